@@ -1,0 +1,29 @@
+"""Executor: the seam between the core, which decides, and the workers, which compute."""
+
+from typing import Protocol
+
+from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
+
+
+class StepFuture(Protocol):
+    """A step's result that may not have reached the host yet."""
+
+    def done(self) -> bool: ...
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Wait for the step. Raises what the step raised."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs planned steps, in order, on one or several workers.
+
+    `execute_model` starts a step's forward pass and returns at once; `sample_tokens` starts its sampling, and must
+    follow it before the next `execute_model`. Only the future waits.
+    """
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None: ...
+
+    def sample_tokens(self) -> StepFuture: ...
+
+    def shutdown(self) -> None: ...
