@@ -1,0 +1,33 @@
+"""One release of the chart for the whole run, in a namespace of its own, from images that the cluster can pull.
+
+PROA_IMAGE_REGISTRY and PROA_IMAGE_TAG name the images (default localhost:5000 and dev).
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+from support.kube import Release, run
+
+
+@pytest.fixture(scope="session")
+def release() -> Iterator[Release]:
+    registry = os.environ.get("PROA_IMAGE_REGISTRY", "localhost:5000")
+    tag = os.environ.get("PROA_IMAGE_TAG", "dev")
+    release = Release("proa", f"proa-e2e-{secrets.token_hex(3)}", registry, tag)
+    try:
+        release.install()
+        yield release
+    finally:
+        for command in (["get", "pods", "--output=wide"], ["logs", "--selector=app.kubernetes.io/instance=proa",
+                        "--all-containers", "--prefix", "--tail=60"]):  # fmt: skip
+            print(release.kubectl(*command, check=False))
+        run("kubectl", "delete", "namespace", release.namespace, "--ignore-not-found", "--timeout=3m", check=False)
+
+
+@pytest.fixture
+def client(release: Release) -> Iterator[OpenAI]:
+    with release.gateway() as url:
+        yield OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0)

@@ -1,0 +1,81 @@
+"""A Helm release on whatever cluster KUBECONFIG points to, driven through kubectl and helm as a person would."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHART = Path(__file__).parents[2] / "charts" / "proa"
+
+
+def run(*command: str, timeout: float = 300, check: bool = True) -> str:
+    """Run a command and return what it prints; an error carries both of its streams."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of the chart in a namespace of its own."""
+
+    name: str
+    namespace: str
+    registry: str
+    tag: str
+
+    def kubectl(self, *arguments: str, timeout: float = 300, check: bool = True) -> str:
+        return run("kubectl", "--namespace", self.namespace, *arguments, timeout=timeout, check=check)
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "--output=json"))
+
+    def install(self, **values: str) -> None:
+        """Install or upgrade with `--set` values, dots written as double underscores, and wait until it is ready."""
+        values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
+        settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
+        command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
+        run(*command, "--create-namespace", "--wait", "--timeout=10m", f"--set=image.registry={self.registry}",
+            *settings, timeout=660)  # fmt: skip
+
+    def uninstall(self) -> None:
+        run("helm", "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout=5m", timeout=330)
+
+    def pods(self, component: str) -> list[Any]:
+        """The pods of a component that are not on their way out."""
+        selector = f"--selector=app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+        return [pod for pod in self.get("pods", selector)["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    def generated_tokens(self, pod: str) -> float:
+        """Tokens that an engine pod has generated, from its own metrics."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:9400/proxy/metrics"
+        text = run("kubectl", "get", "--raw", path)
+        return sum(float(value) for value in re.findall(r"^vllm:generation_tokens_total\S*\s+(\S+)", text, re.M))
+
+    @contextmanager
+    def gateway(self) -> Iterator[str]:
+        """A port-forward to the gateway's Service; yields its URL."""
+        command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{self.name}-gateway", ":80"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                match = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+                assert match, "kubectl port-forward named no port"
+                yield f"http://127.0.0.1:{match[1]}"
+            finally:
+                process.terminate()
+
+
+def eventually(claim: str, check: Any, seconds: float = 120) -> Any:
+    """Wait until `check()` is true and return what it returned; fail with the claim after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (result := check()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"
+        time.sleep(0.5)
+    return result
