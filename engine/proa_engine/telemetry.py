@@ -1,0 +1,236 @@
+"""Request traces of the engine: `llm_request` and its stages, and one `worker.rank` span a rank.
+
+The only file here that knows the OpenTelemetry SDK, which it loads on first use. It knows neither gRPC nor tensors:
+stages come from lifecycle events, context from the request's trace headers. The global tracer provider is never
+touched. Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+PROVIDER_NAME = "proa"
+_PROPAGATOR = TraceContextTextMapPropagator()
+_log = logging.getLogger(__name__)
+
+
+def make_tracer_provider(service_name: str) -> "TracerProvider | None":
+    """A provider that exports over OTLP/gRPC as the `OTEL_*` variables say, or None where they name no endpoint.
+
+    `service_name` is used where neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES names the service.
+    """
+    env = os.environ
+    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not endpoint or env.get("OTEL_TRACES_EXPORTER") == "none" or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    protocol = env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    if protocol != "grpc":
+        _log.warning("no traces: the OTLP protocol %r is not supported, only grpc is", protocol)
+        return None
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    named = "OTEL_SERVICE_NAME" in env or "service.name=" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resource = Resource.create({} if named else {"service.name": service_name})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+@dataclass(slots=True)
+class _Traced:
+    span: Span
+    events: list[Event] = field(default_factory=list)
+
+
+class EngineTracer:
+    """Spans of requests in this engine: `llm_request` over `queue`, `prefill` and `decode`.
+
+    Calls may come from any thread, but those for one request in order. Without a provider every call is a no-op.
+    """
+
+    def __init__(self, provider: "TracerProvider | None" = None, *, model_name: str = "") -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("proa_engine") if provider else trace.NoOpTracer()
+        self._model_name = model_name
+        self._traced: dict[str, _Traced] = {}  # only sampled requests
+
+    @classmethod
+    def from_environment(cls, *, model_name: str) -> "EngineTracer":
+        return cls(make_tracer_provider("proa-engine"), model_name=model_name)
+
+    def start_request(self, request: EngineCoreRequest) -> dict[str, str]:
+        """Begin `llm_request`, now, under the request's trace headers.
+
+        Returns the headers that make it the parent of the workers' spans; empty unless the trace is sampled.
+        They replace the request's own `trace_headers` on its way to the core.
+        """
+        if self._provider is None:
+            return {}
+        parent = _PROPAGATOR.extract(request.trace_headers, context=Context())
+        attributes = _request_attributes(request, self._model_name)
+        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes)
+        if not span.get_span_context().trace_flags.sampled:
+            return {}
+        self._traced[request.request_id] = _Traced(span)
+        headers: dict[str, str] = {}
+        _PROPAGATOR.inject(headers, trace.set_span_in_context(span, Context()))
+        return headers
+
+    def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Take in one step's lifecycle events, and end the spans of requests that finished."""
+        if not self._traced:
+            return
+        for output in outputs:
+            if (output.events or output.finish_reason) and (traced := self._traced.get(output.request_id)):
+                traced.events.extend(output.events)
+                if output.finish_reason is not None:
+                    self._finish(output, output.finish_reason)
+
+    def end_request(self, request_id: str, error_type: str, message: str = "") -> None:
+        """End a request that no output will finish: one that was rejected, or whose client went away."""
+        if traced := self._traced.pop(request_id, None):
+            end = time.time_ns()
+            self._stages(traced, end, error_type)
+            _fail(traced.span, error_type, message)
+            traced.span.end(end)
+
+    def shutdown(self) -> None:
+        """End what is open, send what is left and stop. Waits no longer than the exporter's own timeout."""
+        for request_id in list(self._traced):
+            self.end_request(request_id, "shutdown")
+        if self._provider is not None:
+            self._provider.shutdown()
+
+    def _finish(self, output: EngineCoreOutput, reason: FinishReason) -> None:
+        traced = self._traced.pop(output.request_id)
+        error_type = reason.name.lower() if reason in (FinishReason.ABORT, FinishReason.ERROR) else None
+        finished = [event.timestamp for event in traced.events if event.type is EventType.FINISHED]
+        end = _nanoseconds(finished[-1]) if finished else time.time_ns()
+        self._stages(traced, end, error_type, cached_tokens=output.num_cached_tokens)
+        traced.span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": output.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": output.num_output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens,
+                "gen_ai.response.finish_reasons": [reason.name.lower()],
+            }
+        )
+        if error_type is not None:
+            _fail(traced.span, error_type, output.error)
+        traced.span.end(end)
+
+    def _stages(self, traced: _Traced, end: int, error_type: str | None, cached_tokens: int | None = None) -> None:
+        """Make the stages' spans from the events: each lasts from its own event to the next stage's, or to the end."""
+        first: dict[EventType, int] = {}
+        for event in traced.events:
+            first.setdefault(event.type, _nanoseconds(event.timestamp))
+        starts = [(name, first[kind]) for name, kind in _STAGES if kind in first]
+        context = trace.set_span_in_context(traced.span, Context())
+        for index, (name, start) in enumerate(starts):
+            is_last = index == len(starts) - 1
+            stop = end if is_last else starts[index + 1][1]
+            span = self._tracer.start_span(name, context, start_time=start)
+            if name == "prefill" and cached_tokens is not None:
+                span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached_tokens)
+            for event in traced.events:
+                moment = _nanoseconds(event.timestamp)
+                if event.type in _MOMENTS and start <= moment and (moment < stop or is_last):
+                    span.add_event(_MOMENTS[event.type], timestamp=moment)
+            if is_last and error_type is not None:
+                _fail(span, error_type, "")
+            span.end(stop)
+
+
+class WorkerTracer:
+    """One `worker.rank` span for each request a rank computes, child of the engine's. No-op without a provider."""
+
+    def __init__(self, rank: int, provider: "TracerProvider | None" = None) -> None:
+        self._rank = rank
+        self._provider = provider
+        self._tracer = provider.get_tracer("proa_engine.worker") if provider else trace.NoOpTracer()
+        self._spans: dict[str, Span] = {}
+
+    @classmethod
+    def from_environment(cls, rank: int) -> "WorkerTracer":
+        return cls(rank, make_tracer_provider("proa-engine-worker"))
+
+    def start(self, request_id: str, headers: Mapping[str, str]) -> None:
+        """Begin a request's span; a preempted request that comes back begins another. Empty headers: not traced."""
+        if not headers or self._provider is None:
+            return
+        parent = _PROPAGATOR.extract(headers, context=Context())
+        attributes: dict[str, AttributeValue] = {"proa.worker.rank": self._rank, "proa.request.id": request_id}
+        self._spans[request_id] = self._tracer.start_span("worker.rank", parent, attributes=attributes)
+
+    def finish(self, request_id: str) -> None:
+        """End a request's span, because it finished or was preempted. Unknown ids are ignored."""
+        if span := self._spans.pop(request_id, None):
+            span.end()
+
+    def shutdown(self) -> None:
+        for request_id in list(self._spans):
+            self.finish(request_id)
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+_STAGES = (("queue", EventType.QUEUED), ("prefill", EventType.SCHEDULED), ("decode", EventType.FIRST_TOKEN))
+_MOMENTS = {
+    EventType.PREEMPTED: "preempted",
+    EventType.RESUMED: "resumed",
+    EventType.FIRST_TOKEN: "first_token",
+}
+
+
+def _request_attributes(request: EngineCoreRequest, model_name: str) -> dict[str, AttributeValue]:
+    params = request.sampling_params
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": PROVIDER_NAME,
+        "gen_ai.request.model": model_name,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+        "proa.request.id": request.request_id,
+    }
+    if request.resumed_token_ids:
+        attributes["proa.request.resumed_tokens"] = len(request.resumed_token_ids)
+    return attributes | _optional_attributes(params)
+
+
+def _optional_attributes(params: SamplingParams) -> dict[str, AttributeValue]:
+    given = {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty or None,
+        "gen_ai.request.presence_penalty": params.presence_penalty or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _nanoseconds(timestamp: float) -> int:
+    return int(timestamp * 1e9)
+
+
+def _fail(span: Span, error_type: str, message: str) -> None:
+    span.set_attribute("error.type", error_type)
+    span.set_status(Status(StatusCode.ERROR, message or None))

@@ -1,0 +1,135 @@
+"""Prometheus metrics of the gateway, in a registry handed in.
+
+Nothing is done a token: a request is observed when it ends, an engine's statistics are kept as they came and turned
+into gauges when somebody reads them. Knows neither HTTP nor gRPC. Names are those of the GenAI semantic conventions
+in Prometheus spelling, and vLLM's for what autoscalers and endpoint pickers read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+PROVIDER_NAME = "proa"
+# Seconds; latency buckets start at 1 ms, because a decode step does.
+REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
+PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """An engine's statistics as last reported."""
+
+    model_name: str
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_cache_usage: float  # 0 to 1
+
+
+class GatewayMetrics:
+    """The gateway's metrics. Times are in seconds. `/metrics` answers with `render()`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._engines: dict[str, EngineLoad] = {}
+
+        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, labels, registry=registry, buckets=buckets)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._duration = histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From the request's arrival to its last byte.",
+            (*_GEN_AI, "error_type"),
+            REQUEST_BUCKETS,
+        )
+        self._first_token = histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From the request's arrival to its first token, of successful requests.",
+            _GEN_AI,
+            FIRST_TOKEN_BUCKETS,
+        )
+        self._per_token = histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time a token after the first one, of successful requests.",
+            _GEN_AI,
+            PER_TOKEN_BUCKETS,
+        )
+        self._requests = counter("proa_gateway_requests", "Requests answered.", "route", "status")
+        self._tokens = counter("proa_gateway_tokens", "Tokens of ended requests.", "gen_ai_request_model", "type")
+        self._aborts = counter("proa_gateway_aborted_requests", "Requests given up by their client.")
+        self._rejections = counter("proa_gateway_admission_rejections", "Requests not admitted.", "reason")
+        self._retries = counter("proa_gateway_retried_requests", "Requests sent to another engine after the first.")
+        self.requests_in_flight = Gauge(
+            "proa_gateway_requests_in_flight", "Requests being answered.", registry=registry
+        )
+        self.sessions = Gauge("proa_gateway_sessions", "Open sessions with engines.", registry=registry)
+        registry.register(self)
+
+    def observe_request(self, route: str, status: int) -> None:
+        """Count one answered HTTP request. `route` is the path's template."""
+        self._requests.labels(route, str(status)).inc()
+
+    def observe_generation(
+        self,
+        *,
+        operation: str,
+        model: str,
+        duration: float,
+        time_to_first_token: float | None = None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cached_tokens: int = 0,
+        error_type: str = "",
+    ) -> None:
+        """Observe one generation when it ends. `operation` is `chat` or `text_completion`; the duration is that of
+        the whole request. `error_type` set: it failed, and only duration and tokens count."""
+        labels = (operation, PROVIDER_NAME, model)
+        self._duration.labels(*labels, error_type).observe(duration)
+        for kind, count in (("input", input_tokens), ("output", output_tokens), ("cached", cached_tokens)):
+            self._tokens.labels(model, kind).inc(count)
+        if error_type or time_to_first_token is None:
+            return
+        self._first_token.labels(*labels).observe(time_to_first_token)
+        if output_tokens > 1:
+            self._per_token.labels(*labels).observe((duration - time_to_first_token) / (output_tokens - 1))
+
+    def observe_abort(self) -> None:
+        self._aborts.inc()
+
+    def observe_rejection(self, reason: str) -> None:
+        """Count a request that admission turned away: `requests`, `tokens`, `no_engine`, `draining`."""
+        self._rejections.labels(reason).inc()
+
+    def observe_retry(self) -> None:
+        self._retries.inc()
+
+    def observe_engine(self, engine: str, load: EngineLoad) -> None:
+        """Keep an engine's latest statistics under its name, as `host:port`."""
+        self._engines[engine] = load
+
+    def forget_engine(self, engine: str) -> None:
+        """Drop the gauges of an engine that went away. Unknown names are ignored."""
+        self._engines.pop(engine, None)
+
+    def render(self) -> bytes:
+        """All metrics of the registry in Prometheus' text format, `text/plain; version=0.0.4`."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The engines' gauges; called by the registry."""
+        labels = ("engine", "model_name")
+        running = GaugeMetricFamily("vllm:num_requests_running", "Requests in the engine's batch.", labels=labels)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests waiting in the engine.", labels=labels)
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV cache in use, 0 to 1.", labels=labels)
+        for engine, load in list(self._engines.items()):
+            values = (engine, load.model_name)
+            running.add_metric(values, load.num_requests_running)
+            waiting.add_metric(values, load.num_requests_waiting)
+            usage.add_metric(values, load.kv_cache_usage)
+        yield from (running, waiting, usage)
