@@ -8,7 +8,7 @@ touched. Names follow the GenAI semantic conventions, https://github.com/open-te
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason
+from proa_engine.core.types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -95,18 +102,20 @@ class EngineTracer:
         _PROPAGATOR.inject(headers, trace.set_span_in_context(span, Context()))
         return headers
 
-    def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Take in one step's lifecycle events, and end the spans of requests that finished."""
+    def observe_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """Take in one step's lifecycle events, and end the spans of requests that finished or were rejected."""
         if not self._traced:
             return
-        for output in outputs:
+        for rejection in outputs.rejections:
+            self.end_request(rejection.request_id, rejection.code, rejection.message)
+        for output in outputs.outputs:
             if (output.events or output.finish_reason) and (traced := self._traced.get(output.request_id)):
                 traced.events.extend(output.events)
                 if output.finish_reason is not None:
                     self._finish(output, output.finish_reason)
 
     def end_request(self, request_id: str, error_type: str, message: str = "") -> None:
-        """End a request that no output will finish: one that was rejected, or whose client went away."""
+        """End a request that no output will finish. Unknown ids are ignored."""
         if traced := self._traced.pop(request_id, None):
             end = time.time_ns()
             self._stages(traced, end, error_type)
