@@ -1,0 +1,33 @@
+"""GatewayConfig: every choice of a gateway, made once, passed explicitly."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long each wait may last, in seconds."""
+
+    connect: float = 3.0  # to an engine, until its Hello
+    heartbeat: float = 2.5  # of silence on a session; engines speak every 0.5 s
+    first_token: float = 600.0  # queueing in the engine and prefill included
+    next_token: float = 120.0
+    slow_reader: float = 120.0  # for a client that takes nothing of what waits for it
+    shutdown: float = 30.0  # for running streams to end after SIGTERM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """What the command line and the tests ask for. Engines are given by address or found by Service, not both."""
+
+    engines: tuple[str, ...] = ()  # host:port
+    engine_service: str | None = None  # name.namespace:port
+    host: str = "0.0.0.0"
+    port: int = 8000
+    tokenizer: Path | None = None  # folder; None: from the engine
+    stream_interval: int = 1  # tokens merged into one event on purpose
+    max_concurrent_requests: int = 1024  # output sequences
+    max_queued_tokens: int = 4_194_304  # prompt tokens of sequences without their first output token
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_choices: int = 128  # prompts times n of one request
+    deadlines: Deadlines = field(default_factory=Deadlines)

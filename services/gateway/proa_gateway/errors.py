@@ -1,0 +1,87 @@
+"""What can go wrong, as the client is told it. Knows OpenAI's error object and HTTP statuses, not how they are sent.
+
+GatewayError
+├── InvalidRequest       400  the client's mistake; says which parameter and why
+│   └── ContextOverflow  400  the prompt, or prompt and output, do not fit the model's context
+├── ModelNotFound        404  no engine serves this model
+├── BodyTooLarge         413  the request body is over the limit
+├── Overloaded           429  too much is waiting already; try again after `retry_after` seconds
+├── EngineUnavailable    503  no engine can take the request now
+├── EngineLost           503  the engine went away with the request
+├── EngineTimeout        504  the engine lives but this request's next token did not come in time
+└── InternalError        500  our own fault
+"""
+
+from typing import Any, ClassVar
+
+
+class GatewayError(Exception):
+    """An error with OpenAI's four fields. `message` is for the client to read."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    retry_after: int | None = None  # seconds
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's error object, as it stands in a response body or in an event of a stream."""
+        return error_object(self.message, self.type, self.param, self.code)
+
+
+class InvalidRequest(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class ContextOverflow(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class BodyTooLarge(GatewayError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class Overloaded(GatewayError):
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+    retry_after = 1
+
+
+class EngineUnavailable(GatewayError):
+    status = 503
+    code = "engine_unavailable"
+    retry_after = 1
+
+
+class EngineLost(GatewayError):
+    status = 503
+    code = "engine_lost"
+    retry_after = 1
+
+
+class EngineTimeout(GatewayError):
+    status = 504
+    code = "engine_timeout"
+
+
+class InternalError(GatewayError):
+    code = "internal_error"
+
+
+def error_object(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
