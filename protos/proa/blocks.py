@@ -1,0 +1,60 @@
+"""The name of a KV cache block: a hash of everything its contents depend on. Knows nothing of who stores blocks.
+
+The engine's prefix cache and the gateway's router name blocks by the same function, so the router knows which engine
+holds which part of a prompt. A block's hash is the first 16 bytes of the SHA-256 over
+
+    parent (16 bytes) | token ids | for each extra key: its length in bytes, the key
+
+with ids and lengths as little-endian uint32, where the first block's parent is the root of model and revision. Extra keys (cache salt, LoRA name; text as UTF-8) go
+into every block. All blocks of one chain have the same number of tokens. Test vectors, in hexadecimal:
+
+    root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
+    hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9
+    hash_block(that, [5, 6, 7, 4294967295])             e282c451bd3c1b458f6dd43148784272
+    hash_block(root, [1, 2, 3, 4], ["salt"])            0d44a07c58c19426c56331a7c0f8e7dc
+    hash_block(root, [1, 2, 3, 4], ["salt", "lora"])    ea5340a0f6ad4949ce65867feaf7fdb1
+"""
+
+import struct
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+BLOCK_HASH_VERSION: Final = 1
+"""Travels in `GetModelInfoResponse`; hashes of different versions have nothing to do with each other."""
+
+_HASH_BYTES: Final = 16
+_TOKEN_BYTES: Final = 4
+
+
+def root_hash(model: str, revision: str) -> bytes:
+    """The parent of every first block: SHA-256 over "proa.blocks", the version, model and revision, cut to 16 bytes."""
+    return sha256(b"proa.blocks" + struct.pack("<I", BLOCK_HASH_VERSION) + _suffix([model, revision])).digest()[
+        :_HASH_BYTES
+    ]
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str] = ()) -> bytes:
+    """The hash of one block after its parent. Raises `struct.error` for ids that are no uint32."""
+    return sha256(parent + _pack(token_ids) + _suffix(extra_keys)).digest()[:_HASH_BYTES]
+
+
+def hash_blocks(
+    parent: bytes, token_ids: Sequence[int], block_size: int, extra_keys: Sequence[bytes | str] = ()
+) -> list[bytes]:
+    """The hashes of all full blocks of these tokens, in order; a last block that is not full has none."""
+    data, suffix, hashes = _pack(token_ids), _suffix(extra_keys), []
+    stride = block_size * _TOKEN_BYTES
+    for end in range(stride, len(data) + 1, stride):
+        parent = sha256(parent + data[end - stride : end] + suffix).digest()[:_HASH_BYTES]
+        hashes.append(parent)
+    return hashes
+
+
+def _pack(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def _suffix(keys: Sequence[bytes | str]) -> bytes:
+    encoded = [key.encode() if isinstance(key, str) else key for key in keys]
+    return b"".join(struct.pack("<I", len(key)) + key for key in encoded)
