@@ -88,8 +88,6 @@ class EngineMetrics:
                 if moment is not None:
                     self._inter_token.add(now - moment, count)
             last_token.update(dict.fromkeys(plain, now))
-            for rejection in outputs.rejections:
-                self._rejections[rejection.code] += 1
 
     def observe_step(self, duration: float) -> None:
         """Take in how long one step took, from planning it to its outputs."""
@@ -100,6 +98,11 @@ class EngineMetrics:
         """Take in statistics where there was no step: an idle engine's heartbeat."""
         with self._lock:
             self._stats = stats
+
+    def observe_rejection(self, reason: str) -> None:
+        """Count a request that was not taken: `resource_exhausted`, `invalid_argument`, …"""
+        with self._lock:
+            self._rejections[reason] += 1
 
     def forget_request(self, request_id: str) -> None:
         """Count a request as aborted that no output will finish. Unknown ids are ignored."""

@@ -8,7 +8,7 @@ touched. Names follow the GenAI semantic conventions, https://github.com/open-te
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -102,13 +102,11 @@ class EngineTracer:
         _PROPAGATOR.inject(headers, trace.set_span_in_context(span, Context()))
         return headers
 
-    def observe_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take in one step's lifecycle events, and end the spans of requests that finished or were rejected."""
+    def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Take in one step's lifecycle events, and end the spans of requests that finished."""
         if not self._traced:
             return
-        for rejection in outputs.rejections:
-            self.end_request(rejection.request_id, rejection.code, rejection.message)
-        for output in outputs.outputs:
+        for output in outputs:
             if (output.events or output.finish_reason) and (traced := self._traced.get(output.request_id)):
                 traced.events.extend(output.events)
                 if output.finish_reason is not None:

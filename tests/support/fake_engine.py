@@ -1,0 +1,446 @@
+"""FakeEngine: the whole EngineService over real gRPC, with a script where the model would be.
+
+It speaks the wire's protobuf and knows nothing of the gateway's or the engine's code, so that it can contradict both.
+Everything runs on the caller's event loop. What a request gets is a `Reply`, made by the engine's `script`.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from proa.blocks import BLOCK_HASH_VERSION
+from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
+from proa.tokenizer_files import digest
+from support.tokenizers import byte_level_tokenizer
+
+SERVICE = "proa.engine.v1.EngineService"
+EOS = 0
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_HEARTBEAT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The tokens a request gets, an end token included where there is one. `repeat`: over and over, to max_tokens."""
+
+    token_ids: Sequence[int]
+    finish_reason: core_pb2.FinishReason = core_pb2.FINISH_REASON_STOP
+    stop_reason: int | None = None
+    error: str = ""
+    repeat: bool = False
+
+
+Script = Callable[[core_pb2.EngineCoreRequest], Reply]
+
+
+def prompt_ids(request: core_pb2.EngineCoreRequest) -> list[int]:
+    return array("I", request.prompt_token_ids).tolist()
+
+
+def echo(request: core_pb2.EngineCoreRequest) -> Reply:
+    """The prompt, then the end token."""
+    return Reply([*prompt_ids(request), EOS])
+
+
+def say(text: str, *, repeat: bool = False) -> Script:
+    """The text in `tokenizer_files()`' tokens, then the end token; or the text over and over."""
+    ids = byte_level_tokenizer().encode(text).ids
+    reply = Reply(ids if repeat else [*ids, EOS], repeat=repeat)
+    return lambda request: reply
+
+
+def tokenizer_files() -> dict[str, bytes]:
+    """A byte-level tokenizer with a chat template, `<eos>` being token 0; file name -> contents, sorted."""
+    config = {"eos_token": "<eos>", "chat_template": CHAT_TEMPLATE, "add_bos_token": False}
+    return {
+        "generation_config.json": json.dumps({"eos_token_id": EOS}).encode(),
+        "tokenizer.json": byte_level_tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+@dataclass(eq=False)
+class _Caller:
+    """A Session or a Generate call. `send` waits until the transport takes what was sent before."""
+
+    is_session: bool
+    queue: asyncio.Queue[Any] = field(default_factory=lambda: asyncio.Queue(maxsize=2))
+    closed: bool = False
+
+    async def send(self, message: Any) -> None:
+        if not self.closed:
+            await self.queue.put(message)
+
+    def close(self) -> None:
+        self.closed = True
+        while not self.queue.empty():  # a step that waits to send goes on
+            self.queue.get_nowait()
+
+
+@dataclass(eq=False)
+class _Running:
+    caller: _Caller
+    handle: int
+    request: core_pb2.EngineCoreRequest
+    reply: Reply
+    length: int  # tokens it will get, resumed ones counted
+    queued: float
+    position: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) // 4
+
+
+class FakeEngine(service_pb2_grpc.EngineServiceServicer):
+    """Start with `start`, end with `stop`. Attributes may be changed while it runs.
+
+    `step_delay`: seconds before each step; zero is flat out, None is only when the test calls `step`.
+    `requests` and `aborted` record what was asked, in order.
+    """
+
+    def __init__(
+        self,
+        *,
+        script: Script = echo,
+        step_delay: float | None = 0.0,
+        model_name: str = "fake",
+        files: dict[str, bytes] | None = None,
+        max_model_len: int = 4096,
+        max_num_seqs: int = 256,
+        num_gpu_blocks: int = 4096,
+        max_waiting_requests: int = 4096,
+    ) -> None:
+        self.script = script
+        self.step_delay = step_delay
+        self.files = tokenizer_files() if files is None else files
+        self.requests: list[core_pb2.EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.rejection: service_pb2.Rejected | None = None  # what every request gets while set; its handle is ours
+        self.stuck = False  # no steps, but heartbeats that say so
+        self.silent = False  # no steps and no heartbeats, on an open connection
+        self.kv_cache_usage: float | None = None  # instead of what the requests hold
+        self.address = ""
+        self.step_count = 0
+        self._sessions: list[_Caller] = []
+        self._waiting: list[_Running] = []
+        self._running: list[_Running] = []
+        self._draining = False
+        self._last_step = time.monotonic()
+        self._changed = asyncio.Condition()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self.info = service_pb2.GetModelInfoResponse(
+            model_name=model_name,
+            model=f"/models/{model_name}",
+            max_model_len=max_model_len,
+            vocab_size=512,
+            block_size=16,
+            num_gpu_blocks=num_gpu_blocks,
+            block_hash_version=BLOCK_HASH_VERSION,
+            tokenizer_digest=digest(self.files) if self.files else "",
+            eos_token_ids=[EOS],
+            max_num_seqs=max_num_seqs,
+            max_logprobs=20,
+            max_waiting_requests=max_waiting_requests,
+            max_num_batched_tokens=8192,
+            engine_version="0.0.0",
+            prefix_caching=True,
+        )
+        self.instance_id = secrets.token_hex(8)
+
+    async def start(self, port: int = 0) -> str:
+        """Serve on 127.0.0.1, on a port of the system's choice unless given one. Returns `host:port`."""
+        self._server = grpc.aio.server(options=_OPTIONS)
+        service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        await self._server.start()
+        await self._set_health(_SERVING)
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
+        return self.address
+
+    async def stop(self, grace: float | None = None) -> None:
+        """End every call, at once unless given grace. What clients see is a connection that broke."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace)
+            self._server = None
+
+    async def __aenter__(self) -> "FakeEngine":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def drain(self) -> None:
+        """Admit nothing new, say so, and close each session with its last request."""
+        self._draining = True
+        await self._set_health(_NOT_SERVING)
+        for session in list(self._sessions):
+            await session.send(service_pb2.SessionResponse(draining=service_pb2.Draining()))
+        await self._close_drained()
+
+    async def until(self, predicate: Callable[["FakeEngine"], bool], seconds: float = 10.0) -> None:
+        """Wait for something that a request, an abort, a step or a session changes."""
+        async with asyncio.timeout(seconds), self._changed:
+            await self._changed.wait_for(lambda: predicate(self))
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def stats(self) -> core_pb2.SchedulerStats:
+        blocks = sum(-(-(item.num_prompt_tokens + item.position) // 16) for item in self._running)
+        usage = blocks / self.info.num_gpu_blocks if self.kv_cache_usage is None else self.kv_cache_usage
+        return core_pb2.SchedulerStats(
+            num_running_reqs=len(self._running),
+            num_waiting_reqs=len(self._waiting),
+            num_waiting_tokens=sum(item.num_prompt_tokens for item in self._waiting),
+            kv_cache_usage=usage,
+            last_step_age=time.monotonic() - self._last_step if self.stuck else 0.0,
+        )
+
+    async def step(self) -> None:
+        """One token for every running request, one message for every session."""
+        room = self.info.max_num_seqs - len(self._running)
+        self._running += self._waiting[:room]
+        del self._waiting[:room]
+        self.step_count += 1
+        now = time.time()
+        batches = {session: core_pb2.EngineCoreOutputs() for session in self._sessions}
+        columns = {session: (array("I"), array("I")) for session in self._sessions}
+        calls: list[tuple[_Caller, core_pb2.EngineCoreOutput]] = []
+        for item in self._running:
+            token, output = self._advance(item, now)
+            if not item.caller.is_session:
+                calls.append((item.caller, output or core_pb2.EngineCoreOutput(new_token_ids=[token])))
+            elif output is None:
+                handles, tokens = columns[item.caller]
+                handles.append(item.handle)
+                tokens.append(token)
+            else:
+                batches[item.caller].outputs.append(output)
+        self._running = [item for item in self._running if item.position < item.length]
+        self._last_step = time.monotonic()
+        stats = self.stats()
+        for session, batch in batches.items():
+            handles, tokens = columns[session]
+            if batch.outputs or handles:
+                batch.plain_handles, batch.plain_token_ids = handles.tobytes(), tokens.tobytes()
+                batch.stats.CopyFrom(stats)
+                batch.timestamp, batch.step = now, self.step_count
+                await session.send(service_pb2.SessionResponse(outputs=batch))
+        for caller, output in calls:
+            await caller.send(service_pb2.GenerateResponse(output=output))
+        await self._close_drained()
+        await self._notify()
+
+    # EngineService
+
+    async def Session(self, request_iterator: AsyncIterator[service_pb2.SessionRequest], context: Any) -> None:
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is shutting down")
+        session = _Caller(is_session=True)
+        hello = service_pb2.Hello(instance_id=self.instance_id, model=self.info, stats=self.stats())
+        await context.write(service_pb2.SessionResponse(hello=hello))
+        self._sessions.append(session)
+        await self._notify()
+        reader = asyncio.create_task(self._read_session(session, request_iterator))
+        try:
+            while (message := await session.queue.get()) is not None:
+                await context.write(message)
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._sessions.remove(session)
+            await self._leave(session)
+
+    async def Generate(self, request: service_pb2.GenerateRequest, context: Any) -> None:
+        if not request.request.request_id:
+            request.request.request_id = secrets.token_hex(16)
+        caller = _Caller(is_session=False)
+        if rejected := self._admit(caller, 0, request.request):
+            code = next(code for code in grpc.StatusCode if code.value[0] == rejected.code)
+            await context.abort(code, rejected.message)
+        await self._notify()
+        try:
+            while (message := await caller.queue.get()) is not None:
+                await context.write(message)
+                if message.output.finish_reason:
+                    return
+        finally:
+            await self._leave(caller)
+
+    async def Abort(self, request: service_pb2.AbortRequest, context: Any) -> service_pb2.AbortResponse:
+        await self._abort([item for item in self._unfinished() if item.request.request_id in request.request_ids])
+        return service_pb2.AbortResponse()
+
+    async def GetModelInfo(self, request: Any, context: Any) -> service_pb2.GetModelInfoResponse:
+        return self.info
+
+    async def GetTokenizer(self, request: Any, context: Any) -> None:
+        for name, data in sorted(self.files.items()):
+            for start in range(0, len(data), 256 * 1024):
+                part = data[start : start + 256 * 1024]
+                await context.write(service_pb2.GetTokenizerResponse(file_name=name, data=part))
+
+    async def GetLoad(self, request: Any, context: Any) -> service_pb2.GetLoadResponse:
+        return service_pb2.GetLoadResponse(stats=self.stats())
+
+    # Private
+
+    async def _read_session(self, session: _Caller, messages: AsyncIterator[service_pb2.SessionRequest]) -> None:
+        async for message in messages:
+            if message.HasField("add"):
+                if rejected := self._admit(session, message.add.handle, message.add.request):
+                    await session.send(service_pb2.SessionResponse(rejected=rejected))
+            elif message.HasField("abort"):
+                handles = set(message.abort.handles)
+                gone = [item for item in self._unfinished() if item.caller is session and item.handle in handles]
+                await self._abort(gone)
+            await self._notify()
+        await session.send(None)
+
+    def _admit(self, caller: _Caller, handle: int, request: core_pb2.EngineCoreRequest) -> service_pb2.Rejected | None:
+        self.requests.append(request)
+        if self.rejection is not None:
+            rejected = service_pb2.Rejected()
+            rejected.CopyFrom(self.rejection)
+            rejected.handle = handle
+            return rejected
+        if self._draining:
+            return service_pb2.Rejected(handle=handle, code=14, message="the engine is shutting down", retryable=True)
+        if len(self._waiting) >= self.info.max_waiting_requests:
+            return service_pb2.Rejected(handle=handle, code=8, message="the waiting queue is full", retryable=True)
+        num_prompt_tokens = len(request.prompt_token_ids) // 4
+        room = self.info.max_model_len - num_prompt_tokens
+        if not num_prompt_tokens or room < 1:
+            return service_pb2.Rejected(handle=handle, code=3, message=f"a prompt of {num_prompt_tokens} tokens")
+        params = request.sampling_params
+        limit = min(params.max_tokens, room) if params.HasField("max_tokens") else room
+        reply = self.script(request)
+        length = limit if reply.repeat else min(limit, len(reply.token_ids))
+        resumed = len(request.resumed_token_ids) // 4
+        self._waiting.append(_Running(caller, handle, request, reply, length, time.time(), resumed))
+        return None
+
+    def _advance(self, item: _Running, now: float) -> tuple[int, core_pb2.EngineCoreOutput | None]:
+        """The request's next token, and an output of its own where it has more to say than that."""
+        reply, position = item.reply, item.position
+        token = reply.token_ids[position % len(reply.token_ids)]
+        item.position += 1
+        params = item.request.sampling_params
+        is_first = position == len(item.request.resumed_token_ids) // 4
+        is_last = item.position == item.length
+        if not (is_first or is_last or params.HasField("logprobs")):
+            return token, None
+        output = core_pb2.EngineCoreOutput(handle=item.handle, new_token_ids=[token])
+        if not item.caller.is_session:
+            output.request_id = item.request.request_id
+        if params.HasField("logprobs"):
+            output.logprobs.append(_logprobs(token, params.logprobs))
+        if is_first:
+            kinds = (core_pb2.EVENT_TYPE_QUEUED, core_pb2.EVENT_TYPE_SCHEDULED, core_pb2.EVENT_TYPE_FIRST_TOKEN)
+            moments = (item.queued, (item.queued + now) / 2, now)
+            output.events.extend(core_pb2.Event(type=k, timestamp=t) for k, t in zip(kinds, moments, strict=True))
+            if params.HasField("prompt_logprobs"):
+                prompt = prompt_ids(item.request)[1:]
+                output.prompt_logprobs.extend(_logprobs(other, params.prompt_logprobs) for other in prompt)
+        if is_first or is_last:
+            output.num_prompt_tokens, output.num_cached_tokens = item.num_prompt_tokens, 0
+        if is_last:
+            at_end = not reply.repeat and item.length == len(reply.token_ids)
+            output.finish_reason = reply.finish_reason if at_end else core_pb2.FINISH_REASON_LENGTH
+            if at_end and reply.stop_reason is not None:
+                output.stop_reason = reply.stop_reason
+            output.error = reply.error if at_end else ""
+            output.num_output_tokens = item.length
+            output.events.append(core_pb2.Event(type=core_pb2.EVENT_TYPE_FINISHED, timestamp=now))
+        return token, output
+
+    def _unfinished(self) -> list[_Running]:
+        return [*self._waiting, *self._running]
+
+    async def _abort(self, items: Iterable[_Running], *, tell: bool = True) -> None:
+        for item in items:
+            queue = self._waiting if item in self._waiting else self._running
+            queue.remove(item)
+            self.aborted.append(item.request.request_id)
+            if tell and not item.caller.is_session:
+                output = core_pb2.EngineCoreOutput(finish_reason=core_pb2.FINISH_REASON_ABORT)
+                await item.caller.send(service_pb2.GenerateResponse(output=output))
+        await self._notify()
+
+    async def _leave(self, caller: _Caller) -> None:
+        caller.close()
+        await self._abort([item for item in self._unfinished() if item.caller is caller], tell=False)
+
+    async def _close_drained(self) -> None:
+        if self._draining:
+            busy = {id(item.caller) for item in self._unfinished()}
+            for session in self._sessions:
+                if id(session) not in busy:
+                    await session.send(None)
+
+    async def _run(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(self._may_step)
+            await asyncio.sleep(self.step_delay or 0.0)
+            if self._may_step():
+                await self.step()
+
+    def _may_step(self) -> bool:
+        return self.step_delay is not None and not self.stuck and not self.silent and self.num_unfinished > 0
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            outputs = core_pb2.EngineCoreOutputs(stats=self.stats(), timestamp=time.time(), step=self.step_count)
+            for session in [] if self.silent else list(self._sessions):
+                with suppress(asyncio.QueueFull):
+                    session.queue.put_nowait(service_pb2.SessionResponse(outputs=outputs))
+            await self._notify()  # attributes that a test set are seen within a heartbeat
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _set_health(self, status: Any) -> None:
+        for service in ("", SERVICE, "startup", "liveness"):
+            await self._health.set(service, status if service in ("", SERVICE) else _SERVING)
+
+
+def _logprobs(token: int, top: int) -> core_pb2.TokenLogprobs:
+    others = [token, *(other for other in range(top) if other != token)][:top]
+    values = [-0.25 * (rank + 1) for rank in range(top)]
+    return core_pb2.TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top_token_ids=others, top_logprobs=values)
