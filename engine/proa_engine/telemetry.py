@@ -21,7 +21,6 @@ from opentelemetry.util.types import AttributeValue
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import (
     EngineCoreOutput,
-    EngineCoreOutputs,
     EngineCoreRequest,
     Event,
     EventType,

@@ -1,0 +1,33 @@
+"""The fake engine as a program, so that it has a core of its own in benchmarks and can be killed in tests."""
+
+import argparse
+import asyncio
+import signal
+
+from support.fake_engine import FakeEngine, say
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    script = say(arguments.text, repeat=arguments.repeat)
+    engine = FakeEngine(script=script, step_delay=arguments.step_delay, max_model_len=arguments.max_model_len)
+    await engine.start(arguments.port)
+    await stopped.wait()
+    await engine.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--text", default="The quick brown fox jumps over the lazy dog. ")
+    parser.add_argument("--repeat", action="store_true", help="say the text over and over, to max_tokens")
+    parser.add_argument("--step-delay", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--max-model-len", type=int, default=1_000_000)
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Programs as processes of their own: started, awaited until they serve, and gone at the end whatever happened."""
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def http_status(port: int, path: str, host: str = "127.0.0.1") -> int | None:
+    """The status of a GET, or None where nobody answers."""
+    connection = http.client.HTTPConnection(host, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+@contextmanager
+def process(
+    command: Sequence[str],
+    *,
+    is_ready: Callable[[], bool],
+    seconds: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A running program that is ready. Ended with SIGTERM, after 10 s with SIGKILL.
+
+    Raises AssertionError with what the program printed if it ends first or is not ready in time.
+    """
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        try:
+            deadline = time.monotonic() + seconds
+            while not is_ready():
+                if child.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    printed = log.read().decode(errors="replace")
+                    raise AssertionError(f"{' '.join(command)} is not ready (status {child.poll()}):\n{printed}")
+                time.sleep(0.05)
+            yield child
+        finally:
+            child.terminate()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+@contextmanager
+def fake_engine_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A fake engine in its own process, and its address. Arguments as `python -m support.fake_engine_main --help`."""
+    port = free_port()
+    command = [sys.executable, "-m", "support.fake_engine_main", "--port", str(port), *arguments]
+    with process(command, is_ready=lambda: accepts(port), env={"PYTHONPATH": str(TESTS)}) as child:
+        yield child, f"127.0.0.1:{port}"
+
+
+@contextmanager
+def gateway_process(
+    engine: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A gateway that is ready, in its own process, and its port."""
+    port = free_port()
+    command = [sys.executable, "-m", "proa_gateway.cli", "serve", "--engine", engine, "--host", "127.0.0.1"]
+    command += ["--port", str(port), *arguments]
+    with process(command, is_ready=lambda: http_status(port, "/ready") == 200, env=env) as child:
+        yield child, port
+
+
+@contextmanager
+def engine_process(
+    *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 90.0
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """An engine that has loaded its model, in its own process, and its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "proa_engine.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--metrics-port", "0", *arguments]
+    with process(command, is_ready=lambda: is_loaded(port), env=env, seconds=seconds) as child:
+        yield child, f"127.0.0.1:{port}"
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def is_loaded(port: int) -> bool:
+    """Whether an engine's `startup` health is SERVING."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service="startup"), timeout=2)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
