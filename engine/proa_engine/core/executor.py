@@ -19,7 +19,8 @@ class Executor(Protocol):
     """Runs planned steps, in order, on one or several workers.
 
     `execute_model` starts a step's forward pass and returns at once; `sample_tokens` starts its sampling, and must
-    follow it before the next `execute_model`. Only the future waits.
+    follow it before the next `execute_model`. Only the future waits. A plan without tokens comes the same way when
+    nothing is left to run but workers still hold requests that ended: its result has no rows.
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None: ...

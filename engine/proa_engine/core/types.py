@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Literal
 
 from proa_engine.core.sampling_params import SamplingParams
 
@@ -65,23 +66,36 @@ class EngineCoreOutput:
 
     request_id: str
     client: int
-    new_token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    new_token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token that ended the output
-    events: list[Event] = field(default_factory=list)
+    events: Sequence[Event] = ()
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     error: str = ""
 
 
+RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A submitted request that the core did not take; it gets no outputs."""
+
+    request_id: str
+    client: int
+    code: RejectionCode
+    message: str  # a sentence for the user
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
-    num_waiting_tokens: int = 0
+    num_waiting_tokens: int = 0  # known tokens of the waiting requests
     kv_cache_usage: float = 0.0  # share of blocks held by requests
     prefix_cache_queries: int = 0  # tokens looked up since start
     prefix_cache_hits: int = 0
@@ -96,6 +110,7 @@ class EngineCoreOutputs:
     stats: SchedulerStats
     timestamp: float  # Unix seconds, when the step ended
     step: int
+    rejections: Sequence[Rejection] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,23 +126,30 @@ class NewRequestData:
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class CachedRequestData:
-    """A request that the workers know: only what changed."""
+    """A request that the workers know: only what changed. Its tokens, the workers have: prompt, then what they sampled.
+
+    Read-only, though not frozen: one is made for every request in every step, and freezing triples the cost.
+    """
 
     request_id: str
-    num_computed_tokens: int
+    num_computed_tokens: int  # before this step
     new_block_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
-    """One step's plan. The core sends it to the executor, which sends it to every worker."""
+    """One step's plan. The core sends it to the executor, which sends it to every worker.
+
+    A request samples a token in this step if and only if the step computes the last of its tokens, sampled ones that
+    the host does not know yet included. A plan without tokens only tells ids; it has no rows, and no forward pass.
+    """
 
     step: int
     new_requests: list[NewRequestData]
     cached_requests: list[CachedRequestData]
-    num_scheduled_tokens: dict[str, int]  # request_id -> tokens to compute in this step; its order is the batch's
+    num_scheduled_tokens: dict[str, int]  # request_id -> tokens to compute; its order is the batch's, ones first
     total_num_scheduled_tokens: int
     finished_request_ids: list[str]  # workers forget these before anything else in this plan
     preempted_request_ids: list[str]  # likewise; they come back as new requests

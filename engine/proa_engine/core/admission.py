@@ -1,0 +1,40 @@
+"""Admission: may this request enter the engine, and how long may it get? Pure functions of the engine's size."""
+
+from dataclasses import dataclass
+
+from proa_engine.core.types import EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_model_len: int  # tokens of the model's context
+    cache_capacity: int  # tokens that the whole KV cache holds
+
+
+def max_num_tokens(request: EngineCoreRequest, limits: Limits) -> int:
+    """The length at which the request ends, prompt and output together.
+
+    The KV cache bounds it like the model's context does, one token later, since the last token is never computed.
+    So a request that has the whole cache for itself always comes to its end.
+    """
+    limit = min(limits.max_model_len, limits.cache_capacity + 1)
+    max_tokens = request.sampling_params.max_tokens
+    return limit if max_tokens is None else min(limit, len(request.prompt_token_ids) + max_tokens)
+
+
+def refusal(request: EngineCoreRequest, limits: Limits) -> str | None:
+    """Why the request can never be served, in a sentence for the user; `None` where it can."""
+    num_prompt, num_resumed = len(request.prompt_token_ids), len(request.resumed_token_ids)
+    if num_prompt == 0:
+        return "the prompt must hold at least one token"
+    known = f"the prompt's {num_prompt} tokens"
+    if num_resumed:
+        known += f" and the {num_resumed} already generated"
+    if num_prompt + num_resumed >= limits.max_model_len:
+        return f"{known} leave no room for an output in the context of {limits.max_model_len} tokens"
+    if num_prompt + num_resumed > limits.cache_capacity:
+        return f"{known} exceed the engine's KV cache, which holds {limits.cache_capacity} tokens"
+    max_tokens = request.sampling_params.max_tokens
+    if max_tokens is not None and num_resumed >= max_tokens:
+        return f"max_tokens ({max_tokens}) leaves no token to generate after the {num_resumed} already generated"
+    return None

@@ -1,0 +1,161 @@
+"""BlockPool: who holds which KV cache block, and which free blocks still hold a known prefix. Knows no requests."""
+
+from collections.abc import Iterable, Sequence
+
+
+class Block:
+    """One block of the KV cache. `ref_count` requests read it; free blocks are linked through `prev` and `next`."""
+
+    __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: bytes | None = None  # set while the block can be found by its content
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+
+class FreeBlockQueue:
+    """Free blocks, the next one to be given out first. Every operation is O(1)."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._head, self._tail = Block(-1), Block(-1)  # sentinels: no operation meets an end
+        self._head.next, self._tail.prev = self._tail, self._head
+        self._num_blocks = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    def append(self, block: Block) -> None:
+        """Put `block` where it is given out last."""
+        assert self._tail.prev is not None
+        self._link(self._tail.prev, block, self._tail)
+
+    def append_left(self, block: Block) -> None:
+        """Put `block` where it is given out next."""
+        assert self._head.next is not None
+        self._link(self._head, block, self._head.next)
+
+    def pop_left(self) -> Block:
+        block = self._head.next
+        assert block is not None
+        assert block is not self._tail, "no block is free"
+        self.remove(block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        """Take out `block`, wherever it is."""
+        before, after = block.prev, block.next
+        assert before is not None, f"block {block.block_id} is not free"
+        assert after is not None
+        before.next, after.prev = after, before
+        block.prev = block.next = None
+        self._num_blocks -= 1
+
+    def to_list(self) -> list[Block]:
+        """All blocks in order, by following the links both ways; raises where they disagree."""
+        blocks: list[Block] = []
+        block = self._head.next
+        while block is not None and block is not self._tail:
+            assert block.prev is not None
+            assert block.prev.next is block, f"broken link at block {block.block_id}"
+            blocks.append(block)
+            block = block.next
+        assert block is self._tail, "the free list is cut"
+        assert len(blocks) == self._num_blocks
+        return blocks
+
+    def _link(self, before: Block, block: Block, after: Block) -> None:
+        assert block.prev is None, f"block {block.block_id} is free already"
+        before.next, after.prev = block, block
+        block.prev, block.next = before, after
+        self._num_blocks += 1
+
+
+class BlockPool:
+    """All blocks, by reference count and by content.
+
+    `order` is the order in which the blocks are first given out: a permutation of the ids, for tests; by default
+    ascending. A content hash names one block: a second block with the same content stays nameless.
+    """
+
+    def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"the KV cache must hold at least one block, got {num_blocks}")
+        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        order = range(num_blocks) if order is None else order
+        assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"
+        self._free = FreeBlockQueue(self.blocks[block_id] for block_id in order)
+        self._by_hash: dict[bytes, Block] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    def get_new_blocks(self, count: int) -> list[Block]:
+        """Give out `count` blocks, which must be free; what they held is forgotten."""
+        blocks = [self._free.pop_left() for _ in range(count)]
+        for block in blocks:
+            self._forget(block)
+            block.ref_count = 1
+        return blocks
+
+    def get_cached_block(self, block_hash: bytes) -> Block | None:
+        """The block with this content, free or in use; the caller must `touch` it to keep it."""
+        return self._by_hash.get(block_hash)
+
+    def cache_full_blocks(self, blocks: Sequence[Block], block_hashes: Sequence[bytes]) -> None:
+        """Let the full `blocks` be found by their content, unless another block is found by it already."""
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if self._by_hash.setdefault(block_hash, block) is block:
+                block.block_hash = block_hash
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Take a reference to each block; free ones leave the free list with what they hold."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self._free.remove(block)
+            block.ref_count += 1
+
+    def free_blocks(self, blocks: Sequence[Block]) -> None:
+        """Give back one reference to each of a request's blocks, in the order of its tokens.
+
+        This decides the order of eviction: blocks without a known content are given out first; the others in the
+        order in which they became free, and among those that one request gave back, its tail block first, because
+        a prefix is only found from its beginning.
+        """
+        for block in reversed(blocks):
+            assert block.ref_count > 0, f"block {block.block_id} is freed twice"
+            block.ref_count -= 1
+            if block.ref_count > 0:
+                continue
+            if block.block_hash is None:
+                self._free.append_left(block)
+            else:
+                self._free.append(block)
+
+    def reset_cache(self) -> None:
+        """Forget the content of every block. Blocks in use stay with their users."""
+        for block in self._by_hash.values():
+            block.block_hash = None
+        self._by_hash.clear()
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where reference counts, free list and content disagree."""
+        free = {block.block_id for block in self._free.to_list()}
+        unreferenced = {block.block_id for block in self.blocks if block.ref_count == 0}
+        assert free == unreferenced, f"free list and reference counts differ in {sorted(free ^ unreferenced)}"
+        named = {block.block_hash: block for block in self.blocks if block.block_hash is not None}
+        assert named == self._by_hash, "content hashes and blocks differ"
+
+    def _forget(self, block: Block) -> None:
+        if block.block_hash is not None:
+            del self._by_hash[block.block_hash]
+            block.block_hash = None

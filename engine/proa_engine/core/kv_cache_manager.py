@@ -1,0 +1,132 @@
+"""KVCacheManager: gives requests the KV cache blocks that their tokens need. Knows nothing of steps and policies."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.request import Request
+
+# (hash of the block before, this block's token ids, extra keys) -> hash of this block
+BlockHashFunction = Callable[[bytes, Sequence[int], Sequence[bytes | str]], bytes]
+
+
+class KVCacheManager:
+    """Four verbs over a `BlockPool`, and `publish`, which makes computed blocks findable for later requests.
+
+    `hash_block` None switches prefix caching off. `root_hash` stands before the first block of every sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        hash_block: BlockHashFunction | None = None,
+        root_hash: bytes = b"",
+        block_order: Sequence[int] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.num_queried_tokens = 0  # since start, by requests when they were first scheduled
+        self.num_hit_tokens = 0
+        self._pool = BlockPool(num_blocks, block_order)
+        self._hash_block = hash_block
+        self._root_hash = root_hash
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit when one request has all blocks."""
+        return self._pool.num_blocks * self.block_size
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks held by requests, 0 to 1."""
+        return 1.0 - self._pool.num_free_blocks / self._pool.num_blocks
+
+    def get_computed_blocks(self, request: Request) -> list[Block]:
+        """The cached blocks of the longest known prefix, not taken yet; the last token is always left to compute.
+
+        Empty for a request that wants the log probabilities of its prompt: these need every token computed.
+        """
+        if self._hash_block is None or request.sampling_params.prompt_logprobs is not None:
+            return []
+        blocks: list[Block] = []
+        for index in range((request.num_tokens - 1) // self.block_size):
+            block = self._pool.get_cached_block(self._block_hash(request, index))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def allocate_slots(
+        self, request: Request, num_tokens: int, computed_blocks: Sequence[Block] = ()
+    ) -> list[int] | None:
+        """Make room for `num_tokens` tokens in all, on top of `computed_blocks` where the request holds none yet.
+
+        Returns the ids of the blocks added to the request, `computed_blocks` first; `None`, and nothing changes,
+        where they do not fit.
+        """
+        num_new = -(-num_tokens // self.block_size) - len(request.blocks) - len(computed_blocks)
+        num_reused = sum(block.ref_count == 0 for block in computed_blocks)
+        if num_new > self._pool.num_free_blocks - num_reused:
+            return None
+        self._pool.touch(computed_blocks)
+        added = [*computed_blocks, *self._pool.get_new_blocks(max(0, num_new))]
+        request.blocks += added
+        request.num_published_blocks += len(computed_blocks)
+        return [block.block_id for block in added]
+
+    def publish(self, request: Request) -> None:
+        """Let others find the request's full blocks whose tokens are planned and known to the host.
+
+        Only for use after the step that computes them has been planned: what is planned later reads them after.
+        """
+        first = request.num_published_blocks
+        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        if self._hash_block is None or num_full <= first:
+            return
+        hashes = [self._block_hash(request, index) for index in range(first, num_full)]
+        self._pool.cache_full_blocks(request.blocks[first:num_full], hashes)
+        request.num_published_blocks = num_full
+
+    def free(self, request: Request) -> None:
+        """Take back all blocks of the request. Their content stays findable until they are given out again."""
+        self._pool.free_blocks(request.blocks)
+        request.blocks = []
+        request.num_published_blocks = 0
+
+    def reset_prefix_cache(self, running: Iterable[Request] = ()) -> None:
+        """Forget all cached prefixes, as after a change of weights.
+
+        The `running` requests keep their blocks, and publish nothing further, because it builds on what is forgotten.
+        """
+        self._pool.reset_cache()
+        for request in running:
+            request.num_published_blocks = sys.maxsize
+
+    def record_lookup(self, num_tokens: int, num_hits: int) -> None:
+        self.num_queried_tokens += num_tokens
+        self.num_hit_tokens += num_hits
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raises `AssertionError` unless exactly the blocks of `requests`, all that are unfinished, are in use."""
+        self._pool.check_integrity()
+        references: dict[int, int] = {}
+        for request in requests:
+            for block in request.blocks:
+                references[block.block_id] = references.get(block.block_id, 0) + 1
+            held = len(request.blocks) * self.block_size
+            assert request.num_computed_tokens <= held, f"{request.request_id!r} has tokens without a slot"
+        used = {block.block_id: block.ref_count for block in self._pool.blocks if block.ref_count}
+        assert references == used, "reference counts differ from the block tables"
+
+    def _block_hash(self, request: Request, index: int) -> bytes:
+        """Hash of the request's block `index`, whose tokens are known and whose predecessors are hashed."""
+        hashes = request.block_hashes
+        if index == len(hashes):
+            assert self._hash_block is not None
+            start = index * self.block_size
+            parent = hashes[-1] if hashes else self._root_hash
+            extra_keys = (request.cache_salt,) if request.cache_salt else ()
+            tokens = request.token_ids[start : start + self.block_size]
+            hashes.append(self._hash_block(parent, tokens, extra_keys))
+        return hashes[index]

@@ -1,0 +1,51 @@
+"""Outputs: what one step's result means for its requests, and how it is told. Knows no budgets and no blocks."""
+
+from collections.abc import Sequence
+
+from proa_engine.core.request import Request
+from proa_engine.core.types import EngineCoreOutput, EventType, TokenLogprobs
+
+
+def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:
+    """Give the request its sampled tokens. Returns those it keeps: none after the one that ends it."""
+    if not request.has_output and token_ids:
+        request.has_output = True
+        request.record(EventType.FIRST_TOKEN, now)
+    for count, token_id in enumerate(token_ids, start=1):
+        request.append_token(token_id)
+        if request.is_finished:
+            return token_ids[:count]
+    return token_ids
+
+
+def unsent_prompt_logprobs(request: Request, received: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
+    """The part of a chunk's prompt log probabilities that was not sent before the request was preempted."""
+    request.num_prompt_logprobs_received += len(received)
+    num_new = request.num_prompt_logprobs_received - request.num_prompt_logprobs_sent
+    if num_new <= 0:
+        return ()
+    request.num_prompt_logprobs_sent += num_new
+    return received[-num_new:]
+
+
+def make_output(
+    request: Request,
+    new_token_ids: Sequence[int] = (),
+    logprobs: Sequence[TokenLogprobs] = (),
+    prompt_logprobs: Sequence[TokenLogprobs] = (),
+) -> EngineCoreOutput:
+    """What there is to tell of the request now. Its events are told once."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        client=request.client,
+        new_token_ids=new_token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        events=request.take_events(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens or 0,
+        error=request.error,
+    )

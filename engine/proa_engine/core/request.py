@@ -1,0 +1,153 @@
+"""Request: one output sequence's live state inside the core. Knows nothing of budgets, policies or memory pressure."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from proa_engine.core.block_pool import Block
+from proa_engine.core.types import EngineCoreRequest, Event, EventType, FinishReason
+
+
+class RequestStatus(IntEnum):
+    """Ordered: everything after PREEMPTED has finished."""
+
+    WAITING = 1
+    WAITING_FOR_GRAMMAR = 2
+    WAITING_FOR_REMOTE_KV = 3
+    RUNNING = 4
+    PREEMPTED = 5  # waits like WAITING, and its tokens are computed anew
+    FINISHED_STOPPED = 6
+    FINISHED_LENGTH_CAPPED = 7
+    FINISHED_ABORTED = 8
+    FINISHED_ERROR = 9
+
+    @property
+    def is_finished(self) -> bool:
+        return self > RequestStatus.PREEMPTED
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+class Request:
+    """A request from its arrival to its end.
+
+    `token_ids` are the tokens that the host knows; `num_placeholders` more have been planned, and are known to the
+    device only. `num_computed_tokens` counts tokens planned up to now, so it runs ahead of what the device has done.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "blocks",
+        "cache_salt",
+        "client",
+        "ends",
+        "eos_token_ids",
+        "error",
+        "events",
+        "has_output",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_placeholders",
+        "num_prompt_logprobs_received",
+        "num_prompt_logprobs_sent",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "order",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_reason",
+        "token_ids",
+        "trace_headers",
+    )
+
+    def __init__(
+        self, request: EngineCoreRequest, *, order: tuple[int, int], max_num_tokens: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.client = request.client
+        self.sampling_params = params
+        self.cache_salt = request.cache_salt
+        self.trace_headers = request.trace_headers
+        self.order = order  # who goes first, and who is preempted last; unique
+        self.status = RequestStatus.WAITING
+        self.token_ids = [*request.prompt_token_ids, *request.resumed_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.max_num_tokens = max_num_tokens  # prompt and output together
+
+        stop_token_ids = frozenset(params.stop_token_ids)
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids - stop_token_ids
+        self.ends = stop_token_ids | self.eos_token_ids
+        self.stop_reason: int | None = None
+        self.error = ""
+
+        self.num_computed_tokens = 0
+        self.num_placeholders = 0
+        self.num_cached_tokens: int | None = None  # None until first scheduled
+        self.num_prompt_logprobs_received = 0  # since computing began anew
+        self.num_prompt_logprobs_sent = 0
+
+        self.blocks: list[Block] = []
+        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, as far as needed yet
+        self.num_published_blocks = 0
+
+        self.events: list[Event] = []  # not told yet
+        self.has_output = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known to the host."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output known to the host, tokens generated elsewhere counted."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that the next step may compute. The last allowed token is never computed: nothing follows it."""
+        ahead = len(self.token_ids) + self.num_placeholders
+        return min(ahead, self.max_num_tokens - 1) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status > RequestStatus.PREEMPTED
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return FINISH_REASONS.get(self.status)
+
+    def record(self, event: EventType, timestamp: float) -> None:
+        self.events.append(Event(event, timestamp))
+
+    def take_events(self) -> Sequence[Event]:
+        """Events not told yet; they are told now."""
+        if not self.events:
+            return ()
+        events, self.events = self.events, []
+        return events
+
+    def plan(self, num_tokens: int) -> None:
+        """The next step computes `num_tokens` tokens, and samples one where that is all there are."""
+        self.num_computed_tokens += num_tokens
+        if self.num_computed_tokens == len(self.token_ids) + self.num_placeholders:
+            self.num_placeholders += 1
+
+    def append_token(self, token_id: int) -> None:
+        """A sampled token reached the host: it takes the place of the oldest placeholder, and may end the request."""
+        assert self.num_placeholders > 0, f"a token of {self.request_id!r} was never planned"
+        self.num_placeholders -= 1
+        self.token_ids.append(token_id)
+        if token_id in self.ends and self.num_output_tokens >= self.sampling_params.min_tokens:
+            self.status = RequestStatus.FINISHED_STOPPED
+            self.stop_reason = None if token_id in self.eos_token_ids else token_id
+        elif len(self.token_ids) >= self.max_num_tokens:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED

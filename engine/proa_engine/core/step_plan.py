@@ -1,0 +1,64 @@
+"""StepPlan: one step's plan while the scheduler makes it. Knows no policy: it writes down what was decided."""
+
+from proa_engine.core.request import Request
+from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+
+
+class StepPlan:
+    """Collects who computes how many tokens. `requests` are in the order of the plan's rows once it is sealed."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # tokens that may still be planned
+        self.requests: list[Request] = []
+        self._chunks: list[Request] = []
+        self._num_tokens: dict[str, int] = {}
+        self._num_chunk_tokens: dict[str, int] = {}
+        self._new: list[NewRequestData] = []
+        self._cached: list[CachedRequestData] = []
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._new or self._cached)
+
+    def add_known(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+        """Plan tokens of a request that the workers hold."""
+        self._cached.append(CachedRequestData(request.request_id, request.num_computed_tokens, new_block_ids))
+        self._add(request, num_tokens)
+
+    def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
+        """Plan tokens of a request that the workers do not hold."""
+        data = NewRequestData(
+            request_id=request.request_id,
+            token_ids=list(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=block_ids,
+            sampling_params=request.sampling_params,
+            trace_headers=request.trace_headers,
+        )
+        self._new.append(data)
+        self._add(request, num_tokens)
+
+    def seal(self, step: int, finished_request_ids: list[str], preempted_request_ids: list[str]) -> SchedulerOutput:
+        """The plan for the executor; rows of one token first, as decodes are computed together."""
+        self.requests += self._chunks
+        self._num_tokens.update(self._num_chunk_tokens)
+        return SchedulerOutput(
+            step=step,
+            new_requests=self._new,
+            cached_requests=self._cached,
+            num_scheduled_tokens=self._num_tokens,
+            total_num_scheduled_tokens=sum(self._num_tokens.values()),
+            finished_request_ids=finished_request_ids,
+            preempted_request_ids=preempted_request_ids,
+        )
+
+    def _add(self, request: Request, num_tokens: int) -> None:
+        self.budget -= num_tokens
+        if num_tokens == 1:
+            self.requests.append(request)
+            self._num_tokens[request.request_id] = 1
+        else:
+            self._chunks.append(request)
+            self._num_chunk_tokens[request.request_id] = num_tokens
+        request.plan(num_tokens)

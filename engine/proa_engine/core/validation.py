@@ -1,0 +1,69 @@
+"""What a model can serve: pure checks of a request against its limits, for whoever takes requests in.
+
+Callers check before they submit, so that a mistake is answered at once and in their own format.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    max_logprobs: int = 20
+
+
+def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Raises `ValueError` with a sentence for the user where the model cannot serve the request."""
+    check_prompt(request.prompt_token_ids, limits)
+    check_sampling_params(request.sampling_params, limits)
+    check_resumed(request, limits)
+
+
+def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
+    """The prompt holds at least one token, only known ones, and leaves room for one of output."""
+    if not prompt_token_ids:
+        raise ValueError("the prompt must hold at least one token")
+    if len(prompt_token_ids) >= limits.max_model_len:
+        raise ValueError(
+            f"this model's maximum context length is {limits.max_model_len} tokens, and the prompt's "
+            f"{len(prompt_token_ids)} tokens leave no room for an output; shorten the prompt"
+        )
+    _check_vocabulary("the prompt", prompt_token_ids, limits)
+
+
+def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
+    """The token ids that the parameters name exist, and no more log probabilities are asked for than allowed."""
+    _check_vocabulary("logit_bias", params.logit_bias, limits)
+    _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
+    _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
+    for sequence in params.bad_words_token_ids:
+        _check_vocabulary("bad_words_token_ids", sequence, limits)
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > limits.max_logprobs:
+            raise ValueError(f"{name} must be at most {limits.max_logprobs}, got {count}")
+
+
+def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Tokens generated elsewhere are known ones, and leave at least one to generate."""
+    resumed = request.resumed_token_ids
+    _check_vocabulary("resumed_token_ids", resumed, limits)
+    max_tokens = request.sampling_params.max_tokens
+    if resumed and max_tokens is not None and len(resumed) >= max_tokens:
+        raise ValueError(f"resumed_token_ids holds {len(resumed)} tokens, so max_tokens ({max_tokens}) leaves none")
+    if len(request.prompt_token_ids) + len(resumed) >= limits.max_model_len:
+        raise ValueError(
+            f"prompt and resumed_token_ids fill the model's maximum context length of {limits.max_model_len} tokens"
+        )
+
+
+def _check_vocabulary(where: str, token_ids: Iterable[int], limits: ModelLimits) -> None:
+    for extreme in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= extreme < limits.vocab_size:
+            raise ValueError(
+                f"token id {extreme} in {where} is outside the model's vocabulary of {limits.vocab_size} tokens"
+            )

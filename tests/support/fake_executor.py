@@ -1,0 +1,209 @@
+"""FakeExecutor: a device made of lists, which believes nothing that the core tells it.
+
+It keeps what a worker keeps (tokens, block tables, slots) and a paged cache whose every slot remembers which token, in
+which context, was written there. Each planned step reads the whole context of each row back, so that a block given to
+two requests, a prefix found by mistake or a position computed twice or never fails at once, with a sentence.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import (
+    CachedRequestData,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+_MODULUS = 2**61 - 1
+VOCAB_SIZE = 61
+
+
+def fingerprint(before: int, token_id: int) -> int:
+    """Names a token in its context: equal exactly where all tokens up to here are."""
+    return (before * 1_000_003 + token_id + 1) % _MODULUS
+
+
+def next_token(context: int) -> int:
+    """The token that the fake model says after this context."""
+    return (context ^ context >> 29) % VOCAB_SIZE
+
+
+def generate(prompt: Sequence[int], params: SamplingParams, eos_token_ids: frozenset[int], limit: int) -> list[int]:
+    """What a request must produce, said without any scheduling: at most `limit` tokens of prompt and output."""
+    context, output = 0, list[int]()
+    for token_id in prompt:
+        context = fingerprint(context, token_id)
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
+    while True:
+        output.append(next_token(context))
+        context = fingerprint(context, output[-1])
+        if output[-1] in ends and len(output) >= params.min_tokens:
+            return output
+        if len(output) == params.max_tokens or len(prompt) + len(output) == limit:
+            return output
+
+
+@dataclass
+class FakeRow:
+    """What a worker knows of a request."""
+
+    contexts: list[int]  # fingerprint at each token, sampled ones included
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass
+class FakeFuture:
+    """A step's result. `on_host` runs when the core first takes it."""
+
+    output: ModelRunnerOutput
+    on_host: Callable[[], None]
+    error: BaseException | None = None
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        self.on_host()
+        if self.error is not None:
+            raise self.error
+        return self.output
+
+
+@dataclass
+class FakeExecutor:
+    """Computes each step when it is told, and shows its result when the core waits for it.
+
+    `log` holds what happened in order: ("execute", step), ("host", step). `plans` are all plans. `while_waiting` is
+    called in the middle of a step, when the core waits for a result. `fail_at` is the step that fails.
+    """
+
+    num_blocks: int = 64
+    block_size: int = 4
+    max_num_seqs: int = 256
+    max_in_flight: int = 2
+    while_waiting: Callable[[], None] | None = None
+    fail_at: int | None = None
+    plans: list[SchedulerOutput] = field(default_factory=list)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    rows: dict[str, FakeRow] = field(default_factory=dict)
+    num_in_flight: int = 0
+    is_shut_down: bool = False
+    _started: SchedulerOutput | None = None
+
+    def __post_init__(self) -> None:
+        self._cache: list[list[int | None]] = [[None] * self.block_size for _ in range(self.num_blocks)]
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        plan = scheduler_output
+        assert self._started is None, "sample_tokens must follow execute_model"
+        assert plan.step == len(self.plans) + 1, "steps are numbered without a gap"
+        self._started = plan
+        self.plans.append(plan)
+        self.log.append(("execute", plan.step))
+        self.num_in_flight += 1
+        assert self.num_in_flight <= self.max_in_flight, "too many steps in flight"
+        self._apply(plan)
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            self._write(request_id, num_tokens)
+        for request_id in plan.num_scheduled_tokens:
+            self._read_back(request_id)
+
+    def sample_tokens(self) -> FakeFuture:
+        plan, self._started = self._started, None
+        assert plan is not None, "execute_model must come first"
+        output = ModelRunnerOutput(request_ids=list(plan.num_scheduled_tokens), sampled_token_ids=[])
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            output.sampled_token_ids.append(self._sample(row))
+            self._add_logprobs(output, request_id, row, num_tokens)
+        error = RuntimeError(f"step {plan.step} failed") if plan.step == self.fail_at else None
+        return FakeFuture(output, lambda: self._reach_host(plan.step), error)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def fill_with_garbage(self, block_id: int) -> None:
+        self._cache[block_id] = [None] * self.block_size
+
+    def _reach_host(self, step: int) -> None:
+        self.log.append(("host", step))
+        self.num_in_flight -= 1
+        if self.while_waiting is not None:
+            self.while_waiting()
+
+    def _apply(self, plan: SchedulerOutput) -> None:
+        for request_id in [*plan.finished_request_ids, *plan.preempted_request_ids]:
+            assert request_id in self.rows, f"{request_id} is forgotten twice, or was never known"
+            del self.rows[request_id]
+        for new in plan.new_requests:
+            self._add(new)
+        for known in plan.cached_requests:
+            self._update(known)
+        assert len(self.rows) <= self.max_num_seqs, "more requests than slots"
+        planned = {data.request_id for data in [*plan.new_requests, *plan.cached_requests]}
+        assert planned == plan.num_scheduled_tokens.keys()
+        assert len(planned) == len(plan.new_requests) + len(plan.cached_requests)
+        assert plan.total_num_scheduled_tokens == sum(plan.num_scheduled_tokens.values())
+        counts = [count > 1 for count in plan.num_scheduled_tokens.values()]
+        assert counts == sorted(counts), "rows of one token come first"
+
+    def _add(self, new: NewRequestData) -> None:
+        assert new.request_id not in self.rows, f"{new.request_id} is new twice"
+        contexts, context = list[int](), 0
+        for token_id in new.token_ids:
+            context = fingerprint(context, token_id)
+            contexts.append(context)
+        self.rows[new.request_id] = FakeRow(
+            contexts, new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling_params
+        )
+
+    def _update(self, known: CachedRequestData) -> None:
+        row = self.rows[known.request_id]
+        assert row.num_computed_tokens == known.num_computed_tokens, f"{known.request_id}: a position is skipped"
+        row.block_ids += known.new_block_ids
+        assert len(set(row.block_ids)) == len(row.block_ids), f"{known.request_id} has a block twice"
+
+    def _write(self, request_id: str, num_tokens: int) -> None:
+        row = self.rows[request_id]
+        end = row.num_computed_tokens + num_tokens
+        assert 0 < num_tokens, f"{request_id} has an empty row"
+        assert end <= len(row.contexts), f"{request_id} computes a token that does not exist"
+        assert end <= len(row.block_ids) * self.block_size, f"{request_id} has no slot for a token"
+        for position in range(row.num_computed_tokens, end):
+            block_id = row.block_ids[position // self.block_size]
+            self._cache[block_id][position % self.block_size] = row.contexts[position]
+        row.num_computed_tokens = end
+
+    def _read_back(self, request_id: str) -> None:
+        row = self.rows[request_id]
+        size = self.block_size
+        for index in range(-(-row.num_computed_tokens // size)):
+            expected = row.contexts[index * size : min((index + 1) * size, row.num_computed_tokens)]
+            found = self._cache[row.block_ids[index]][: len(expected)]
+            assert found == expected, f"{request_id} reads another's tokens in block {row.block_ids[index]}"
+
+    def _sample(self, row: FakeRow) -> list[int]:
+        if row.num_computed_tokens < len(row.contexts):
+            return []
+        token_id = next_token(row.contexts[-1])
+        row.contexts.append(fingerprint(row.contexts[-1], token_id))
+        return [token_id]
+
+    def _add_logprobs(self, output: ModelRunnerOutput, request_id: str, row: FakeRow, num_tokens: int) -> None:
+        sampled = output.sampled_token_ids[-1]
+        if row.params.logprobs is not None and sampled:
+            output.logprobs[request_id] = [TokenLogprobs(token_id, -1.0, 1) for token_id in sampled]
+        if row.params.prompt_logprobs is not None:
+            first = row.num_computed_tokens - num_tokens + 1  # a position's logits are of the token after it
+            last = min(row.num_computed_tokens, row.num_prompt_tokens - 1)
+            if first <= last:
+                # The rank says the position, so that a test sees which tokens were told.
+                output.prompt_logprobs[request_id] = [
+                    TokenLogprobs(0, -1.0, position) for position in range(first, last + 1)
+                ]
