@@ -172,7 +172,7 @@ class FakeExecutor:
     def _write(self, request_id: str, num_tokens: int) -> None:
         row = self.rows[request_id]
         end = row.num_computed_tokens + num_tokens
-        assert 0 < num_tokens, f"{request_id} has an empty row"
+        assert num_tokens > 0, f"{request_id} has an empty row"
         assert end <= len(row.contexts), f"{request_id} computes a token that does not exist"
         assert end <= len(row.block_ids) * self.block_size, f"{request_id} has no slot for a token"
         for position in range(row.num_computed_tokens, end):

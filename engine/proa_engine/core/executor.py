@@ -5,6 +5,10 @@ from typing import Protocol
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 
 
+class ExecutorFailed(RuntimeError):
+    """A rank died, hung or raised: no step that is pending or comes later can be finished. Says which rank and why."""
+
+
 class StepFuture(Protocol):
     """A step's result that may not have reached the host yet."""
 

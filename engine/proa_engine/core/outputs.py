@@ -8,12 +8,11 @@ from proa_engine.core.types import EngineCoreOutput, EventType, TokenLogprobs
 
 def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:
     """Give the request its sampled tokens. Returns those it keeps: none after the one that ends it."""
-    if not request.has_output and token_ids:
-        request.has_output = True
-        request.record(EventType.FIRST_TOKEN, now)
     for count, token_id in enumerate(token_ids, start=1):
-        request.append_token(token_id)
-        if request.is_finished:
+        if not request.has_output:
+            request.has_output = True
+            request.record(EventType.FIRST_TOKEN, now)
+        if request.append_token(token_id):
             return token_ids[:count]
     return token_ids
 
@@ -34,18 +33,19 @@ def make_output(
     logprobs: Sequence[TokenLogprobs] = (),
     prompt_logprobs: Sequence[TokenLogprobs] = (),
 ) -> EngineCoreOutput:
-    """What there is to tell of the request now. Its events are told once."""
-    return EngineCoreOutput(
+    """What there is to tell of the request now. Its events are told once, the first and the last time at least."""
+    num_prompt_tokens = request.num_prompt_tokens
+    output = EngineCoreOutput(
         request_id=request.request_id,
         client=request.client,
         new_token_ids=new_token_ids,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        events=request.take_events(),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        num_cached_tokens=request.num_cached_tokens or 0,
-        error=request.error,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=len(request.token_ids) - num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
     )
+    if logprobs or prompt_logprobs:
+        output.logprobs, output.prompt_logprobs = logprobs, prompt_logprobs
+    if request.events:
+        output.events, request.events = request.events, []
+        output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
+    return output

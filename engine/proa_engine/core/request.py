@@ -1,6 +1,5 @@
 """Request: one output sequence's live state inside the core. Knows nothing of budgets, policies or memory pressure."""
 
-from collections.abc import Sequence
 from enum import IntEnum
 
 from proa_engine.core.block_pool import Block
@@ -47,7 +46,6 @@ class Request:
         "client",
         "ends",
         "eos_token_ids",
-        "error",
         "events",
         "has_output",
         "max_num_tokens",
@@ -86,11 +84,10 @@ class Request:
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids - stop_token_ids
         self.ends = stop_token_ids | self.eos_token_ids
         self.stop_reason: int | None = None
-        self.error = ""
 
         self.num_computed_tokens = 0
         self.num_placeholders = 0
-        self.num_cached_tokens: int | None = None  # None until first scheduled
+        self.num_cached_tokens = 0  # of those known when it was first scheduled
         self.num_prompt_logprobs_received = 0  # since computing began anew
         self.num_prompt_logprobs_sent = 0
 
@@ -128,26 +125,22 @@ class Request:
     def record(self, event: EventType, timestamp: float) -> None:
         self.events.append(Event(event, timestamp))
 
-    def take_events(self) -> Sequence[Event]:
-        """Events not told yet; they are told now."""
-        if not self.events:
-            return ()
-        events, self.events = self.events, []
-        return events
-
     def plan(self, num_tokens: int) -> None:
         """The next step computes `num_tokens` tokens, and samples one where that is all there are."""
         self.num_computed_tokens += num_tokens
         if self.num_computed_tokens == len(self.token_ids) + self.num_placeholders:
             self.num_placeholders += 1
 
-    def append_token(self, token_id: int) -> None:
-        """A sampled token reached the host: it takes the place of the oldest placeholder, and may end the request."""
+    def append_token(self, token_id: int) -> bool:
+        """A sampled token reached the host, in the place of the oldest placeholder. Returns whether it is the last."""
         assert self.num_placeholders > 0, f"a token of {self.request_id!r} was never planned"
         self.num_placeholders -= 1
         self.token_ids.append(token_id)
         if token_id in self.ends and self.num_output_tokens >= self.sampling_params.min_tokens:
             self.status = RequestStatus.FINISHED_STOPPED
             self.stop_reason = None if token_id in self.eos_token_ids else token_id
-        elif len(self.token_ids) >= self.max_num_tokens:
+            return True
+        if len(self.token_ids) >= self.max_num_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            return True
+        return False

@@ -23,7 +23,10 @@ from proa_engine.core.types import (
     Rejection,
     SchedulerOutput,
     SchedulerStats,
+    TokenLogprobs,
 )
+
+_Logprobs = Sequence[TokenLogprobs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ class Scheduler:
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
         output = self._seal(plan)
-        for request in plan.requests:
+        for request in plan.filling:
             self.kv_cache_manager.publish(request)
         return output, plan.requests
 
@@ -135,14 +138,14 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Give the `requests` of a step's rows their tokens. Who has finished since then drops them."""
         outputs = []
+        has_logprobs = bool(result.logprobs or result.prompt_logprobs)
         for request, token_ids in zip(requests, result.sampled_token_ids, strict=True):
-            if request.is_finished:
-                continue
             before = request.status
+            if before > RequestStatus.PREEMPTED:
+                continue
             new_ids = append_tokens(request, token_ids, now)
-            logprobs = result.logprobs.get(request.request_id, ())[: len(new_ids)]
-            prompt_logprobs = unsent_prompt_logprobs(request, result.prompt_logprobs.get(request.request_id, ()))
-            if request.is_finished:
+            logprobs, prompt_logprobs = _logprobs(request, len(new_ids), result) if has_logprobs else ((), ())
+            if request.status is not before:
                 self._retire(request, before, now)
             if new_ids or prompt_logprobs:
                 outputs.append(make_output(request, new_ids, logprobs, prompt_logprobs))
@@ -163,16 +166,17 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Plan for who is running. False where memory ran out, so that nobody may join."""
-        index, num_preemptions = 0, self._num_preemptions
-        while index < len(self.running):
-            request = self.running[index]
-            index += 1
+        num_preemptions, block_size = self._num_preemptions, self.kv_cache_manager.block_size
+        for num_before, request in enumerate(self.running):  # which gets shorter, at its end, under memory pressure
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:  # a chunk leaves one token for each request behind it
-                num_tokens = min(num_tokens, plan.budget - (len(self.running) - index))
+                num_tokens = min(num_tokens, plan.budget - (len(self.running) - num_before - 1))
             if num_tokens == 0:
                 continue
-            block_ids = self._grow(request, request.num_computed_tokens + num_tokens, now)
+            num_slots = request.num_computed_tokens + num_tokens
+            block_ids: list[int] | None = []
+            if num_slots > len(request.blocks) * block_size:
+                block_ids = self._grow(request, num_slots, now)
             if block_ids is None:
                 break
             plan.add_known(request, num_tokens, block_ids)
@@ -209,12 +213,9 @@ class Scheduler:
             request.record(EventType.SCHEDULED, now)
         request.status = RequestStatus.RUNNING
 
-    def _grow(self, request: Request, num_tokens: int, now: float) -> list[int] | None:
-        """Make room for `num_tokens` in all, at the expense of who comes last. `None`: it was the request itself."""
-        manager = self.kv_cache_manager
-        if num_tokens <= len(request.blocks) * manager.block_size:
-            return []
-        while (block_ids := manager.allocate_slots(request, num_tokens)) is None:
+    def _grow(self, request: Request, num_slots: int, now: float) -> list[int] | None:
+        """Make room for `num_slots` in all, at the expense of who comes last. `None`: it was the request itself."""
+        while (block_ids := self.kv_cache_manager.allocate_slots(request, num_slots)) is None:
             victim = self.running.pop()
             self._preempt(victim, now)
             if victim is request:
@@ -252,6 +253,12 @@ class Scheduler:
         if plan.has_tokens or finished_ids or preempted_ids:
             self._num_steps += 1
         return plan.seal(self._num_steps, finished_ids, preempted_ids)
+
+
+def _logprobs(request: Request, num_tokens: int, result: ModelRunnerOutput) -> tuple[_Logprobs, _Logprobs]:
+    """The step's log probabilities of the request: of the tokens it keeps, and of its prompt."""
+    logprobs = result.logprobs.get(request.request_id, ())[:num_tokens]
+    return logprobs, unsent_prompt_logprobs(request, result.prompt_logprobs.get(request.request_id, ()))
 
 
 def _order(request: Request) -> tuple[int, int]:

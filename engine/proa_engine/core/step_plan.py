@@ -10,6 +10,7 @@ class StepPlan:
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that may still be planned
         self.requests: list[Request] = []
+        self.filling: list[Request] = []  # those of them that may fill a block in this step
         self._chunks: list[Request] = []
         self._num_tokens: dict[str, int] = {}
         self._num_chunk_tokens: dict[str, int] = {}
@@ -23,6 +24,8 @@ class StepPlan:
     def add_known(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Plan tokens of a request that the workers hold."""
         self._cached.append(CachedRequestData(request.request_id, request.num_computed_tokens, new_block_ids))
+        if new_block_ids or num_tokens > 1:
+            self.filling.append(request)
         self._add(request, num_tokens)
 
     def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
@@ -37,6 +40,7 @@ class StepPlan:
             trace_headers=request.trace_headers,
         )
         self._new.append(data)
+        self.filling.append(request)
         self._add(request, num_tokens)
 
     def seal(self, step: int, finished_request_ids: list[str], preempted_request_ids: list[str]) -> SchedulerOutput:
