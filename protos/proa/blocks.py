@@ -5,8 +5,9 @@ holds which part of a prompt. A block's hash is the first 16 bytes of the SHA-25
 
     parent (16 bytes) | token ids | for each extra key: its length in bytes, the key
 
-with ids and lengths as little-endian uint32, where the first block's parent is the root of model and revision. Extra keys (cache salt, LoRA name; text as UTF-8) go
-into every block. All blocks of one chain have the same number of tokens. Test vectors, in hexadecimal:
+with ids and lengths as little-endian uint32, where the first block's parent is the root of model and revision. Extra
+keys (cache salt, LoRA name; text as UTF-8) go into every block. All blocks of one chain have the same number of tokens.
+Test vectors, in hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9

@@ -5,7 +5,7 @@ import warnings
 
 from proa.engine.v1 import service_pb2 as proa_dot_engine_dot_v1_dot_service__pb2
 
-GRPC_GENERATED_VERSION = '1.84.2'
+GRPC_GENERATED_VERSION = '1.84.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
