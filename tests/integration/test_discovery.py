@@ -1,0 +1,192 @@
+"""Discovery against an API server that lists, watches and fails as real ones do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kubernetes.client import Configuration
+
+from proa_gateway.discovery import Endpoint, EndpointSliceDiscovery, StaticDiscovery
+from support.fake_kube_api import FakeKubeApi, endpoint
+
+Sets = AsyncIterator[frozenset[Endpoint]]
+
+
+@pytest.fixture
+def api() -> Iterator[FakeKubeApi]:
+    with FakeKubeApi() as api:
+        yield api
+
+
+@asynccontextmanager
+async def discovering(api: FakeKubeApi, *, relist_seconds: int = 60) -> AsyncIterator[Sets]:
+    configuration = Configuration()
+    configuration.host = api.url
+    discovery = EndpointSliceDiscovery(
+        "engine", "proa", 50051, configuration=configuration, relist_seconds=relist_seconds
+    )
+    endpoints = discovery.endpoints()
+    try:
+        yield endpoints
+    finally:
+        async with asyncio.timeout(5):
+            await discovery.close()
+
+
+async def following(sets: Sets) -> frozenset[Endpoint]:
+    async with asyncio.timeout(15):
+        return await anext(sets)
+
+
+async def until(sets: Sets, addresses: set[str]) -> frozenset[Endpoint]:
+    """The first set with these addresses."""
+    async with asyncio.timeout(15):
+        async for endpoints in sets:
+            if {item.address for item in endpoints} == addresses:
+                return endpoints
+    raise AssertionError("discovery ended")
+
+
+async def becomes_true(condition: Callable[[], bool]) -> None:
+    """The other side of the condition is a thread."""
+    async with asyncio.timeout(15):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def watching(api: FakeKubeApi, count: int = 1) -> None:
+    await becomes_true(lambda: api.watches >= count and api.num_watchers > 0)
+
+
+async def test_static_addresses_are_one_set_that_stays() -> None:
+    sets = StaticDiscovery(["a:1", "b:2"]).endpoints()
+    assert {item.address for item in await anext(sets)} == {"a:1", "b:2"}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(sets), 0.05)
+
+
+async def test_listed_endpoints_come_first_and_only_those_of_the_service_are_asked_for(api: FakeKubeApi) -> None:
+    api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"), endpoint("10.0.0.2", pod="engine-1"))
+    async with discovering(api) as sets:
+        assert {item.address for item in await following(sets)} == {"10.0.0.1:50051", "10.0.0.2:50051"}
+    assert set(api.selectors) == {"kubernetes.io/service-name=engine"}
+
+
+async def test_changes_arrive_by_the_watch(api: FakeKubeApi) -> None:
+    async with discovering(api) as sets:
+        assert await following(sets) == frozenset()
+        await watching(api)
+        api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
+        await until(sets, {"10.0.0.1:50051"})
+        api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"))
+        await until(sets, {"10.0.0.1:50051", "10.0.0.2:50051"})
+        api.delete("engine-a")
+        await until(sets, {"10.0.0.2:50051"})
+    assert api.lists == 1
+
+
+async def test_not_ready_is_known_by_serving_and_terminating_is_marked(api: FakeKubeApi) -> None:
+    api.put(
+        "engine-a",
+        endpoint("10.0.0.1", pod="ready", ready=True, serving=True),
+        endpoint("10.0.0.2", pod="loading", ready=True, serving=False),
+        endpoint("10.0.0.3", pod="leaving", ready=True, serving=True, terminating=True),
+        endpoint("10.0.0.4", pod="silent", ready=None),
+    )
+    async with discovering(api) as sets:
+        found = {item.name: (item.ready, item.terminating) for item in await following(sets)}
+    assert found == {
+        "ready": (True, False),
+        "loading": (False, False),
+        "leaving": (False, True),
+        "silent": (True, False),
+    }
+
+
+async def test_a_replaced_pod_is_another_endpoint(api: FakeKubeApi) -> None:
+    api.put("engine-a", endpoint("10.0.0.1", pod="engine-0", uid="first"))
+    async with discovering(api) as sets:
+        before = await following(sets)
+        await watching(api)
+        api.put("engine-a", endpoint("10.0.0.1", pod="engine-0", uid="second"))
+        after = await following(sets)
+    assert {item.address for item in before} == {item.address for item in after}
+    assert before.isdisjoint(after)
+
+
+async def test_a_pod_in_two_slices_is_one_endpoint_and_terminating_wins(api: FakeKubeApi) -> None:
+    api.put("engine-v6", endpoint("fd00::1", pod="engine-0", terminating=True))
+    api.put("engine-v4", endpoint("10.0.0.1", pod="engine-0"))
+    async with discovering(api) as sets:
+        (only,) = await following(sets)
+    assert (only.address, only.ready, only.terminating) == ("10.0.0.1:50051", False, True)
+
+
+async def test_an_ipv6_address_is_bracketed(api: FakeKubeApi) -> None:
+    api.put("engine-v6", endpoint("fd00::1", pod="engine-0"))
+    async with discovering(api) as sets:
+        assert {item.address for item in await following(sets)} == {"[fd00::1]:50051"}
+
+
+async def test_a_deletion_missed_while_the_watch_was_down_is_seen_by_the_relist(api: FakeKubeApi) -> None:
+    api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
+    api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"))
+    async with discovering(api) as sets:
+        await until(sets, {"10.0.0.1:50051", "10.0.0.2:50051"})
+        await watching(api)
+        api.delete("engine-a", tell=False)
+        api.drop_watches()
+        await until(sets, {"10.0.0.2:50051"})
+
+
+async def test_410_gone_relists(api: FakeKubeApi) -> None:
+    api.gone_next_watch = True
+    async with discovering(api) as sets:
+        assert await following(sets) == frozenset()
+        await watching(api, 2)
+        api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
+        await until(sets, {"10.0.0.1:50051"})
+    assert api.lists >= 2
+
+
+async def test_a_lost_event_is_made_good_by_the_timer(api: FakeKubeApi) -> None:
+    async with discovering(api, relist_seconds=1) as sets:
+        assert await following(sets) == frozenset()
+        await watching(api)
+        api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"), tell=False)
+        await until(sets, {"10.0.0.1:50051"})
+
+
+async def test_the_last_set_stays_while_the_api_server_is_away(api: FakeKubeApi) -> None:
+    api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
+    async with discovering(api) as sets:
+        await until(sets, {"10.0.0.1:50051"})
+        await watching(api)
+        api.broken = True
+        api.drop_watches()
+        upcoming = asyncio.ensure_future(anext(sets))
+        await becomes_true(lambda: len(api.selectors) >= 4)  # it keeps asking
+        assert not upcoming.done()
+        api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"), tell=False)
+        api.broken = False
+        async with asyncio.timeout(15):
+            assert {item.address for item in await upcoming} == {"10.0.0.1:50051", "10.0.0.2:50051"}
+
+
+async def test_the_event_loop_never_waits_for_the_api_server(api: FakeKubeApi) -> None:
+    loop = asyncio.get_running_loop()
+    api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
+    api.answering.clear()
+    async with discovering(api) as sets:
+        upcoming = asyncio.ensure_future(anext(sets))
+        longest, before = 0.0, loop.time()
+        async with asyncio.timeout(15):
+            while not api.selectors:
+                await asyncio.sleep(0.001)
+                longest, before = max(longest, loop.time() - before), loop.time()
+        assert not upcoming.done()
+        assert longest < 1.0
+        api.answering.set()
+        async with asyncio.timeout(15):
+            assert {item.address for item in await upcoming} == {"10.0.0.1:50051"}
