@@ -1,0 +1,203 @@
+"""Traces of each hull alone, received over OTLP: the engine's stages and the gateway's."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason
+from proa_engine.telemetry import EngineTracer, WorkerTracer
+from proa_gateway.telemetry import GatewayTracer
+from support.otlp import OtlpReceiver
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NOT_SAMPLED = PARENT[:-2] + "00"
+QUEUED, SCHEDULED, FIRST_TOKEN, FINISHED = 1_700_000_000.0, 1_700_000_001.5, 1_700_000_002.0, 1_700_000_004.25
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
+    with OtlpReceiver() as receiver:
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        yield receiver
+
+
+def request(*, traceparent: str = PARENT) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2, 3],
+        sampling_params=SamplingParams(max_tokens=8, temperature=0.5),
+        trace_headers={"traceparent": traceparent},
+        arrival_time=QUEUED,
+    )
+
+
+def output(*events: tuple[EventType, float], finish_reason: FinishReason | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id="r",
+        client=1,
+        events=[Event(*event) for event in events],
+        finish_reason=finish_reason,
+        num_prompt_tokens=3,
+        num_output_tokens=5,
+        num_cached_tokens=2,
+    )
+
+
+def seconds(start: int, end: int) -> float:
+    return round((end - start) / 1e9, 6)
+
+
+def test_stages_last_exactly_as_long_as_the_lifecycle_events_say(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    tracer.start_request(request())
+    tracer.observe_outputs(
+        [output((EventType.QUEUED, QUEUED), (EventType.SCHEDULED, SCHEDULED), (EventType.FIRST_TOKEN, FIRST_TOKEN))]
+    )
+    preempted = output((EventType.PREEMPTED, 1_700_000_003.0), (EventType.RESUMED, 1_700_000_003.5))
+    tracer.observe_outputs([preempted])
+    tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)])
+    tracer.shutdown()
+    spans = {span.name: span for span in receiver.spans}
+    assert spans.keys() == {"llm_request", "queue", "prefill", "decode"}
+    assert seconds(spans["queue"].start, spans["queue"].end) == 1.5
+    assert seconds(spans["prefill"].start, spans["prefill"].end) == 0.5
+    assert seconds(spans["decode"].start, spans["decode"].end) == 2.25
+    assert spans["llm_request"].end == spans["decode"].end == int(FINISHED * 1e9)
+    assert spans["decode"].events.keys() == {"first_token", "preempted", "resumed"}
+
+
+def test_llm_request_is_a_child_of_the_caller_and_carries_usage(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    headers = tracer.start_request(request())
+    tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.LENGTH)])
+    tracer.shutdown()
+    (span,) = receiver.spans
+    assert (span.service, span.kind) == ("proa-engine", "SERVER")
+    assert (span.trace_id, span.parent_id) == (PARENT[3:35], PARENT[36:52])
+    assert headers["traceparent"] == f"00-{span.trace_id}-{span.span_id}-01"
+    assert span.attributes["gen_ai.provider.name"] == "proa"
+    assert span.attributes["gen_ai.request.model"] == "m"
+    assert span.attributes["gen_ai.request.max_tokens"] == 8
+    assert span.attributes["gen_ai.usage.input_tokens"] == 3
+    assert span.attributes["gen_ai.usage.output_tokens"] == 5
+    assert span.attributes["gen_ai.usage.cache_read.input_tokens"] == 2
+    assert span.attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert not span.failed
+
+
+def test_an_aborted_request_ends_its_spans_as_failed(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    tracer.start_request(request())
+    tracer.observe_outputs([output((EventType.QUEUED, QUEUED), (EventType.SCHEDULED, SCHEDULED))])
+    tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.ABORT)])
+    tracer.shutdown()
+    spans = {span.name: span for span in receiver.spans}
+    assert spans.keys() == {"llm_request", "queue", "prefill"}
+    assert {name for name, span in spans.items() if span.failed} == {"llm_request", "prefill"}
+    assert spans["llm_request"].attributes["error.type"] == "abort"
+
+
+def test_a_rejected_request_and_one_cut_off_by_shutdown_are_ended(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    tracer.start_request(request())
+    tracer.end_request("r", "resource_exhausted", "the queue is full")
+    tracer.start_request(request())
+    tracer.shutdown()
+    assert [span.attributes["error.type"] for span in receiver.spans] == ["resource_exhausted", "shutdown"]
+
+
+def test_each_rank_makes_a_child_of_the_engines_span(receiver: OtlpReceiver) -> None:
+    engine = EngineTracer.from_environment(model_name="m")
+    headers = engine.start_request(request())
+    workers = [WorkerTracer.from_environment(rank) for rank in range(2)]
+    for worker in workers:
+        worker.start("r", headers)
+        worker.finish("r")
+        worker.finish("unknown")
+        worker.shutdown()
+    engine.end_request("r", "shutdown")
+    engine.shutdown()
+    (parent,) = [span for span in receiver.spans if span.name == "llm_request"]
+    ranks = [span for span in receiver.spans if span.name == "worker.rank"]
+    assert [span.attributes["proa.worker.rank"] for span in ranks] == [0, 1]
+    assert {span.parent_id for span in ranks} == {parent.span_id}
+
+
+def test_a_trace_that_is_not_sampled_makes_no_span_and_no_worker_headers(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    assert tracer.start_request(request(traceparent=NOT_SAMPLED)) == {}
+    tracer.observe_outputs([output((EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)])
+    tracer.shutdown()
+    assert receiver.spans == []
+
+
+def test_a_gateway_request_is_one_chain_down_to_the_attempt(receiver: OtlpReceiver) -> None:
+    tracer = GatewayTracer.from_environment()
+    trace = tracer.start_request({"traceparent": PARENT}, "/v1/chat/completions")
+    trace.set_request(operation="chat", model="m", stream=True, max_tokens=4)
+    with trace.span("tokenize"):
+        pass
+    attempt = trace.start_attempt("10.0.0.1:50051", 2)
+    headers = attempt.inject()
+    attempt.finish("unavailable", "connection lost")
+    trace.finish(status=200, input_tokens=3, output_tokens=4, finish_reasons=["stop"])
+    tracer.shutdown()
+    spans = {span.name: span for span in receiver.spans}
+    root = spans["POST /v1/chat/completions"]
+    assert (root.kind, root.parent_id, root.service) == ("SERVER", PARENT[36:52], "proa-gateway")
+    assert spans["tokenize"].parent_id == spans["Generate"].parent_id == root.span_id
+    assert headers["traceparent"] == f"00-{root.trace_id}-{spans['Generate'].span_id}-01"
+    assert spans["Generate"].kind == "CLIENT"
+    assert spans["Generate"].failed
+    assert spans["Generate"].attributes["server.address"] == "10.0.0.1"
+    assert root.attributes["gen_ai.operation.name"] == "chat"
+    assert root.attributes["gen_ai.response.finish_reasons"] == ["stop"]
+
+
+def test_a_stage_that_raises_is_ended_as_failed(receiver: OtlpReceiver) -> None:
+    tracer = GatewayTracer.from_environment()
+    trace = tracer.start_request({}, "/v1/completions")
+    with pytest.raises(ValueError, match="too long"), trace.span("admission"):
+        raise ValueError("too long")
+    trace.finish(status=400, error_type="ValueError")
+    tracer.shutdown()
+    assert all(span.failed and span.attributes["error.type"] == "ValueError" for span in receiver.spans)
+    assert len(receiver.spans) == 2
+
+
+def test_standard_variables_name_the_service_and_choose_the_sampler(
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "renamed")
+    tracer = GatewayTracer.from_environment()
+    tracer.start_request({}, "/kept").finish(status=200)
+    tracer.shutdown()
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    tracer = GatewayTracer.from_environment()
+    tracer.start_request({}, "/dropped").finish(status=200)
+    tracer.shutdown()
+    assert [(span.service, span.name) for span in receiver.spans] == [("renamed", "POST /kept")]
+
+
+def test_without_an_endpoint_nothing_is_traced_but_the_callers_context_passes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    gateway = GatewayTracer.from_environment()
+    trace = gateway.start_request({"traceparent": PARENT}, "/v1/completions")
+    assert not trace.is_recording
+    assert trace.start_attempt("a:1").inject() == {"traceparent": PARENT}
+    engine = EngineTracer.from_environment(model_name="m")
+    assert engine.start_request(request()) == {}
+    gateway.shutdown()
+    engine.shutdown()
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    tracer = GatewayTracer.from_environment()
+    tracer.start_request({}, "/v1/completions").finish(status=200)
+    tracer.shutdown()
