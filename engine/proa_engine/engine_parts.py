@@ -1,0 +1,81 @@
+"""From a config to an engine that can step: the executor, the core over it, and the limits of the model.
+
+Both front doors start here. Loading brings torch with it, so that is imported only when something is loaded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from proa.blocks import hash_block, root_hash
+from proa_engine.config import EngineConfig
+from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.executor import Executor
+from proa_engine.core.factory import make_core
+from proa_engine.core.validation import ModelLimits
+
+
+class ModelFacts(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class LoadedExecutor(Executor, Protocol):
+    """An executor with its model in memory, and what is known only then."""
+
+    @property
+    def model_config(self) -> ModelFacts: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def num_gpu_blocks(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """An engine in this process. `folder` holds the model's files."""
+
+    config: EngineConfig
+    executor: LoadedExecutor
+    core: EngineCore
+    limits: ModelLimits
+    folder: Path
+
+
+def load_engine(config: EngineConfig, report: Callable[[str], None]) -> EngineParts:
+    """Load the model and build the engine. Raises `ValueError` with a sentence for the user where that cannot be."""
+    from proa_engine.executor import make_executor
+    from proa_engine.models.loader import resolve_model
+
+    folder = resolve_model(config.model, config.revision, config.load_format)
+    return assemble_engine(config, make_executor(config, report), folder)
+
+
+def assemble_engine(config: EngineConfig, executor: LoadedExecutor, folder: Path) -> EngineParts:
+    core = make_core(
+        executor,
+        hash_block=hash_block,
+        root_hash=root_hash(config.model, config.revision or ""),
+        num_gpu_blocks=executor.num_gpu_blocks,
+        block_size=config.block_size,
+        max_model_len=executor.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting_requests=config.max_waiting_requests,
+        eos_token_ids=frozenset(executor.eos_token_ids),
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        scheduling_policy=config.scheduling_policy,
+    )
+    limits = ModelLimits(
+        vocab_size=executor.model_config.vocab_size,
+        max_model_len=executor.max_model_len,
+        max_logprobs=config.max_logprobs,
+    )
+    return EngineParts(config, executor, core, limits, folder)

@@ -1,0 +1,62 @@
+"""GenerateCall: one request of one caller. Its outputs merge while the caller does not read."""
+
+import asyncio
+
+from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
+from proa_engine.server.errors import EngineError
+from proa_engine.server.frontend import Frontend
+from proa_engine.server.pending import merge_output
+
+
+class GenerateCall:
+    """A client of the frontend with a single request."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._client = frontend.attach(self)
+        self._pending: EngineCoreOutput | None = None
+        self._finished = False
+        self._error: EngineError | None = None
+        self._wake = asyncio.Event()
+
+    def submit(self, request: EngineCoreRequest) -> None:
+        """Raises EngineError."""
+        self._frontend.submit(self._client, request)
+
+    async def next_output(self) -> EngineCoreOutput | None:
+        """What is new, `None` after the last. Raises EngineError."""
+        while self._pending is None and not self._finished:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        output, self._pending = self._pending, None
+        if output is not None:
+            self._finished = output.finish_reason is not None
+        return output
+
+    async def __aenter__(self) -> "GenerateCall":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """The caller is gone or has everything; what is unfinished is aborted."""
+        self._frontend.detach(self._client)
+
+    def deliver(self, output: EngineCoreOutput) -> None:
+        if self._pending is None:
+            self._pending = output
+        else:
+            merge_output(self._pending, output)
+
+    def flush(self, timestamp: float, step: int) -> None:
+        self._wake.set()
+
+    def reject(self, request_id: str, error: EngineError) -> None:
+        self.fail(error)
+
+    def drain(self) -> None:
+        """The request goes on to its end."""
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        self._wake.set()

@@ -1,0 +1,87 @@
+"""IoThread: the one thread that does all gRPC input and output, with its own event loop.
+
+It answers from the first second, before the model is loaded, and goes on when the main thread hangs.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from proa.engine.v1 import service_pb2_grpc
+from proa_engine.server import convert
+from proa_engine.server.health import Health
+from proa_engine.server.servicer import DecodingInterceptor, EngineServicer
+
+T = TypeVar("T")
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+)
+
+
+class IoThread:
+    """Owns the gRPC server."""
+
+    def __init__(self, address: str, servicer: EngineServicer, health: Health) -> None:
+        self._address = address
+        self._servicer = servicer
+        self._health = health
+        self._loop = asyncio.new_event_loop()
+        self._started: Future[int] = Future()
+        self._stop = asyncio.Event()
+        self._grace = 0.0
+        self._thread = threading.Thread(target=self._run, name="proa-io", daemon=True)
+
+    def start(self) -> int:
+        """The port that was bound. Raises OSError where the address cannot be had."""
+        self._thread.start()
+        return self._started.result()
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Any thread: run a function on this one."""
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Any thread: run a coroutine on this one."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def add_reader(self, descriptor: int, function: Callable[[], None]) -> None:
+        """Any thread: call the function on this one whenever the descriptor can be read."""
+        self.call_soon(self._loop.add_reader, descriptor, function)
+
+    def stop(self, grace: float) -> None:
+        """Close the server, give calls this many seconds to end, and wait for the thread."""
+        self._grace = grace
+        self.call_soon(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(DecodingInterceptor(),))
+        service_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        names = (convert.SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        try:
+            await self._health.update()
+            port = server.add_insecure_port(self._address)
+            await server.start()
+        except RuntimeError:
+            self._started.set_exception(OSError(f"cannot listen on {self._address}; is the port in use?"))
+            return
+        self._started.set_result(port)
+        await self._stop.wait()
+        await server.stop(self._grace)

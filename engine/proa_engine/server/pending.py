@@ -1,0 +1,101 @@
+"""PendingOutputs: what a reader has not taken yet, as one message into which later steps merge.
+
+Knows neither gRPC nor protobuf; handles and outputs go in, one batch comes out.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from proa_engine.core.types import EngineCoreOutput
+
+PLAIN_BYTES = 8
+OUTPUT_BYTES = 96
+TOKEN_BYTES = 4
+EVENT_BYTES = 16
+LOGPROB_BYTES = 16
+TOP_LOGPROB_BYTES = 8
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class OutputBatch:
+    """One message's worth. The plain columns are older than an entry of `outputs` for the same handle; a handle may
+    stand in the columns more than once, oldest first."""
+
+    plain_handles: "array[int]" = field(default_factory=lambda: array("I"))
+    plain_token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    outputs: dict[int, EngineCoreOutput] = field(default_factory=dict)  # handle -> output
+
+
+class PendingOutputs:
+    """Owns the outputs given to it: later ones are merged into them in place."""
+
+    def __init__(self) -> None:
+        self._batch = OutputBatch()
+        self.num_bytes = 0  # roughly what the message would take on the wire
+
+    def add(self, handle: int, output: EngineCoreOutput) -> None:
+        batch = self._batch
+        earlier = batch.outputs.get(handle)
+        if earlier is not None:
+            merge_output(earlier, output)
+            self.num_bytes += wire_bytes(output)
+        elif is_plain(output):
+            batch.plain_handles.append(handle)
+            batch.plain_token_ids.append(output.new_token_ids[0])
+            self.num_bytes += PLAIN_BYTES
+        else:
+            batch.outputs[handle] = output
+            self.num_bytes += wire_bytes(output)
+
+    def take(self) -> OutputBatch:
+        """Hand over everything and start anew."""
+        batch, self._batch = self._batch, OutputBatch()
+        self.num_bytes = 0
+        return batch
+
+
+def is_plain(output: EngineCoreOutput) -> bool:
+    """Whether the output says one token and nothing else."""
+    return (
+        len(output.new_token_ids) == 1
+        and output.finish_reason is None
+        and not output.logprobs
+        and not output.events
+        and not output.prompt_logprobs
+    )
+
+
+def merge_output(earlier: EngineCoreOutput, later: EngineCoreOutput) -> None:
+    """Make `earlier` say what both say: deltas are joined, totals and the ending are the later ones."""
+    earlier.new_token_ids = _join(earlier.new_token_ids, later.new_token_ids)
+    earlier.logprobs = _join(earlier.logprobs, later.logprobs)
+    earlier.prompt_logprobs = _join(earlier.prompt_logprobs, later.prompt_logprobs)
+    earlier.events = _join(earlier.events, later.events)
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_reason = later.stop_reason
+    earlier.num_prompt_tokens = later.num_prompt_tokens or earlier.num_prompt_tokens
+    earlier.num_output_tokens = later.num_output_tokens or earlier.num_output_tokens
+    earlier.num_cached_tokens = later.num_cached_tokens or earlier.num_cached_tokens
+    earlier.error = later.error
+
+
+def _join(earlier: Sequence[T], later: Sequence[T]) -> Sequence[T]:
+    """Extends a list in place, so that many small merges stay linear."""
+    if not later:
+        return earlier
+    joined = earlier if isinstance(earlier, list) else list(earlier)
+    joined.extend(later)
+    return joined
+
+
+def wire_bytes(output: EngineCoreOutput) -> int:
+    size = OUTPUT_BYTES + TOKEN_BYTES * len(output.new_token_ids) + EVENT_BYTES * len(output.events)
+    for entry in output.logprobs:
+        size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(entry.top_token_ids)
+    for entry in output.prompt_logprobs:
+        size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(entry.top_token_ids)
+    return size

@@ -1,0 +1,243 @@
+"""EngineServer: a serving process, wired from the server's parts.
+
+The gRPC server answers at once, NOT_SERVING; then the model is loaded and warmed up, and the main thread steps until
+the process leaves (see departure.py).
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry
+
+from proa.blocks import BLOCK_HASH_VERSION
+from proa.tokenizer_files import digest
+from proa_engine.config import EngineConfig
+from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.types import EngineCoreRequest
+from proa_engine.core.validation import check_request
+from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics
+from proa_engine.server.departure import FAREWELL_SECONDS, Departure
+from proa_engine.server.engine_loop import EngineLoop, Handoff
+from proa_engine.server.frontend import Frontend, LoadedEngine
+from proa_engine.server.health import SETTLE_SECONDS, Health
+from proa_engine.server.io_thread import IoThread
+from proa_engine.server.model_info import ModelInfo
+from proa_engine.server.observer import RequestObserver
+from proa_engine.server.servicer import EngineServicer
+from proa_engine.server.signals import SignalPipe
+from proa_engine.server.warm_up import warm_up
+from proa_engine.server.watchdog import STEP_SECONDS, StepLimits, Watchdog
+from proa_engine.telemetry import EngineTracer
+from proa_engine.tokenizer import read_tokenizer_files
+
+BUILTIN_NAME = "proa-builtin"
+HOPE_SECONDS = 60.0  # for a late step of a single process
+HOPE_SECONDS_PARALLEL = 0.0  # with several ranks, where late means that a collective hangs
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What `proa-engine serve` was asked for. Times in seconds; `metrics_port` 0: no metrics."""
+
+    config: EngineConfig
+    host: str = "0.0.0.0"
+    port: int = 50051
+    metrics_port: int = 9400
+    drain_timeout: float = 60.0
+    step_timeout: float = STEP_SECONDS
+
+
+class StartError(Exception):
+    """The engine cannot start; says why in a sentence for the user."""
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until told to leave; the exit status. Raises StartError."""
+    server = EngineServer(options)
+    server.start()
+    server.watch_signals()
+    return server.run()
+
+
+class EngineServer:
+    """`load` and `exit_process` can be replaced in tests."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        *,
+        load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_engine,
+        exit_process: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._options = options
+        self._load = load
+        self._started_at = time.monotonic()
+        self._registry = CollectorRegistry()
+        self._tracer = EngineTracer.from_environment(model_name=served_name(options.config))
+        self._frontend = Frontend()
+        self._health = Health()
+        servicer = EngineServicer(self._frontend, self._on_session)
+        self._io = IoThread(f"{options.host}:{options.port}", servicer, self._health)
+        self._departure = Departure(
+            self._frontend,
+            self._health,
+            run_on_io_thread=self._io.run,
+            last_rites=self._tracer.shutdown,
+            drain_timeout=options.drain_timeout,
+            exit_process=exit_process,
+        )
+
+    def start(self) -> int:
+        """Answer gRPC and metrics from now on; the gRPC port. Raises StartError where a port cannot be had."""
+        host, metrics_port = self._options.host, self._options.metrics_port
+        try:
+            port = self._io.start()
+            if metrics_port:
+                serve_metrics(self._registry, host, metrics_port)
+        except OSError as error:
+            raise StartError(f"cannot listen on {host}: {error}") from error
+        _log.info("listening on %s:%d", self._options.host, port)
+        return port
+
+    def watch_signals(self) -> None:
+        """Leave on SIGTERM and SIGINT. Called on the main thread."""
+        pipe = SignalPipe((signal.SIGTERM, signal.SIGINT), self._departure.on_signal)
+        self._io.add_reader(pipe.fileno(), pipe.read)
+
+    def request_stop(self) -> None:
+        """What SIGTERM does, from any thread."""
+        self._io.call_soon(self._departure.on_signal, signal.SIGTERM)
+
+    def run(self) -> int:
+        """Load, then step on this thread until the process is to leave; the exit status."""
+        try:
+            parts = self._load_engine()
+            watchdog = self._make_watchdog(parts, self._warm_up(parts))
+            metrics = self._make_metrics(parts)
+            loop = EngineLoop(parts.core, self._make_handoff(), metrics.observe_step)
+            self._io.run(self._open(parts, metrics, loop)).result()
+            watchdog.start()
+            self._step(loop)
+            watchdog.stop()
+            parts.executor.shutdown()
+            return 0
+        finally:
+            self._io.stop(FAREWELL_SECONDS)
+            self._tracer.shutdown()
+
+    def _load_engine(self) -> EngineParts:
+        try:
+            return self._load(self._options.config, _log.info)
+        except (ValueError, OSError, ExecutorFailed) as error:
+            raise StartError(str(error)) from error
+
+    def _warm_up(self, parts: EngineParts) -> float:
+        started_at = time.monotonic()
+        config = parts.config
+        largest = warm_up(
+            parts.core,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=parts.limits.max_model_len,
+        )
+        _log.info("warmed up in %.1f s; a full step takes about %.2f s", time.monotonic() - started_at, largest)
+        # What is alive now stays; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        return largest
+
+    def _make_metrics(self, parts: EngineParts) -> EngineMetrics:
+        cache_config = CacheConfig(
+            block_size=parts.config.block_size,
+            num_gpu_blocks=parts.executor.num_gpu_blocks,
+            enable_prefix_caching=parts.config.enable_prefix_caching,
+        )
+        return EngineMetrics(self._registry, model_name=served_name(parts.config), cache_config=cache_config)
+
+    def _make_watchdog(self, parts: EngineParts, largest_step: float) -> Watchdog:
+        parallel = parts.config.tensor_parallel_size > 1
+        limits = StepLimits.from_warm_up(
+            largest_step,
+            step_timeout=self._options.step_timeout,
+            hope=HOPE_SECONDS_PARALLEL if parallel else HOPE_SECONDS,
+        )
+        return Watchdog(
+            limits,
+            step_started_at=lambda: parts.core.step_started_at,
+            failure=lambda: self._departure.failure,
+            on_verdict=self._departure.on_verdict,
+            on_failure=self._departure.die,
+        )
+
+    def _make_handoff(self) -> Handoff:
+        def on_error(error: Exception) -> None:
+            _log.error("a step's outputs could not be delivered", exc_info=error)
+            self._departure.failure = f"a step's outputs could not be delivered: {error}"
+
+        return Handoff(self._io.call_soon, self._frontend.deliver, on_error)
+
+    async def _open(self, parts: EngineParts, metrics: EngineMetrics, loop: EngineLoop) -> None:
+        """On the I/O thread: requests are taken from now on."""
+
+        def validate(request: EngineCoreRequest) -> None:
+            check_request(request, parts.limits)
+
+        files = read_tokenizer_files(parts.folder)
+        info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
+        observer = RequestObserver(self._tracer, metrics)
+        self._frontend.open(LoadedEngine(parts.core, info, sorted(files.items()), validate, observer))
+        self._departure.on_loaded(loop.stop)
+        await self._health.update(loaded=True)
+        event_loop = asyncio.get_running_loop()
+        event_loop.call_later(SETTLE_SECONDS, self._on_session)
+        _log.info("ready after %.1f s: %s", time.monotonic() - self._started_at, info.model_name)
+
+    def _step(self, loop: EngineLoop) -> None:
+        try:
+            loop.run()
+        except Exception as error:
+            _log.error("a step failed", exc_info=error)
+            self._departure.failure = str(error) or repr(error)
+            self._departure.gone.wait()  # the watchdog thread ends the process
+
+    def _on_session(self) -> None:
+        """On the I/O thread: a gateway is here, or has had the time to come."""
+        if not self._health.facts.settled:
+            self._settling = asyncio.ensure_future(self._health.update(settled=True))
+
+
+def served_name(config: EngineConfig) -> str:
+    return config.served_model_name or (BUILTIN_NAME if config.model == "builtin" else config.model)
+
+
+def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
+    config = parts.config
+    return ModelInfo(
+        instance_id=secrets.token_hex(8),
+        model_name=served_name(config),
+        model=config.model,
+        revision=config.revision or "",
+        max_model_len=parts.limits.max_model_len,
+        vocab_size=parts.limits.vocab_size,
+        block_size=config.block_size,
+        num_gpu_blocks=parts.executor.num_gpu_blocks,
+        block_hash_version=BLOCK_HASH_VERSION,
+        tokenizer_digest=tokenizer_digest,
+        eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logprobs=config.max_logprobs,
+        max_waiting_requests=config.max_waiting_requests,
+        prefix_caching=config.enable_prefix_caching,
+        engine_version=version("proa-engine"),
+    )

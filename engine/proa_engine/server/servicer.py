@@ -1,0 +1,87 @@
+"""EngineServicer: the contract's methods. Each turns its message into a call, and the answer into a message."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from proa.engine.v1 import service_pb2, service_pb2_grpc
+from proa_engine.server import convert
+from proa_engine.server.errors import EngineError, status_code
+from proa_engine.server.frontend import Frontend
+from proa_engine.server.generate_call import GenerateCall
+from proa_engine.server.session import Session
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EngineServicer(service_pb2_grpc.EngineServiceServicer):
+    """Thin over the frontend. `on_session` is called when a gateway has opened a session."""
+
+    def __init__(self, frontend: Frontend, on_session: Callable[[], None]) -> None:
+        self._frontend = frontend
+        self._on_session = on_session
+
+    async def Generate(self, request: service_pb2.GenerateRequest, context: Context) -> None:
+        async with _answering(context), GenerateCall(self._frontend) as call:
+            call.submit(convert.request_from_pb(request.request, now=time.time()))
+            while (output := await call.next_output()) is not None:
+                await context.write(convert.generate_to_pb(output))
+
+    async def Session(self, messages: AsyncIterator[service_pb2.SessionRequest], context: Context) -> None:
+        async with _answering(context):
+            await Session(self._frontend, self._on_session).run(messages, context.write)
+
+    async def Abort(self, request: service_pb2.AbortRequest, context: Context) -> service_pb2.AbortResponse:
+        self._frontend.abort(request.request_ids)
+        return convert.abort_to_pb()
+
+    async def GetModelInfo(
+        self, request: service_pb2.GetModelInfoRequest, context: Context
+    ) -> service_pb2.GetModelInfoResponse:
+        async with _answering(context):
+            return convert.model_info_to_pb(self._frontend.engine.info)
+
+    async def GetTokenizer(self, request: service_pb2.GetTokenizerRequest, context: Context) -> None:
+        async with _answering(context):
+            for part in convert.tokenizer_files_to_pb(self._frontend.engine.tokenizer_files):
+                await context.write(part)
+
+    async def GetLoad(self, request: service_pb2.GetLoadRequest, context: Context) -> service_pb2.GetLoadResponse:
+        return convert.load_to_pb(*self._frontend.load())
+
+
+class DecodingInterceptor(grpc.aio.ServerInterceptor):
+    """Answers bytes that are no message with INVALID_ARGUMENT, where gRPC would say UNKNOWN and log a traceback.
+
+    In the stream of a Session they arrive as None.
+    """
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(f"/{convert.SERVICE}/"):
+            return handler
+        changes: dict[str, Any] = {"request_deserializer": convert.tolerant(handler.request_deserializer)}
+        if not handler.request_streaming:
+            kind = "unary_stream" if handler.response_streaming else "unary_unary"
+            changes[kind] = _refusing_none(getattr(handler, kind))
+        return handler._replace(**changes)
+
+
+def _refusing_none(method: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+    async def refuse_or_call(request: Any, context: Context) -> Any:
+        if request is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not a message of this method")
+        return await method(request, context)
+
+    return refuse_or_call
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except EngineError as error:
+        await context.abort(status_code(error), str(error))

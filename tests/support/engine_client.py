@@ -1,0 +1,91 @@
+"""Messages to an engine, built with keyword defaults, and a Session held by a test."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
+
+DEADLINE = 20.0
+
+
+def engine_request(
+    prompt: Sequence[int] = (1, 2, 3), *, request_id: str = "", **params: Any
+) -> core_pb2.EngineCoreRequest:
+    return core_pb2.EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=array("I", prompt).tobytes(),
+        sampling_params=core_pb2.SamplingParams(**{"max_tokens": 4, "ignore_eos": True} | params),
+    )
+
+
+def generate_request(prompt: Sequence[int] = (1, 2, 3), **kwargs: Any) -> service_pb2.GenerateRequest:
+    return service_pb2.GenerateRequest(request=engine_request(prompt, **kwargs))
+
+
+async def generate(stub: service_pb2_grpc.EngineServiceStub, *args: Any, **kwargs: Any) -> list[int]:
+    """All tokens of one Generate call."""
+    call = stub.Generate(generate_request(*args, **kwargs), timeout=DEADLINE)
+    return [token_id async for response in call for token_id in response.output.new_token_ids]
+
+
+class SessionClient:
+    """One Session; tokens and endings are collected as they are read."""
+
+    def __init__(self, stub: service_pb2_grpc.EngineServiceStub) -> None:
+        self.call = stub.Session(timeout=DEADLINE)
+        self.hello: service_pb2.Hello | None = None
+        self.tokens: dict[int, list[int]] = {}  # by handle
+        self.finished: dict[int, core_pb2.EngineCoreOutput] = {}
+        self.rejected: dict[int, service_pb2.Rejected] = {}
+        self.num_outputs = 0  # messages
+        self.stats: core_pb2.SchedulerStats | None = None
+        self.draining = False
+
+    async def open(self, client_id: str = "test") -> "SessionClient":
+        await self.call.write(service_pb2.SessionRequest(open=service_pb2.OpenSession(client_id=client_id)))
+        message = await self.call.read()
+        assert message is not grpc.aio.EOF, await self.call.details()
+        self.hello = message.hello
+        return self
+
+    async def add(self, handle: int, *args: Any, **kwargs: Any) -> None:
+        request = engine_request(*args, **{"request_id": f"{id(self)}-{handle}"} | kwargs)
+        await self.call.write(service_pb2.SessionRequest(add=service_pb2.AddRequest(handle=handle, request=request)))
+
+    async def abort(self, *handles: int) -> None:
+        await self.call.write(service_pb2.SessionRequest(abort=service_pb2.AbortHandles(handles=handles)))
+
+    async def read(self) -> bool:
+        """Take one message; False at the end of the stream. Raises `grpc.aio.AioRpcError`."""
+        message = await self.call.read()
+        if message is grpc.aio.EOF:
+            code = await self.call.code()
+            if code is not grpc.StatusCode.OK:
+                raise AssertionError(f"{code.name}: {await self.call.details()}")
+            return False
+        match message.WhichOneof("message"):
+            case "outputs":
+                self._take(message.outputs)
+            case "rejected":
+                self.rejected[message.rejected.handle] = message.rejected
+            case "draining":
+                self.draining = True
+        return True
+
+    async def read_until_finished(self, *handles: int) -> None:
+        while not all(handle in self.finished for handle in handles):
+            assert await self.read(), "the session ended"
+
+    def _take(self, outputs: core_pb2.EngineCoreOutputs) -> None:
+        self.num_outputs += 1
+        self.stats = outputs.stats
+        columns = array("I", outputs.plain_handles), array("I", outputs.plain_token_ids)
+        for handle, token_id in zip(*columns, strict=True):
+            self.tokens.setdefault(handle, []).append(token_id)
+        for output in outputs.outputs:
+            self.tokens.setdefault(output.handle, []).extend(output.new_token_ids)
+            if output.finish_reason:
+                self.finished[output.handle] = output

@@ -1,0 +1,99 @@
+"""The engine's own server in this process, over the fake executor: real gRPC, real core, no model."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from proa.engine.v1 import service_pb2_grpc
+from proa_engine.config import EngineConfig
+from proa_engine.engine_parts import EngineParts, assemble_engine
+from proa_engine.server.serve import EngineServer, ServeOptions
+from support.fake_executor import VOCAB_SIZE, FakeExecutor
+
+CLIENT_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+@dataclass
+class LoadedFakeExecutor(FakeExecutor):
+    """What a loaded executor knows beyond stepping."""
+
+    max_model_len: int = 128
+    eos_token_ids: frozenset[int] = frozenset()
+    model_config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE))
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        return self.num_blocks
+
+
+@dataclass
+class RunningServer:
+    server: EngineServer
+    port: int
+    parts: EngineParts
+    exits: list[int]  # statuses with which the process would have left
+    result: list[int]  # what run() returned
+    thread: threading.Thread
+
+    def channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=CLIENT_OPTIONS)
+
+    def stub(self, channel: grpc.aio.Channel) -> service_pb2_grpc.EngineServiceStub:
+        return service_pb2_grpc.EngineServiceStub(channel)
+
+
+def wait_for_health(port: int, service: str, *, serving: bool = True, seconds: float = 10.0) -> None:
+    """Until the health of this service is as asked. Raises `grpc.RpcError` when that takes too long."""
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=seconds, wait_for_ready=True):
+            if response.status == status:
+                return
+
+
+@contextmanager
+def running_server(
+    executor: LoadedFakeExecutor | None = None,
+    *,
+    folder: Path = Path("/nonexistent"),
+    drain_timeout: float = 5.0,
+    step_timeout: float = 5.0,
+    **config: Any,
+) -> Iterator[RunningServer]:
+    """A server that has loaded; told to leave at the end, if it has not left before."""
+    executor = executor or LoadedFakeExecutor()
+    config = {"model": "fake", "block_size": executor.block_size, "max_num_batched_tokens": 64} | config
+    parts = assemble_engine(EngineConfig(**config), executor, folder)
+    options = ServeOptions(
+        config=parts.config,
+        host="127.0.0.1",
+        port=0,
+        metrics_port=0,
+        drain_timeout=drain_timeout,
+        step_timeout=step_timeout,
+    )
+    exits: list[int] = []
+    result: list[int] = []
+    server = EngineServer(options, load=lambda config, report: parts, exit_process=exits.append)
+    port = server.start()
+    thread = threading.Thread(target=lambda: result.append(server.run()), name="engine-main")
+    thread.start()
+    try:
+        wait_for_health(port, "startup")
+        yield RunningServer(server, port, parts, exits, result, thread)
+    finally:
+        server.request_stop()
+        thread.join(10)
+        assert not thread.is_alive(), "the server does not leave"
