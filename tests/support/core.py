@@ -1,0 +1,161 @@
+"""An engine core over a fake executor, and what came out of it. For tests of the core."""
+
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import Any, Literal
+
+from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.factory import make_core
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+    Rejection,
+)
+from support.fake_executor import FakeExecutor, generate
+
+EOS = frozenset({0})
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str]) -> bytes:
+    return sha256(repr((parent, list(token_ids), list(extra_keys))).encode()).digest()
+
+
+def make_request(
+    request_id: str = "a",
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    priority: int = 0,
+    cache_salt: str = "",
+    resumed: Sequence[int] = (),
+    client: int = 0,
+    **params: Any,
+) -> EngineCoreRequest:
+    """A request of so many tokens that it ends by itself only where the test says so."""
+    params = {"max_tokens": 8, "ignore_eos": True, **params}
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(**params),
+        priority=priority,
+        cache_salt=cache_salt,
+        resumed_token_ids=list(resumed),
+        arrival_time=0.0,
+        client=client,
+    )
+
+
+class Clock:
+    """Seconds that pass only by being asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class CoreRun:
+    """A core that checks itself after every step, and keeps what it says."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 128,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        max_waiting_requests: int = 1000,
+        async_scheduling: bool = True,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        enable_prefix_caching: bool = True,
+        eos_token_ids: frozenset[int] = EOS,
+        block_order: Sequence[int] | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.executor = FakeExecutor(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_in_flight=2 if async_scheduling else 1,
+        )
+        self.core: EngineCore = make_core(
+            self.executor,
+            hash_block=hash_block,
+            root_hash=b"root",
+            num_gpu_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting_requests=max_waiting_requests,
+            eos_token_ids=eos_token_ids,
+            enable_prefix_caching=enable_prefix_caching,
+            async_scheduling=async_scheduling,
+            scheduling_policy=policy,
+            block_order=block_order,
+            clock=clock or Clock(),
+        )
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.outputs: dict[str, list[EngineCoreOutput]] = {}
+        self.rejections: list[Rejection] = []
+
+    def submit(self, *requests: EngineCoreRequest) -> None:
+        for request in requests:
+            self.core.submit(request)
+
+    def step(self) -> None:
+        outputs = self.core.step()
+        self.core.check_integrity()
+        if outputs is not None:
+            self.rejections += outputs.rejections
+            for output in outputs.outputs:
+                self.outputs.setdefault(output.request_id, []).append(output)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def finish(self, max_steps: int = 2000) -> None:
+        """Step until nothing is left to do, which must leave nothing behind."""
+        for _ in range(max_steps):
+            if not self.core.has_unfinished_requests():
+                break
+            self.step()
+        assert not self.core.has_unfinished_requests(), f"not finished after {max_steps} steps"
+        assert self.core.stats().kv_cache_usage == 0, "blocks have leaked"
+        assert not self.executor.rows, "the workers were not told of every end"
+
+    def tokens(self, request_id: str = "a") -> list[int]:
+        return [token_id for output in self.outputs.get(request_id, ()) for token_id in output.new_token_ids]
+
+    def last(self, request_id: str = "a") -> EngineCoreOutput:
+        return self.outputs[request_id][-1]
+
+    def finish_reason(self, request_id: str = "a") -> FinishReason | None:
+        return self.last(request_id).finish_reason if request_id in self.outputs else None
+
+    def events(self, request_id: str = "a") -> list[Event]:
+        return [event for output in self.outputs.get(request_id, ()) for event in output.events]
+
+    def event_types(self, request_id: str = "a") -> list[EventType]:
+        return [event.type for event in self.events(request_id)]
+
+    def batches(self) -> list[dict[str, int]]:
+        """Each step's plan: request id -> tokens. Steps that compute nothing are left out."""
+        return [plan.num_scheduled_tokens for plan in self.executor.plans if not plan.is_empty]
+
+    def expected(self, request: EngineCoreRequest) -> list[int]:
+        """The output that the fake model gives, however it is scheduled; without tokens generated elsewhere."""
+        tokens = generate(request.prompt_token_ids, request.sampling_params, self.eos_token_ids, self.max_model_len)
+        return tokens[len(request.resumed_token_ids) :]
+
+    def assert_complete(self, requests: Iterable[EngineCoreRequest]) -> None:
+        for request in requests:
+            assert self.tokens(request.request_id) == self.expected(request), request.request_id

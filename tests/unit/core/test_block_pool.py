@@ -1,0 +1,163 @@
+"""FreeBlockQueue and BlockPool: who is given out next, and what can still be found."""
+
+import random
+
+import pytest
+
+from proa_engine.core.block_pool import Block, BlockPool, FreeBlockQueue
+
+
+def ids(blocks: list[Block]) -> list[int]:
+    return [block.block_id for block in blocks]
+
+
+def queue_of(count: int) -> tuple[FreeBlockQueue, list[Block]]:
+    blocks = [Block(block_id) for block_id in range(count)]
+    return FreeBlockQueue(blocks), blocks
+
+
+def test_queue_gives_out_in_order() -> None:
+    queue, _ = queue_of(3)
+    assert [queue.pop_left().block_id for _ in range(3)] == [0, 1, 2]
+    assert len(queue) == 0
+    assert queue.to_list() == []
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_queue_removes_anywhere(index: int) -> None:
+    queue, blocks = queue_of(4)
+    queue.remove(blocks[index])
+    assert ids(queue.to_list()) == [block_id for block_id in range(4) if block_id != index]
+
+
+def test_queue_takes_blocks_at_both_ends() -> None:
+    queue, blocks = queue_of(3)
+    queue.remove(blocks[0])
+    queue.remove(blocks[1])
+    queue.append(blocks[0])
+    queue.append_left(blocks[1])
+    assert ids(queue.to_list()) == [1, 2, 0]
+
+
+def test_queue_refuses_what_it_does_not_hold_and_what_it_holds() -> None:
+    queue, blocks = queue_of(2)
+    with pytest.raises(AssertionError, match="is free already"):
+        queue.append(blocks[0])
+    queue.remove(blocks[0])
+    with pytest.raises(AssertionError, match="is not free"):
+        queue.remove(blocks[0])
+    queue.pop_left()
+    with pytest.raises(AssertionError, match="no block is free"):
+        queue.pop_left()
+
+
+def test_queue_agrees_with_a_list_under_random_use() -> None:
+    rng = random.Random(0)
+    queue, outside = FreeBlockQueue([]), [Block(block_id) for block_id in range(20)]
+    model: list[Block] = []
+    for _ in range(2000):
+        if outside and rng.random() < 0.5:
+            block = outside.pop(rng.randrange(len(outside)))
+            if rng.random() < 0.5:
+                queue.append(block)
+                model.append(block)
+            else:
+                queue.append_left(block)
+                model.insert(0, block)
+        elif model:
+            if rng.random() < 0.5:
+                outside.append(queue.pop_left())
+                assert outside[-1] is model.pop(0)
+            else:
+                outside.append(model.pop(rng.randrange(len(model))))
+                queue.remove(outside[-1])
+        assert queue.to_list() == model
+
+
+def test_pool_gives_out_blocks_in_the_given_order() -> None:
+    pool = BlockPool(4, order=[2, 0, 3, 1])
+    assert ids(pool.get_new_blocks(3)) == [2, 0, 3]
+    assert pool.num_free_blocks == 1
+    pool.check_integrity()
+
+
+def test_pool_of_no_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one block, got 0"):
+        BlockPool(0)
+
+
+def test_order_must_be_a_permutation() -> None:
+    with pytest.raises(AssertionError, match="permutation"):
+        BlockPool(3, order=[0, 1, 1])
+
+
+def test_freed_content_is_found_until_its_block_is_given_out_again() -> None:
+    pool = BlockPool(2)
+    block = pool.get_new_blocks(1)
+    pool.cache_full_blocks(block, [b"x"])
+    pool.free_blocks(block)
+    assert pool.get_cached_block(b"x") is block[0]
+    pool.get_new_blocks(2)
+    assert pool.get_cached_block(b"x") is None
+    pool.check_integrity()
+
+
+def test_shared_block_is_free_when_the_last_reader_gives_it_back() -> None:
+    pool = BlockPool(1)
+    block = pool.get_new_blocks(1)
+    pool.touch(block)
+    pool.free_blocks(block)
+    assert pool.num_free_blocks == 0
+    pool.free_blocks(block)
+    assert pool.num_free_blocks == 1
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.free_blocks(block)
+
+
+def test_touching_a_free_block_keeps_its_content() -> None:
+    pool = BlockPool(2)
+    block = pool.get_new_blocks(1)
+    pool.cache_full_blocks(block, [b"x"])
+    pool.free_blocks(block)
+    pool.touch(block)
+    assert pool.num_free_blocks == 1
+    pool.get_new_blocks(1)
+    assert pool.get_cached_block(b"x") is block[0]
+    pool.check_integrity()
+
+
+def test_eviction_takes_nameless_blocks_first_then_the_oldest_and_of_a_sequence_its_tail() -> None:
+    pool = BlockPool(6)
+    first, second = pool.get_new_blocks(3), pool.get_new_blocks(3)
+    pool.cache_full_blocks(first[:2], [b"a", b"b"])
+    pool.cache_full_blocks(second[:2], [b"c", b"d"])
+    pool.free_blocks(first)
+    pool.free_blocks(second)
+    assert ids(pool.get_new_blocks(6)) == [5, 2, 1, 0, 4, 3]
+
+
+def test_same_content_twice_is_found_once() -> None:
+    pool = BlockPool(2)
+    one, two = pool.get_new_blocks(2)
+    pool.cache_full_blocks([one], [b"x"])
+    pool.cache_full_blocks([two], [b"x"])
+    assert pool.get_cached_block(b"x") is one
+    assert two.block_hash is None
+    pool.check_integrity()
+
+
+def test_reset_forgets_content_but_not_readers() -> None:
+    pool = BlockPool(2)
+    block = pool.get_new_blocks(1)
+    pool.cache_full_blocks(block, [b"x"])
+    pool.reset_cache()
+    assert pool.get_cached_block(b"x") is None
+    assert pool.num_free_blocks == 1
+    pool.check_integrity()
+
+
+def test_integrity_check_sees_a_lost_block() -> None:
+    pool = BlockPool(2)
+    pool.get_new_blocks(1)[0].ref_count = 0
+    with pytest.raises(AssertionError, match="differ"):
+        pool.check_integrity()

@@ -1,0 +1,162 @@
+"""Thousands of requests at random, under memory pressure: every token right, no block lost, nobody left waiting."""
+
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+
+from proa_engine.core.types import EngineCoreRequest, EventType, FinishReason
+from support.core import EOS, CoreRun, make_request
+from support.fake_executor import VOCAB_SIZE, generate
+
+MAX_MODEL_LEN = 60
+Policy = Literal["fcfs", "priority"]
+
+
+def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list[int]:
+    prefix = rng.choice(prefixes)
+    return [*prefix[: rng.randint(0, len(prefix))], *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12)))]
+
+
+def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> EngineCoreRequest:
+    max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
+    params = {
+        "max_tokens": max_tokens,
+        "min_tokens": min(rng.choice([0, 0, 3]), max_tokens or 3),
+        "ignore_eos": rng.random() < 0.3,
+        "stop_token_ids": rng.choice([(), (), (7, 8), (0,)]),
+        "logprobs": rng.choice([None, None, 0]),
+        "prompt_logprobs": rng.choice([None, None, None, 0]),
+    }
+    request = make_request(
+        request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
+    )
+    output = generate(prompt, request.sampling_params, EOS, MAX_MODEL_LEN)
+    if rng.random() < 0.1 and len(output) > 1:
+        resumed = output[: rng.randint(1, len(output) - 1)]
+        return make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
+    return request
+
+
+class Traffic:
+    """Random arrivals and aborts, between steps and in the middle of them."""
+
+    def __init__(self, run: CoreRun, rng: random.Random, num_requests: int, abort_share: float) -> None:
+        self.run = run
+        self.rng = rng
+        self.abort_share = abort_share
+        self.aborted: set[str] = set()
+        self.requests: dict[str, EngineCoreRequest] = {}
+        prefixes = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(4, 30))] for _ in range(4)]
+        self.coming = [random_request(rng, f"r{i}", random_prompt(rng, prefixes)) for i in range(num_requests)]
+        run.executor.while_waiting = self.disturb
+
+    def disturb(self) -> None:
+        while self.coming and self.rng.random() < 0.4:
+            request = self.coming.pop()
+            self.requests[request.request_id] = request
+            self.run.submit(request)
+        if self.requests and self.rng.random() < self.abort_share:
+            request_id = self.rng.choice(list(self.requests))
+            self.aborted.add(request_id)
+            self.run.core.abort([request_id, "nobody"])
+
+    def drive(self) -> None:
+        for _ in range(20_000):
+            if not self.coming:
+                break
+            self.disturb()
+            self.run.step()
+        self.run.finish()
+
+    def check(self, request: EngineCoreRequest) -> None:
+        request_id = request.request_id
+        outputs = self.run.outputs[request_id]
+        expected = self.run.expected(request)
+        finished = [output.finish_reason for output in outputs if output.finish_reason is not None]
+        assert len(finished) == 1
+        assert outputs[-1].finish_reason is not None
+        tokens = self.run.tokens(request_id)
+        if finished[0] is FinishReason.ABORT:
+            assert request_id in self.aborted
+            assert tokens == expected[: len(tokens)]
+            return
+        assert tokens == expected
+        assert outputs[-1].num_output_tokens == len(tokens) + len(request.resumed_token_ids)
+        if request.sampling_params.logprobs is not None:
+            assert [logprob.token_id for output in outputs for logprob in output.logprobs] == tokens
+        if request.sampling_params.prompt_logprobs is not None:
+            positions = [logprob.rank for output in outputs for logprob in output.prompt_logprobs]
+            assert positions == list(range(1, len(request.prompt_token_ids)))
+            assert outputs[-1].num_cached_tokens == 0
+        self.check_events(self.run.event_types(request_id))
+
+    @staticmethod
+    def check_events(types: list[EventType]) -> None:
+        assert types[:2] == [EventType.QUEUED, EventType.SCHEDULED]
+        assert types[-1] is EventType.FINISHED
+        assert types.count(EventType.FIRST_TOKEN) == 1
+        turns = [event for event in types if event in (EventType.PREEMPTED, EventType.RESUMED)]
+        assert all(event is (EventType.RESUMED if i % 2 else EventType.PREEMPTED) for i, event in enumerate(turns))
+
+
+def random_run(rng: random.Random, *, async_scheduling: bool, policy: Policy, num_blocks: int | None = None) -> CoreRun:
+    num_blocks = num_blocks or rng.choice([15, 16, 20, 40])  # of 4 tokens: one of the longest requests, up to three
+    return CoreRun(
+        num_blocks=num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=rng.choice([1, 3, 8, 16]),
+        max_num_batched_tokens=rng.choice([3, 16, 64]),
+        async_scheduling=async_scheduling,
+        policy=policy,
+        enable_prefix_caching=rng.random() < 0.8,
+        block_order=rng.sample(range(num_blocks), num_blocks),
+    )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_traffic_under_memory_pressure(seed: int, async_scheduling: bool, policy: Policy) -> None:
+    rng = random.Random(seed)
+    run = random_run(rng, async_scheduling=async_scheduling, policy=policy)
+    traffic = Traffic(run, rng, num_requests=150, abort_share=0.1)
+    traffic.drive()
+    assert len(run.outputs) == 150
+    assert not run.rejections
+    for request in traffic.requests.values():
+        traffic.check(request)
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_memory_pressure_really_preempts_and_shares(async_scheduling: bool) -> None:
+    rng = random.Random(1)
+    run = CoreRun(num_blocks=16, max_model_len=MAX_MODEL_LEN, async_scheduling=async_scheduling)
+    Traffic(run, rng, num_requests=150, abort_share=0.0).drive()
+    stats = run.core.stats()
+    assert stats.num_preemptions > 20
+    assert stats.prefix_cache_hits > 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_same_tokens_as_an_unpressured_run(seed: int) -> None:
+    tokens = []
+    for num_blocks in (15, 2000):
+        rng = random.Random(seed)
+        run = CoreRun(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN)
+        traffic = Traffic(run, rng, num_requests=60, abort_share=0.0)
+        traffic.drive()
+        tokens.append({request_id: run.tokens(request_id) for request_id in traffic.requests})
+        assert (run.core.stats().num_preemptions > 0) is (num_blocks == 15)
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fcfs_starts_nobody_before_an_earlier_one(seed: int) -> None:
+    rng = random.Random(seed)
+    run = random_run(rng, async_scheduling=True, policy="fcfs")
+    traffic = Traffic(run, rng, num_requests=100, abort_share=0.0)
+    traffic.drive()
+    starts = [run.events(request_id)[1].timestamp for request_id in traffic.requests]
+    assert starts == sorted(starts)

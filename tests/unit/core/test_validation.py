@@ -1,0 +1,54 @@
+"""Validation against a model's limits: what it cannot serve is refused in a sentence."""
+
+from typing import Any
+
+import pytest
+
+from proa_engine.core.validation import ModelLimits, check_request
+from support.core import make_request
+
+LIMITS = ModelLimits(vocab_size=100, max_model_len=10, max_logprobs=5)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make_request(prompt=[0, 99]),
+        make_request(prompt=[1] * 9),
+        make_request(logprobs=5, prompt_logprobs=5),
+        make_request(logit_bias={99: 1.0}, allowed_token_ids=[0], stop_token_ids=[99], bad_words_token_ids=[[1, 99]]),
+        make_request(prompt=[1, 2], resumed=[3, 4], max_tokens=3),
+        make_request(prompt=[1, 2], resumed=[3, 4], max_tokens=None),
+    ],
+)
+def test_accepts_what_the_model_can_serve(request_: Any) -> None:
+    check_request(request_, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (make_request(prompt=[]), "the prompt must hold at least one token"),
+        (
+            make_request(prompt=[1] * 10),
+            "maximum context length is 10 tokens, and the prompt's 10 tokens leave no room",
+        ),
+        (make_request(prompt=[1, 100]), "token id 100 in the prompt is outside the model's vocabulary of 100 tokens"),
+        (make_request(prompt=[1, -1]), "token id -1 in the prompt"),
+        (make_request(logprobs=6), "logprobs must be at most 5, got 6"),
+        (make_request(prompt_logprobs=6), "prompt_logprobs must be at most 5, got 6"),
+        (make_request(logit_bias={100: 1.0}), "token id 100 in logit_bias"),
+        (make_request(allowed_token_ids=[100]), "token id 100 in allowed_token_ids"),
+        (make_request(stop_token_ids=[100]), "token id 100 in stop_token_ids"),
+        (make_request(bad_words_token_ids=[[1, 100]]), "token id 100 in bad_words_token_ids"),
+        (make_request(resumed=[100]), "token id 100 in resumed_token_ids"),
+        (
+            make_request(resumed=[1, 2], max_tokens=2),
+            r"resumed_token_ids holds 2 tokens, so max_tokens \(2\) leaves none",
+        ),
+        (make_request(prompt=[1] * 8, resumed=[1, 2]), "fill the model's maximum context length of 10 tokens"),
+    ],
+)
+def test_refuses_what_it_cannot(request_: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_request(request_, LIMITS)
