@@ -1,0 +1,68 @@
+# Every task, one word each. `make` alone lists them.
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.tools/bin:$(PATH)
+
+MODEL ?= builtin
+PORT ?= 8000
+TENSOR_PARALLEL ?= 1
+PYTEST_ARGS ?=
+
+##@ Use
+run: setup ## start an engine and a gateway here (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
+	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL)
+
+images: ## build the two container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
+	@scripts/images
+
+##@ Develop
+setup: ## make .venv with everything locked (PYTHON, TORCH_INDEX); a no-op once done
+	@scripts/setup
+
+test: lint types imports verify-protos chart-checks unit ## everything that has to pass
+
+unit: setup ## the unit and integration tests alone (PYTEST_ARGS)
+	pytest $(PYTEST_ARGS)
+
+lint: setup ## style of the code and of the contract
+	ruff check
+	ruff format --check
+	scripts/with-tool buf buf lint protos
+
+types: setup ## mypy, strict
+	mypy
+
+imports: setup ## who may import whom
+	lint-imports --cache-dir .import_linter_cache
+
+verify-protos: setup ## the generated code is what the contract generates
+	scripts/protos --check
+
+chart-checks: setup ## lint and render the chart
+	scripts/with-tool helm scripts/check-chart
+
+format: setup ## rewrite the code in the common style
+	ruff check --fix
+	ruff format
+
+protos: setup ## generate the contract's code
+	scripts/protos
+
+lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRADE=1: the newest versions)
+	scripts/lock
+
+e2e: setup ## install the chart on the cluster of KUBECONFIG and use it (PYTEST_ARGS)
+	pytest tests/e2e --timeout=900 $(PYTEST_ARGS)
+
+size: ## lines and function lengths of each package
+	@scripts/size
+
+clean: ## remove what the tasks above made
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
+
+help:
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: run images setup test unit lint types imports verify-protos chart-checks format protos lock e2e size clean help

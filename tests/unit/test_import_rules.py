@@ -1,0 +1,52 @@
+"""Who may import what, where the rule is about single files. Rules between packages are import-linter's."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENGINE = ROOT / "engine" / "proa_engine"
+GATEWAY = ROOT / "services" / "gateway" / "proa_gateway"
+
+# what -> the only files that may import it
+ONLY = {
+    "proa.engine.v1": [ENGINE / "server", GATEWAY / "convert.py"],
+    "proa.engine.v1.core_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
+    "proa.engine.v1.service_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
+    "google.protobuf": [ENGINE / "server/convert.py", GATEWAY / "convert.py"],
+    "grpc": [ENGINE / "server", *(GATEWAY / name for name in ("convert.py", "session.py", "engine_client.py"))],
+    "kubernetes": [GATEWAY / "discovery.py"],
+    "opentelemetry.sdk": [ENGINE / "telemetry.py", GATEWAY / "telemetry.py"],
+    "opentelemetry.exporter": [ENGINE / "telemetry.py", GATEWAY / "telemetry.py"],
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file names, wherever in it: `from a import b` is both a and a.b."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files() -> list[Path]:
+    return [path for package in (ENGINE, GATEWAY) for path in sorted(package.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("module", ONLY)
+def test_only_its_own_files_import(module: str) -> None:
+    importers = {path for path in files() if any(f"{name}.".startswith(f"{module}.") for name in imports(path))}
+    strangers = {path for path in importers if not any(path.is_relative_to(allowed) for allowed in ONLY[module])}
+    assert not strangers, f"{module} is imported by {sorted(str(path.relative_to(ROOT)) for path in strangers)}"
+
+
+def test_core_imports_the_standard_library_only() -> None:
+    for path in (ENGINE / "core").glob("*.py"):
+        for name in imports(path):
+            known = name.partition(".")[0] in sys.stdlib_module_names or name.startswith("proa_engine.core.")
+            assert known, f"{path.name} imports {name}"
