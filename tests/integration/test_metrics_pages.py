@@ -1,0 +1,181 @@
+"""The metrics pages of both hulls: the engine's fed by a real core, the gateway's by calls."""
+
+import time
+import urllib.request
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from proa_engine.core.factory import make_core
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    SchedulerStats,
+)
+from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics
+from proa_gateway.metrics import EngineLoad, GatewayMetrics
+from support.fake_executor import FakeExecutor
+from support.processes import free_port
+from support.scrape import Scrape
+
+CACHE = CacheConfig(block_size=4, num_gpu_blocks=64, enable_prefix_caching=True)
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str]) -> bytes:
+    return repr((parent, tuple(token_ids), tuple(extra_keys))).encode()
+
+
+def request(request_id: str, *, prompt: Sequence[int] = tuple(range(9)), max_tokens: int = 5) -> EngineCoreRequest:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+    return EngineCoreRequest(
+        request_id=request_id, prompt_token_ids=list(prompt), sampling_params=params, arrival_time=time.time()
+    )
+
+
+def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()) -> None:
+    """Run each round of requests to its end, and abort some after the first step of the last round."""
+    core = make_core(
+        FakeExecutor(num_blocks=64, block_size=4),
+        hash_block=hash_block,
+        root_hash=b"",
+        num_gpu_blocks=64,
+        block_size=4,
+        max_model_len=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_waiting_requests=8,
+        eos_token_ids=frozenset({60}),
+    )
+    for requests in rounds:
+        for each in requests:
+            core.submit(each)
+        while core.has_unfinished_requests():
+            if (outputs := core.step()) is not None:
+                metrics.observe_outputs(outputs)
+            if abort:
+                core.abort(abort)
+                abort = ()
+
+
+def scrape(registry: CollectorRegistry) -> Scrape:
+    return Scrape(generate_latest(registry).decode())
+
+
+def test_an_engines_page_counts_what_its_core_did() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    run_core(metrics, [request("a"), request("b", prompt=range(20, 32))], [request("again")])
+    page = scrape(registry)
+    assert page.value("vllm:generation_tokens_total", model_name="m", engine="0") == 15
+    assert page.value("vllm:prompt_tokens_total") == 9 + 12 + 9
+    assert page.value("vllm:prefix_cache_queries_total") > 0
+    assert page.value("vllm:prefix_cache_hits_total") == page.value("vllm:prompt_tokens_cached_total") == 8
+    assert page.value("vllm:request_success_total", finished_reason="length") == 3
+    assert page.value("vllm:request_success_total", finished_reason="abort") == 0
+    assert page.value("vllm:num_requests_running") == page.value("vllm:num_requests_waiting") == 0
+    assert page.value("vllm:kv_cache_usage_perc") == 0
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+        assert page.value(f"vllm:{name}_seconds_count") == 3
+    assert page.value("vllm:inter_token_latency_seconds_count") == 12  # five tokens have four gaps
+    assert page.value("gen_ai_server_time_to_first_token_seconds_count", gen_ai_request_model="m") == 3
+    assert page.value("vllm:request_prompt_tokens_sum") == 30
+
+
+def test_an_aborted_request_is_counted_and_forgotten() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    run_core(metrics, [request("a", max_tokens=50)], abort=["a"])
+    page = scrape(registry)
+    assert page.value("vllm:request_success_total", finished_reason="abort") == 1
+    assert not metrics._lives
+    assert not metrics._last_token
+
+
+def test_the_names_that_endpoint_pickers_read_are_there_from_the_start() -> None:
+    registry = CollectorRegistry()
+    EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    page = scrape(registry)
+    assert page.names >= {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
+        "vllm:lora_requests_info",
+    }
+    assert page.value("vllm:cache_config_info", block_size="4", num_gpu_blocks="64") == 1
+    assert page.types["vllm:num_requests_running"] == "gauge"
+    assert page.types["vllm:time_to_first_token_seconds"] == "histogram"
+
+
+def test_latency_buckets_start_at_one_millisecond() -> None:
+    registry = CollectorRegistry()
+    EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    GatewayMetrics(gateway := CollectorRegistry())
+    for each in (registry, gateway):
+        bounds: dict[str, float] = {}
+        for (name, labels), _ in scrape(each).samples.items():
+            if name.endswith("_seconds_bucket"):
+                bounds[name] = min(bounds.get(name, 1.0), float(dict(labels)["le"]))
+        assert set(bounds.values()) <= {0.001}
+
+
+def test_latencies_land_in_their_buckets() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    moments = [(EventType.QUEUED, 10.0), (EventType.SCHEDULED, 10.25), (EventType.FIRST_TOKEN, 12.0)]
+    first = EngineCoreOutput(
+        request_id="a", client=0, new_token_ids=[1], events=[Event(*each) for each in moments], num_prompt_tokens=3
+    )
+    plain = EngineCoreOutput(request_id="a", client=0, new_token_ids=[1])
+    for output, now in ((first, 12.0), (plain, 12.0015), (plain, 12.0115)):
+        metrics.observe_outputs(EngineCoreOutputs([output], SchedulerStats(num_running_reqs=1), now, 1))
+    page = scrape(registry)
+    assert page.value("vllm:request_queue_time_seconds_sum") == pytest.approx(0.25)
+    assert page.value("vllm:request_prefill_time_seconds_sum") == pytest.approx(1.75)
+    assert page.value("vllm:time_to_first_token_seconds_sum") == pytest.approx(2.0)
+    assert page.value("vllm:inter_token_latency_seconds_bucket", le="0.001") == 0
+    assert page.value("vllm:inter_token_latency_seconds_bucket", le="0.002") == 1
+    assert page.value("vllm:inter_token_latency_seconds_bucket", le="0.015") == 2
+    assert page.value("vllm:num_requests_running") == 1
+
+
+def test_an_engines_page_is_served_until_it_is_stopped() -> None:
+    registry = CollectorRegistry()
+    EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    port = free_port()
+    stop = serve_metrics(registry, "127.0.0.1", port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        page = Scrape(answer.read().decode())
+    stop()
+    assert "vllm:num_requests_running" in page.names
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    metrics.observe_request("/v1/chat/completions", 200)
+    metrics.observe_rejection("requests")
+    times = {"duration": 1.1, "time_to_first_token": 0.1}
+    metrics.observe_generation(operation="chat", model="m", input_tokens=7, output_tokens=11, **times)
+    metrics.observe_generation(operation="chat", model="m", duration=5.0, error_type="engine_lost")
+    metrics.observe_engine("a:1", EngineLoad("m", 3, 4, 0.5))
+    metrics.observe_engine("b:1", EngineLoad("m", 0, 0, 0.0))
+    metrics.forget_engine("b:1")
+    page = Scrape(metrics.render().decode())
+    assert page.value("proa_gateway_requests_total", route="/v1/chat/completions", status="200") == 1
+    assert page.value("proa_gateway_admission_rejections_total", reason="requests") == 1
+    assert page.value("gen_ai_server_request_duration_seconds_count", error_type="") == 1
+    assert page.value("gen_ai_server_request_duration_seconds_count", error_type="engine_lost") == 1
+    assert page.value("gen_ai_server_time_to_first_token_seconds_count") == 1
+    assert page.value("gen_ai_server_time_per_output_token_seconds_sum") == pytest.approx(0.1)
+    assert page.value("vllm:num_requests_running", engine="a:1") == 3
+    assert page.value("vllm:num_requests_waiting", engine="a:1") == 4
+    assert page.value("vllm:kv_cache_usage_perc", engine="a:1") == 0.5
+    with pytest.raises(KeyError):
+        page.value("vllm:num_requests_running", engine="b:1")
