@@ -1,0 +1,99 @@
+"""MultiProcExecutor: rank 0 in this process, ranks 1 … behind Unix sockets: spawned here, or sidecars of the pod.
+
+Every rank gets the same plans and draws the same noise, so all hold the same tokens and nothing is sent back. A rank
+that ends fails the executor; one that hangs is for the engine's watchdog, which calls `fail`.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+from proa_engine.config import EngineConfig
+from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.types import SchedulerOutput
+from proa_engine.executor.link import WorkerLink, spawn
+from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.worker import distributed, wire
+
+# A rank's end breaks rank 0's collective at about the moment it is seen on the socket; its own words say more.
+_LOSS_SECONDS = 1.0
+
+
+class MultiProcExecutor(UniProcExecutor):
+    def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
+        if config.worker_sockets and len(config.worker_sockets) != config.tensor_parallel_size - 1:
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs a worker socket for each rank from 1, "
+                f"{config.tensor_parallel_size - 1}, but {len(config.worker_sockets)} were given"
+            )
+        self._links: list[WorkerLink] = []
+        self._lost = Event()
+        self._directory: Path | None = None
+        super().__init__(config, report)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        frame = wire.encode(wire.Step(scheduler_output))
+        for link in self._links:
+            link.send(frame)
+        super().execute_model(scheduler_output)
+
+    def shutdown(self) -> None:
+        for link in self._links:
+            link.close()
+        self._links = []
+        super().shutdown()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _bring_up(self, config: EngineConfig) -> None:
+        """All ranks load at once; the rank with the least room decides the number of blocks for all."""
+        self._links = self._make_links(config)
+        for link in self._links:
+            try:
+                link.connect(self._report)
+            except ConnectionError as error:
+                raise ExecutorFailed(str(error)) from error
+        world_size = config.tensor_parallel_size
+        store = distributed.open_store(world_size)
+        rendezvous = distributed.Rendezvous(time.time_ns(), store.port, 0, world_size)
+        self._tell(wire.Init(config, rendezvous.generation, rendezvous.port))
+        self._local.call(lambda: self._worker.init_device(rendezvous, store))
+        sizes = [self._local.call(self._worker.load_model)]
+        for link in self._links:
+            ready = self._local.wait_for(link.ready)
+            assert ready.generation == rendezvous.generation
+            sizes.append(ready.sizes)
+        self._tell(wire.Start(min(size.num_blocks for size in sizes)))
+        self._start(sizes)
+        for link in self._links:
+            self._local.wait_for(link.started)
+
+    def _make_links(self, config: EngineConfig) -> list[WorkerLink]:
+        if config.worker_sockets:
+            return [
+                WorkerLink(rank, Path(path), None, self._on_lost)
+                for rank, path in enumerate(config.worker_sockets, start=1)
+            ]
+        self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
+        paths = [(rank, self._directory / f"rank-{rank}.sock") for rank in range(1, config.tensor_parallel_size)]
+        return [
+            WorkerLink(rank, path, spawn(rank, config.tensor_parallel_size, path), self._on_lost)
+            for rank, path in paths
+        ]
+
+    def _tell(self, message: wire.ToWorker) -> None:
+        frame = wire.encode(message)
+        for link in self._links:
+            link.send(frame)
+
+    def _on_lost(self, reason: str) -> None:
+        self._lost.set()
+        self.fail(reason)
+
+    def _explain(self, error: BaseException) -> str:
+        """An error of rank 0's step. Where it is another rank's doing, that rank's loss has been told meanwhile."""
+        self._lost.wait(_LOSS_SECONDS)
+        return super()._explain(error)

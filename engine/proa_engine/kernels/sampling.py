@@ -1,0 +1,104 @@
+"""What is done to logits on the way to a token: penalties, limits of the choice, the choice, log probabilities.
+
+Every function treats each row alone, so that a row's result never depends on its batch. Logits are [rows, vocab]
+float32. Knows nothing of requests; the noise comes from `noise.py`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from proa_engine.kernels.noise import gumbel
+
+# Rows whose kept tokens are among this many likeliest need no sort of the whole vocabulary.
+_NUM_CANDIDATES = 128
+
+
+def apply_penalties(
+    logits: Tensor,  # changed in place
+    token_ids: Tensor,  # [rows, length] int64: prompt, then output, then anything
+    num_prompt_tokens: Tensor,  # [rows] int64
+    num_tokens: Tensor,  # [rows] int64: prompt and output together
+    repetition: Tensor,  # [rows] float32
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    """Repetition (https://arxiv.org/abs/1909.05858) over prompt and output, then OpenAI's two over the output."""
+    vocab_size = logits.shape[1]
+    place = torch.arange(token_ids.shape[1], device=logits.device)
+    is_token = place < num_tokens[:, None]
+    is_output = is_token & (place >= num_prompt_tokens[:, None])
+    ids = token_ids.masked_fill(~is_token, 0)
+    seen = logits.new_zeros(logits.shape[0], vocab_size).scatter_add_(1, ids, is_token.float())
+    counts = logits.new_zeros(logits.shape[0], vocab_size).scatter_add_(1, ids, is_output.float())
+    penalty = repetition[:, None]
+    repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
+    logits.copy_(torch.where(seen > 0, repeated, logits))
+    logits.sub_(counts * frequency[:, None]).sub_((counts > 0).float() * presence[:, None])
+
+
+def apply_min_p(logits: Tensor, min_p: Tensor) -> None:
+    """Forbid, in place, tokens less likely than min_p, [rows] float32, times the likeliest."""
+    floor = logits.amax(-1) + min_p.log()
+    logits.masked_fill_(logits < floor[:, None], -math.inf)
+
+
+def apply_top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Keep, in place, the top_k likeliest tokens and of those the fewest that hold top_p of the probability.
+
+    top_k is [rows] int64, at least 1 (the vocabulary's size: all); top_p is [rows] float32. Tokens that equal the last
+    one kept are kept too.
+    """
+    vocab_size = logits.shape[1]
+    num_candidates = min(_NUM_CANDIDATES, vocab_size)
+    candidates = logits.topk(num_candidates).values
+    threshold, found = _threshold(candidates, logits.logsumexp(-1), top_k, top_p, vocab_size)
+    if num_candidates < vocab_size and not bool(found.all()):
+        rows = (~found).nonzero().squeeze(1)
+        ordered = logits[rows].sort(descending=True).values
+        threshold[rows] = _threshold(ordered, ordered.logsumexp(-1), top_k[rows], top_p[rows], vocab_size)[0]
+    logits.masked_fill_(logits < threshold[:, None], -math.inf)
+
+
+def _threshold(
+    ordered: Tensor, log_total: Tensor, top_k: Tensor, top_p: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """The least logit that is kept, [rows], and whether `ordered`, the head of the sorted row, was enough to tell."""
+    length = ordered.shape[1]
+    in_top_k = torch.arange(length, device=ordered.device) < top_k[:, None]
+    within = ordered.masked_fill(~in_top_k, -math.inf)
+    total = torch.where(top_k < vocab_size, within.logsumexp(-1), log_total)
+    probabilities = (within - total[:, None]).exp()
+    before = probabilities.cumsum(-1) - probabilities
+    kept = in_top_k & ((before < top_p[:, None]) | (top_p >= 1)[:, None])
+    kept[:, 0] = True
+    last = kept.sum(-1, keepdim=True) - 1
+    found = torch.where(top_k < vocab_size, top_k <= length, last.squeeze(1) < length - 1)
+    return ordered.gather(1, last).squeeze(1), found
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The likeliest token of each row, [rows] int64; of equals the lowest id."""
+    return logits.argmax(-1)
+
+
+def sample(logits: Tensor, key_lo: Tensor, key_hi: Tensor, position: Tensor) -> Tensor:
+    """A token drawn from softmax(logits) for each row, [rows] int64, by the Gumbel-max trick.
+
+    `position` is the absolute position that the token will take; keys and positions are [rows] int32.
+    """
+    token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    return greedy(gumbel(key_lo, key_hi, position, token_ids).add_(logits))
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log probability and rank of each row's token, [rows], and the num_top likeliest, ids and values [rows, num_top].
+
+    The rank counts from 1; tokens of equal probability share the better one.
+    """
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(1, token_ids[:, None])
+    ranks = (logprobs > chosen).sum(-1) + 1
+    top = logprobs.topk(min(num_top, logits.shape[1]))
+    return chosen.squeeze(1), ranks, top.indices, top.values

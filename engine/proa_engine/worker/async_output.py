@@ -1,0 +1,108 @@
+"""A step's result on its way from the device to the host.
+
+`collect` turns the host's copies into a ModelRunnerOutput. On a CPU the tensors are the copies; on CUDA `DeviceOutput`
+copies them on a stream of its own, so that the next step's kernels do not wait and neither does who started it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proa_engine.core.types import ModelRunnerOutput, TokenLogprobs
+from proa_engine.worker.sampler import LogprobTensors
+from proa_engine.worker.step_inputs import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step leaves for the host."""
+
+    token_ids: Tensor | None  # [sampled rows] int64
+    logprobs: LogprobTensors | None
+    prompt_logprobs: list[LogprobTensors]  # slices, in order
+
+
+def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
+    """The output in the plan's order. The tensors must be on the host and complete."""
+    ids: Iterator[int] = iter(()) if tensors.token_ids is None else iter(tensors.token_ids.tolist())
+    sampled = [[next(ids)] if is_sampled else [] for is_sampled in inputs.is_sampled]
+    return ModelRunnerOutput(
+        request_ids=inputs.request_ids,
+        sampled_token_ids=sampled,
+        logprobs=_logprobs(tensors.logprobs, inputs),
+        prompt_logprobs=_prompt_logprobs(tensors.prompt_logprobs, inputs),
+    )
+
+
+class DeviceOutput:
+    """A StepFuture over a copy in flight. Made on the stream that computes; read by whoever waits."""
+
+    def __init__(self, tensors: StepTensors, inputs: StepInputs, copy_stream: torch.cuda.Stream) -> None:
+        self._inputs = inputs
+        self._on_device = tensors  # kept until the copy is done: its memory must not be given out again
+        copy_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(copy_stream):
+            self._on_host = StepTensors(
+                None if tensors.token_ids is None else _to_host(tensors.token_ids),
+                None if tensors.logprobs is None else _logprobs_to_host(tensors.logprobs),
+                [_logprobs_to_host(part) for part in tensors.prompt_logprobs],
+            )
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def done(self) -> bool:
+        is_copied: bool = self._copied.query()
+        return is_copied
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Wait for the copy. CUDA cannot wait for a limited time, so the watchdog limits it instead of `timeout`."""
+        self._copied.synchronize()
+        return collect(self._on_host, self._inputs)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _logprobs_to_host(tensors: LogprobTensors) -> LogprobTensors:
+    return LogprobTensors(
+        _to_host(tensors.token_ids),
+        _to_host(tensors.logprobs),
+        _to_host(tensors.ranks),
+        _to_host(tensors.top_token_ids),
+        _to_host(tensors.top_logprobs),
+    )
+
+
+def _logprobs(tensors: LogprobTensors | None, inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
+    if tensors is None:
+        return {}
+    rows = _rows(tensors)
+    return {name: [_cut(next(rows), count)] for name, count in inputs.num_logprobs.items()}
+
+
+def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
+    if inputs.prompt_logprobs is None:
+        return {}
+    rows = (row for part in parts for row in _rows(part))
+    return {
+        name: [_cut(next(rows), num_top) for _ in range(count)]
+        for name, count, num_top in inputs.prompt_logprobs.requests
+    }
+
+
+def _rows(tensors: LogprobTensors) -> Iterator[TokenLogprobs]:
+    columns = (
+        tensors.token_ids.tolist(),
+        tensors.logprobs.tolist(),
+        tensors.ranks.tolist(),
+        tensors.top_token_ids.tolist(),
+        tensors.top_logprobs.tolist(),
+    )
+    return (TokenLogprobs(*row) for row in zip(*columns, strict=True))
+
+
+def _cut(row: TokenLogprobs, num_top: int) -> TokenLogprobs:
+    return TokenLogprobs(row.token_id, row.logprob, row.rank, row.top_token_ids[:num_top], row.top_logprobs[:num_top])

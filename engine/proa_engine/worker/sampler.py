@@ -1,0 +1,137 @@
+"""Sampler: from logits to tokens, every feature over all of its rows at once, and nothing for rows that lack it.
+
+Logprobs are of the model's own distribution, before anything here changes the logits. Then, in this order: logit bias,
+penalties, forbidden tokens (allowed ids, bad words, minimum length), temperature, min-p, top-k, top-p, noise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proa_engine.kernels import sampling
+from proa_engine.worker import input_batch as columns
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.step_inputs import RowSet, SamplingInputs
+from proa_engine.worker.token_rules import PackedRules
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Log probabilities of some rows' tokens, [rows], and of the likeliest tokens, [rows, top]."""
+
+    token_ids: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    top_token_ids: Tensor
+    top_logprobs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    token_ids: Tensor  # [rows] int64
+    logprobs: LogprobTensors | None  # of the rows that asked
+
+
+class Sampler:
+    """Every row with logprobs gets `num_top` likeliest tokens, so that its answer depends on no other row's wish."""
+
+    def __init__(self, batch: InputBatch, num_top: int) -> None:
+        self._batch = batch
+        self._num_top = num_top
+
+    def sample(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> SampledTokens:
+        """Choose a token for each row of logits, [rows, vocab] float32, which are overwritten.
+
+        `arrays` is what the step's packer became on the device.
+        """
+        raw = _take(logits, inputs.logprobs, arrays).clone() if inputs.logprobs.count else None
+        params = self._batch.params[arrays[inputs.slots]]  # [rows, NUM_COLUMNS]
+        if inputs.rules is not None:
+            self._apply_bias(logits, inputs.rules, arrays)
+        if inputs.penalized.count:
+            logits = self._penalize(logits, params, inputs, arrays)
+        if inputs.rules is not None:
+            self._forbid(logits, inputs.rules, arrays)
+        token_ids = self._choose(logits, params, inputs, arrays)
+        return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
+        return LogprobTensors(token_ids, *sampling.token_logprobs(logits, token_ids, self._num_top))
+
+    def _choose(self, logits: Tensor, params: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
+        random = inputs.random
+        if random.count == 0:
+            return sampling.greedy(logits)
+        params = _take(params, random, arrays)
+        scaled = _take(logits, random, arrays) / params[:, columns.TEMPERATURE, None].float()
+        if inputs.min_p.count:
+            part = _take(scaled, inputs.min_p, arrays)
+            sampling.apply_min_p(part, _take(params, inputs.min_p, arrays)[:, columns.MIN_P].float())
+            scaled = _put(scaled, inputs.min_p, arrays, part)
+        if inputs.limited.count:
+            part = _take(scaled, inputs.limited, arrays)
+            limits = _take(params, inputs.limited, arrays)
+            sampling.apply_top_k_top_p(part, limits[:, columns.TOP_K].long(), limits[:, columns.TOP_P].float())
+            scaled = _put(scaled, inputs.limited, arrays, part)
+        key_lo, key_hi = _words(params[:, columns.KEY_LO]), _words(params[:, columns.KEY_HI])
+        positions = _take(arrays[inputs.positions], random, arrays).int()
+        drawn = sampling.sample(scaled, key_lo, key_hi, positions)
+        return drawn if random.place is None else _put(sampling.greedy(logits), random, arrays, drawn)
+
+    def _penalize(self, logits: Tensor, params: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
+        rows = inputs.penalized
+        part, params = _take(logits, rows, arrays), _take(params, rows, arrays)
+        slots = _take(arrays[inputs.slots], rows, arrays)
+        sampling.apply_penalties(
+            part,
+            self._batch.token_ids[:, : inputs.max_num_tokens][slots].long(),
+            num_prompt_tokens=params[:, columns.NUM_PROMPT].long(),
+            num_tokens=_take(arrays[inputs.positions], rows, arrays),
+            repetition=params[:, columns.REPETITION].float(),
+            frequency=params[:, columns.FREQUENCY].float(),
+            presence=params[:, columns.PRESENCE].float(),
+        )
+        return _put(logits, rows, arrays, part)
+
+    def _apply_bias(self, logits: Tensor, rules: PackedRules, arrays: Sequence[Tensor]) -> None:
+        if rules.bias is not None:
+            positions, values = arrays[rules.bias[0]], arrays[rules.bias[1]].view(torch.float64)
+            logits.view(-1).index_add_(0, positions, values.float())
+
+    def _forbid(self, logits: Tensor, rules: PackedRules, arrays: Sequence[Tensor]) -> None:
+        flat = logits.view(-1)
+        if rules.allowed is not None:
+            rows, positions = arrays[rules.allowed[0]], arrays[rules.allowed[1]]
+            kept = flat[positions]
+            logits.index_fill_(0, rows, -math.inf)
+            flat.index_copy_(0, positions, kept)
+        if rules.forbidden is not None:
+            flat.index_fill_(0, arrays[rules.forbidden], -math.inf)
+        if rules.phrases is not None:
+            last, history, expected = (arrays[place] for place in rules.phrases)
+            tokens = self._batch.token_ids.view(-1)[history]
+            completes = ((tokens == expected) | (expected < 0)).view(-1, rules.phrase_width).all(1)
+            flat.index_add_(0, last, torch.zeros_like(last, dtype=flat.dtype).masked_fill_(completes, -math.inf))
+
+    def _logprobs(
+        self, raw: Tensor | None, token_ids: Tensor, rows: RowSet, arrays: Sequence[Tensor]
+    ) -> LogprobTensors | None:
+        return None if raw is None else self.token_logprobs(raw, _take(token_ids, rows, arrays))
+
+
+def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
+    """The set's rows; the tensor itself where the set is all rows."""
+    return tensor if rows.place is None else tensor.index_select(0, arrays[rows.place])
+
+
+def _put(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor], values: Tensor) -> Tensor:
+    """The tensor with the set's rows replaced; the values themselves where the set is all rows."""
+    return values if rows.place is None else tensor.index_copy_(0, arrays[rows.place], values)
+
+
+def _words(column: Tensor) -> Tensor:
+    """A column of unsigned 32-bit words as int32 with the same bits."""
+    return column.long().int()

@@ -1,0 +1,259 @@
+"""Worker: one rank from nothing to ready: device, model, KV cache, warm-up; then the steps.
+
+Every method does its work in the caller's thread. Knows nothing of sockets and of who plans.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from proa_engine.config import EngineConfig
+from proa_engine.core.types import SchedulerOutput
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.base import CausalLM
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.loader import load_model, resolve_model
+from proa_engine.telemetry import WorkerTracer
+from proa_engine.worker import distributed, kv_cache
+from proa_engine.worker.async_output import StepTensors
+from proa_engine.worker.host import available_cores, read_memory, threads_per_rank
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.worker.warmup import decode_plan, finish_plan, prefill_plan
+
+Report = Callable[[str], None]
+
+# Enough to touch every weight and to time a step by; a whole budget would take a CPU a minute with a large model.
+_CPU_WARM_UP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSizes:
+    """What one rank holds, in bytes, and the room that it has."""
+
+    num_blocks: int  # that fit
+    block_bytes: int  # on this rank, all layers together
+    weight_bytes: int
+    num_kv_heads: int
+
+
+class Worker:
+    """One rank. In this order: `init_device`, `load_model`, `start`; then each step `prepare`, `forward`, `sample`."""
+
+    def __init__(self, config: EngineConfig, rank: int, report: Report, *, ranks_here: int = 1) -> None:
+        self.model_config: ModelConfig
+        self.max_model_len: int
+        self.device: torch.device
+        self.kv_caches: list[Tensor] = []
+        self.longest_step_seconds = 0.0  # of the warm-up, scaled to a step of the full token budget
+        self._config = config
+        self._rank = rank
+        self._report = report
+        self._ranks_here = ranks_here
+        self._parallel = ParallelContext(0, 1, None)
+        self._tracer = WorkerTracer.from_environment(rank)
+        self._runner: ModelRunner
+        self._model: CausalLM
+        self._dtype: torch.dtype
+
+    def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
+        """Choose the device, read the model's configuration, and meet the other ranks where there are any."""
+        config = self._config
+        self.device = _device(config.device, self._rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        else:
+            _limit_torch_threads(config.tensor_parallel_size)
+        self._folder = resolve_model(config.model, config.revision, config.load_format)
+        self.model_config = ModelConfig.from_folder(self._folder)
+        self.max_model_len = _max_model_len(config, self.model_config)
+        self._dtype = _dtype(config.dtype, self.model_config, self.device)
+        if rendezvous is not None:
+            self._parallel = distributed.join(rendezvous, self.device, store)
+
+    def load_model(self) -> WorkerSizes:
+        """Load this rank's share of the weights and say how many KV cache blocks fit beside them."""
+        config = self._config
+        if self.device.type == "cpu":
+            estimate = _num_parameters(self.model_config) * self._dtype.itemsize // config.tensor_parallel_size
+            kv_cache.check_weights(estimate, read_memory().limit)
+        self._model = load_model(
+            self._folder,
+            self.model_config,
+            dtype=self._dtype,
+            device=self.device,
+            parallel=self._parallel,
+            load_format=config.load_format,
+            seed=config.seed,
+            report=self._report,
+        )
+        shape = self._model.kv_cache_shape(1, config.block_size)
+        layout = kv_cache.CacheLayout(
+            block_size=config.block_size,
+            block_bytes=torch.Size(shape).numel() * self._dtype.itemsize * self.model_config.num_layers,
+            max_model_len=self.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+        )
+        num_blocks = kv_cache.given_blocks(config, layout)
+        if num_blocks is None:
+            num_blocks = self._blocks_that_fit(layout)
+        kv_cache.check_room(num_blocks, layout)
+        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._model.parameters())
+        return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, shape[3])
+
+    def start(self, num_blocks: int) -> None:
+        """Allocate the KV cache, the same number of blocks on every rank, and run a first prefill and decode."""
+        started = time.monotonic()
+        self.kv_caches, self._runner = self._make_runner(num_blocks)
+        self._warm_up(num_blocks)
+        self._report(f"rank {self._rank}: warmed up in {time.monotonic() - started:.1f} s")
+
+    def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
+        """Host side of a step; see ModelRunner."""
+        for request_id in plan.finished_request_ids:
+            self._tracer.finish(request_id)
+        for request_id in plan.preempted_request_ids:
+            self._tracer.finish(request_id)
+        for new in plan.new_requests:
+            self._tracer.start(new.request_id, new.trace_headers)
+        return self._runner.prepare(plan)
+
+    def forward(self, inputs: StepInputs) -> None:
+        self._runner.forward(inputs)
+
+    def sample(self) -> StepTensors:
+        return self._runner.sample()
+
+    def shutdown(self) -> None:
+        self._tracer.shutdown()
+        distributed.leave()
+
+    def _make_runner(self, num_blocks: int) -> tuple[list[Tensor], ModelRunner]:
+        config, vocab_size = self._config, self.model_config.vocab_size
+        shape = self._model.kv_cache_shape(num_blocks, config.block_size)
+        kv_caches = [
+            torch.zeros(shape, dtype=self._dtype, device=self.device) for _ in range(self.model_config.num_layers)
+        ]
+        batch = InputBatch(
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=config.block_size,
+            vocab_size=vocab_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+            device=self.device,
+        )
+        runner = ModelRunner(
+            self._model,
+            kv_caches,
+            batch,
+            block_size=config.block_size,
+            vocab_size=vocab_size,
+            max_logprobs=config.max_logprobs,
+            device=self.device,
+        )
+        return kv_caches, runner
+
+    def _blocks_that_fit(self, layout: kv_cache.CacheLayout) -> int:
+        if self.device.type == "cuda":
+            return self._cuda_budget() // layout.block_bytes
+        memory = read_memory()
+        budget = kv_cache.cpu_budget(
+            memory,
+            utilization=self._config.gpu_memory_utilization,
+            ranks_here=self._ranks_here,
+            workspace=_cpu_workspace(self._config, self.model_config, self._dtype),
+        )
+        return min(budget // layout.block_bytes, layout.most_useful_blocks)
+
+    def _cuda_budget(self) -> int:
+        """Free memory less what the largest step takes at its peak and what must stay free."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _, runner = self._make_runner(num_blocks=1)
+        plan = self._prefill_plan(self._config.max_num_batched_tokens, num_blocks=1)
+        self._run(runner, plan)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        del runner
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return free - peak - int(total * (1 - self._config.gpu_memory_utilization))
+
+    def _warm_up(self, num_blocks: int) -> None:
+        budget = self._config.max_num_batched_tokens
+        most = budget if self.device.type == "cuda" else _CPU_WARM_UP_TOKENS
+        num_tokens = min(most, budget, self.max_model_len - 1)
+        plan = self._prefill_plan(num_tokens, num_blocks)
+        names = list(plan.num_scheduled_tokens)
+        prefill = self._run(self._runner, plan)
+        decode = self._run(self._runner, decode_plan(names, num_tokens)) if len(names) == 1 else 0.0
+        self._runner.prepare(finish_plan(names))
+        self.longest_step_seconds = max(prefill * budget / num_tokens, decode)
+
+    def _prefill_plan(self, num_tokens: int, num_blocks: int) -> SchedulerOutput:
+        return prefill_plan(
+            min(num_tokens, self.max_model_len * self._config.max_num_seqs),
+            max_model_len=self.max_model_len,
+            block_size=self._config.block_size,
+            num_blocks=num_blocks,
+        )
+
+    def _run(self, runner: ModelRunner, plan: SchedulerOutput) -> float:
+        """Run one step to its end; returns seconds."""
+        started = time.monotonic()
+        inputs = runner.prepare(plan)
+        assert inputs is not None
+        runner.forward(inputs)
+        runner.sample()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.monotonic() - started
+
+
+def _device(wanted: str, rank: int) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted, rank) if wanted == "cuda" else torch.device(wanted)
+
+
+def _limit_torch_threads(num_ranks: int) -> None:
+    """For a torch that was imported before its thread count could be set; never raises the count."""
+    threads = threads_per_rank(num_ranks, available_cores())
+    if torch.get_num_threads() > threads:
+        torch.set_num_threads(threads)
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    most = model.max_position_embeddings
+    if config.max_model_len is None:
+        return most
+    if config.max_model_len > most:
+        raise ValueError(f"max_model_len {config.max_model_len} is more than the model's {most} positions")
+    return config.max_model_len
+
+
+def _dtype(wanted: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    if wanted == "auto":
+        return torch.float32 if device.type == "cpu" else model.torch_dtype
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
+
+
+def _num_parameters(model: ModelConfig) -> int:
+    """Near enough for all architectures here: embeddings and matrices, without norms and biases."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return embeddings + model.num_layers * (attention + mlp)
+
+
+def _cpu_workspace(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """What a step of the full budget takes at its peak: some activations a token, some copies of the logits a row."""
+    per_token = (6 * model.hidden_size + 3 * model.intermediate_size) * dtype.itemsize
+    per_row = 6 * model.vocab_size * 4
+    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
