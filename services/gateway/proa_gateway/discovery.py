@@ -110,7 +110,7 @@ class EndpointSliceDiscovery:
         deadline = time.monotonic() + _CLOSE_SECONDS
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
             if self._watch is not None:
-                self._watch.stop()  # type: ignore[no-untyped-call]
+                self._watch.stop()
             await asyncio.sleep(0.02)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -135,12 +135,12 @@ class EndpointSliceDiscovery:
         if self._configuration is None:
             configuration = client.Configuration()
             try:
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                config.load_incluster_config(client_configuration=configuration)
             except config.ConfigException:
-                config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                config.load_kube_config(client_configuration=configuration)
             self._configuration = configuration
         if self._watch is None:
-            self._watch = watch.Watch()  # type: ignore[no-untyped-call]
+            self._watch = watch.Watch()
         return client.DiscoveryV1Api(client.ApiClient(self._configuration))
 
     def _list(self, api: "DiscoveryV1Api", loop: asyncio.AbstractEventLoop) -> str:
@@ -158,7 +158,7 @@ class EndpointSliceDiscovery:
     def _follow(self, api: "DiscoveryV1Api", version: str, loop: asyncio.AbstractEventLoop) -> None:
         """Apply changes since `version` until the API server ends the watch. Raises ApiException, 410 among others."""
         assert self._watch is not None
-        events = self._watch.stream(  # type: ignore[no-untyped-call]
+        events = self._watch.stream(
             api.list_namespaced_endpoint_slice,
             self._namespace,
             label_selector=f"{_SERVICE_LABEL}={self._service}",
