@@ -1,0 +1,93 @@
+"""Builders of tiny Hugging Face model folders: random weights and a byte-level tokenizer, written in a fraction of a second."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+BYTES = 256
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB_SIZE = BYTES + len(SPECIAL_TOKENS)  # one token a byte
+EOS_TOKEN_ID = BYTES + 2
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def make_tiny_model(
+    folder: Path,
+    architecture: str = "llama",
+    seed: int = 0,
+    max_shard_size: str = "50GB",
+    **overrides: Any,
+) -> Path:
+    """Write config, random float32 safetensors, generation config and tokenizer to `folder`; returns it.
+
+    `overrides` are fields of the architecture's `transformers` config class (`tie_word_embeddings`, `rope_scaling`, …).
+    The weights are large enough (standard deviation 0.1) for greedy decoding to depend on the whole prompt.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": EOS_TOKEN_ID,
+        "pad_token_id": None,
+    }
+    if architecture == "mistral":
+        settings["sliding_window"] = 24
+    settings.update(overrides)
+    config = AutoConfig.for_model(architecture, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():  # biases and norms start as constants: make them matter
+            if parameter.dim() == 1:
+                parameter.data += 0.1 * torch.randn(parameter.shape)
+    model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer without merges (token id = byte value), three special tokens and a chat template."""
+    byte_tokens = byte_alphabet()
+    tokenizer = Tokenizer(BPE(vocab={token: byte for byte, token in enumerate(byte_tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "chat_template": CHAT_TEMPLATE,
+                "model_max_length": 512,
+            }
+        )
+    )
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE, in byte order (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(BYTES)]
