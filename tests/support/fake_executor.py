@@ -128,9 +128,6 @@ class FakeExecutor:
     def shutdown(self) -> None:
         self.is_shut_down = True
 
-    def fill_with_garbage(self, block_id: int) -> None:
-        self._cache[block_id] = [None] * self.block_size
-
     def _reach_host(self, step: int) -> None:
         self.log.append(("host", step))
         self.num_in_flight -= 1
@@ -146,9 +143,8 @@ class FakeExecutor:
         for known in plan.cached_requests:
             self._update(known)
         assert len(self.rows) <= self.max_num_seqs, "more requests than slots"
-        planned = {data.request_id for data in [*plan.new_requests, *plan.cached_requests]}
-        assert planned == plan.num_scheduled_tokens.keys()
-        assert len(planned) == len(plan.new_requests) + len(plan.cached_requests)
+        planned = [new.request_id for new in plan.new_requests] + [known.request_id for known in plan.cached_requests]
+        assert sorted(planned) == sorted(plan.num_scheduled_tokens)
         assert plan.total_num_scheduled_tokens == sum(plan.num_scheduled_tokens.values())
         counts = [count > 1 for count in plan.num_scheduled_tokens.values()]
         assert counts == sorted(counts), "rows of one token come first"

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -21,7 +21,7 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
 
 def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> EngineCoreRequest:
     max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
-    params = {
+    params: dict[str, Any] = {
         "max_tokens": max_tokens,
         "min_tokens": min(rng.choice([0, 0, 3]), max_tokens or 3),
         "ignore_eos": rng.random() < 0.3,

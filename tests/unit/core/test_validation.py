@@ -31,7 +31,7 @@ def test_accepts_what_the_model_can_serve(request_: Any) -> None:
         (make_request(prompt=[]), "the prompt must hold at least one token"),
         (
             make_request(prompt=[1] * 10),
-            "maximum context length is 10 tokens, and the prompt's 10 tokens leave no room",
+            "context length is 10 tokens, and the prompt's 10 tokens leave no room",
         ),
         (make_request(prompt=[1, 100]), "token id 100 in the prompt is outside the model's vocabulary of 100 tokens"),
         (make_request(prompt=[1, -1]), "token id -1 in the prompt"),
@@ -44,7 +44,7 @@ def test_accepts_what_the_model_can_serve(request_: Any) -> None:
         (make_request(resumed=[100]), "token id 100 in resumed_token_ids"),
         (
             make_request(resumed=[1, 2], max_tokens=2),
-            r"resumed_token_ids holds 2 tokens, so max_tokens \(2\) leaves none",
+            r"holds 2 tokens, so max_tokens \(2\) leaves none",
         ),
         (make_request(prompt=[1] * 8, resumed=[1, 2]), "fill the model's maximum context length of 10 tokens"),
     ],
