@@ -23,22 +23,23 @@ from proa_gateway.types import (
     SamplingParams,
     StepOutputs,
     TokenLogprobs,
+    Unknown,
 )
 
 SessionCall = grpc.aio.StreamStreamCall[service_pb2.SessionRequest, service_pb2.SessionResponse]
 SessionRequest = service_pb2.SessionRequest
+SessionMessage = StepOutputs | Hello | Rejected | Draining | Unknown
 
 
 def open_session(channel: grpc.aio.Channel) -> SessionCall:
-    return EngineServiceStub(channel).Session()  # type: ignore[no-any-return, no-untyped-call]
+    call: SessionCall = EngineServiceStub(channel).Session()
+    return call
 
 
-async def read_tokenizer_files(channel: grpc.aio.Channel, timeout: float) -> dict[str, bytes]:
+async def read_tokenizer_files(channel: grpc.aio.Channel, *, seconds: float) -> dict[str, bytes]:
     """The model's tokenizer files by name, in the order sent. Raises `grpc.aio.AioRpcError`."""
     parts: AsyncIterable[service_pb2.GetTokenizerResponse]
-    parts = EngineServiceStub(channel).GetTokenizer(  # type: ignore[no-untyped-call]
-        service_pb2.GetTokenizerRequest(), timeout=timeout
-    )
+    parts = EngineServiceStub(channel).GetTokenizer(service_pb2.GetTokenizerRequest(), timeout=seconds)
     files: dict[str, bytearray] = {}
     async for part in parts:
         files.setdefault(part.file_name, bytearray()).extend(part.data)
@@ -88,10 +89,15 @@ def sampling_params_to_pb(params: SamplingParams) -> core_pb2.SamplingParams:
     )
 
 
-def session_message_from_pb(
-    message: service_pb2.SessionResponse,
-) -> StepOutputs | Hello | Rejected | Draining | None:
-    """None for a message of a kind that this gateway does not know."""
+async def read_session(call: SessionCall) -> SessionMessage | None:
+    """The engine's next message; None at the end. Raises `grpc.aio.AioRpcError` where the stream broke."""
+    message = await call.read()
+    if not isinstance(message, service_pb2.SessionResponse):  # grpc.aio.EOF
+        return None
+    return session_message_from_pb(message)
+
+
+def session_message_from_pb(message: service_pb2.SessionResponse) -> SessionMessage:
     match message.WhichOneof("message"):
         case "outputs":
             return _outputs_from_pb(message.outputs)
@@ -103,7 +109,7 @@ def session_message_from_pb(
         case "hello":
             return _hello_from_pb(message.hello)
         case _:
-            return None
+            return Unknown()
 
 
 def token_ids_to_pb(token_ids: Sequence[int]) -> bytes:

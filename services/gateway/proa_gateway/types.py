@@ -129,3 +129,8 @@ class Rejected:
 @dataclass(frozen=True, slots=True)
 class Draining:
     """An engine admits nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A session message of a kind that this gateway does not know; it says nothing to it."""

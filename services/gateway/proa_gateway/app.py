@@ -1,0 +1,37 @@
+"""The application factory: a FastAPI application around one gateway."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+
+from proa_gateway.config import GatewayConfig
+from proa_gateway.gateway import Gateway, open_gateway
+from proa_gateway.http import BodyLimit, error_handlers
+from proa_gateway.routes import router
+
+
+def create_app(config: GatewayConfig) -> FastAPI:
+    """The gateway runs from the application's start-up to its shutdown."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
+        async with open_gateway(config) as gateway:
+            yield {"gateway": gateway}
+
+    app = FastAPI(
+        title="Proa",
+        version=version("proa-gateway"),
+        lifespan=lifespan,
+        exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
+    )
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.include_router(router)
+    return app
+
+
+def _observe_error(request: Request, status: int) -> None:
+    gateway: Gateway = request.state.gateway
+    route = request.scope.get("route")
+    gateway.metrics.observe_request(getattr(route, "path", "none"), status)

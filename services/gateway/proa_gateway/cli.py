@@ -1,0 +1,107 @@
+"""The command line: `proa-gateway serve …`."""
+
+import argparse
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from proa_gateway.config import Deadlines, GatewayConfig
+
+_ADDRESS = re.compile(r".+:[0-9]+")
+_SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from proa_gateway.server import serve  # after the arguments: --help should not wait for what serving needs
+
+    serve(config_from(arguments))
+
+
+def config_from(arguments: argparse.Namespace) -> GatewayConfig:
+    return GatewayConfig(
+        engines=tuple(arguments.engine or ()),
+        engine_service=arguments.engine_service,
+        host=arguments.host,
+        port=arguments.port,
+        tokenizer=arguments.tokenizer,
+        stream_interval=arguments.stream_interval,
+        max_concurrent_requests=arguments.max_concurrent_requests,
+        max_queued_tokens=arguments.max_queued_tokens,
+        max_body_bytes=arguments.max_body_bytes,
+        deadlines=Deadlines(
+            first_token=arguments.first_token_timeout,
+            next_token=arguments.next_token_timeout,
+            shutdown=arguments.drain_timeout,
+        ),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults, deadlines = GatewayConfig(), Deadlines()
+    parser = argparse.ArgumentParser(prog="proa-gateway", description="Proa's gateway: the OpenAI API before engines.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="serve the OpenAI API", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    engines = serve.add_mutually_exclusive_group(required=True)
+    engines.add_argument("--engine", action="append", type=_address, metavar="HOST:PORT", help="repeat for several")
+    engines.add_argument(
+        "--engine-service", type=_service, metavar="NAME.NAMESPACE:PORT", help="engines are this Service's endpoints"
+    )
+    serve.add_argument("--host", default=defaults.host, help="address to listen on")
+    serve.add_argument("--port", type=int, default=defaults.port, help="port to listen on")
+    serve.add_argument("--tokenizer", type=_folder, metavar="FOLDER", help="instead of what the engines send")
+    serve.add_argument(
+        "--stream-interval", type=_positive, default=defaults.stream_interval, help="tokens merged into one event"
+    )
+    serve.add_argument(
+        "--max-concurrent-requests",
+        type=_positive,
+        default=defaults.max_concurrent_requests,
+        help="output sequences at once; over it 429",
+    )
+    serve.add_argument(
+        "--max-queued-tokens",
+        type=_positive,
+        default=defaults.max_queued_tokens,
+        help="prompt tokens that wait for their first output token; over it 429",
+    )
+    serve.add_argument("--max-body-bytes", type=_positive, default=defaults.max_body_bytes, help="over it 413")
+    serve.add_argument("--first-token-timeout", type=float, default=deadlines.first_token, help="seconds")
+    serve.add_argument("--next-token-timeout", type=float, default=deadlines.next_token, help="seconds")
+    serve.add_argument(
+        "--drain-timeout", type=float, default=deadlines.shutdown, help="seconds for running answers on shutdown"
+    )
+    serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=" ")
+    return parser
+
+
+def _address(value: str) -> str:
+    if not _ADDRESS.fullmatch(value):
+        raise argparse.ArgumentTypeError(f"{value!r} is not HOST:PORT")
+    return value
+
+
+def _service(value: str) -> str:
+    if not _SERVICE.fullmatch(value):
+        raise argparse.ArgumentTypeError(f"{value!r} is not NAME.NAMESPACE:PORT")
+    return value
+
+
+def _folder(value: str) -> Path:
+    if not (Path(value) / "tokenizer.json").is_file():
+        raise argparse.ArgumentTypeError(f"there is no tokenizer.json in {value!r}")
+    return Path(value)
+
+
+def _positive(value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0")
+    return int(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""EngineClient: keeps a session open with one engine, whatever happens to it, and knows how loaded it is.
+
+Knows nothing of other engines, text or HTTP.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from functools import partial
+
+import grpc
+
+from proa.blocks import BLOCK_HASH_VERSION
+from proa_gateway import convert
+from proa_gateway.config import Deadlines
+from proa_gateway.errors import EngineUnavailable
+from proa_gateway.session import OutputSink, Session, describe
+from proa_gateway.types import EngineRequest, EngineStats, Hello, ModelInfo
+
+FIRST_RETRY = 0.1  # seconds
+LAST_RETRY = 2.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    # Each attempt connects anew: retrying is decided here, not by a subchannel shared with an earlier attempt.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_log = logging.getLogger(__name__)
+
+ReadFiles = Callable[[], Awaitable[dict[str, bytes]]]
+Accept = Callable[[str, ModelInfo, ReadFiles], Awaitable[None]]
+"""Called with address, model and a way to read its tokenizer's files; raises `EngineRefused`."""
+
+
+class EngineRefused(Exception):
+    """An engine that must not be used; says why."""
+
+
+class EngineState(Enum):
+    CONNECTING = "connecting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class EngineClient:
+    """One engine by address. `run` connects again and again, until cancelled or, once retired, the session ends."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        client_id: str,
+        accept: Accept,
+        deadlines: Deadlines,
+        on_change: Callable[["EngineClient"], None],
+    ) -> None:
+        self.address = address
+        self.state = EngineState.CONNECTING
+        self.hello: Hello | None = None
+        self.load_stats = EngineStats()
+        self.retired = False
+        self._client_id = client_id
+        self._accept = accept
+        self._deadlines = deadlines
+        self._on_change = on_change
+        self._session: Session | None = None
+        self._sent_since_stats = 0
+
+    @property
+    def model_name(self) -> str | None:
+        """None while there is no session."""
+        return self.hello.model.model_name if self.hello is not None else None
+
+    @property
+    def usable(self) -> bool:
+        """Whether new requests may be sent."""
+        return self.state is EngineState.READY and not self.retired
+
+    @property
+    def load(self) -> int:
+        """Unfinished requests, as the engine last said, with those sent since; never less than are known here."""
+        reported = self.load_stats.num_running_reqs + self.load_stats.num_waiting_reqs + self._sent_since_stats
+        return max(reported, self._session.num_unfinished if self._session else 0)
+
+    def submit(self, request: EngineRequest, sink: OutputSink) -> Callable[[], None]:
+        """Sends the request. Returns what aborts it, for good even if the session is another by then."""
+        if self._session is None:
+            raise EngineUnavailable(f"engine {self.address} is not connected")
+        self._sent_since_stats += 1
+        return partial(self._session.abort, self._session.submit(request, sink))
+
+    def retire(self) -> None:
+        """Nothing new is sent; what runs may end."""
+        self.retired = True
+
+    def stats(self, stats: EngineStats) -> None:
+        self.load_stats = stats
+        self._sent_since_stats = 0
+        self._on_change(self)
+
+    def draining(self) -> None:
+        _log.info("engine %s is draining", self.address)
+        self.state = EngineState.DRAINING
+        self._on_change(self)
+
+    async def run(self) -> None:
+        retry = FIRST_RETRY
+        complained = ""
+        while not self.retired:
+            was_open, reason = await self._run_session()
+            retry = FIRST_RETRY if was_open else min(2 * retry, LAST_RETRY)
+            if was_open or reason != complained:
+                _log.warning("engine %s: %s", self.address, reason)
+                complained = reason
+            if not self.retired:
+                await asyncio.sleep(retry * random.uniform(0.5, 1.0))
+
+    async def _run_session(self) -> tuple[bool, str]:
+        """One connection from its beginning to its end: whether it was of use, and why it ended."""
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+            call = convert.open_session(channel)
+            try:
+                hello = await self._greet(call)
+                await self._accept(
+                    self.address,
+                    hello.model,
+                    partial(convert.read_tokenizer_files, channel, seconds=self._deadlines.first_token),
+                )
+            except TimeoutError:
+                return False, f"no answer within {self._deadlines.connect:.1f} s"
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EngineRefused) as error:
+                return False, describe(error)
+            return True, await self._serve(call, hello)
+
+    async def _greet(self, call: convert.SessionCall) -> Hello:
+        async with asyncio.timeout(self._deadlines.connect):
+            await call.write(convert.open_to_pb(self._client_id))
+            hello = await convert.read_session(call)
+        if not isinstance(hello, Hello):
+            raise EngineRefused("it did not begin with Hello")
+        if hello.model.block_hash_version != BLOCK_HASH_VERSION:
+            version = hello.model.block_hash_version
+            raise EngineRefused(f"it hashes blocks by version {version}, this gateway by {BLOCK_HASH_VERSION}")
+        return hello
+
+    async def _serve(self, call: convert.SessionCall, hello: Hello) -> str:
+        session = Session(call, self, heartbeat=self._deadlines.heartbeat)
+        self._session, self.hello, self.state = session, hello, EngineState.READY
+        _log.info("engine %s serves %s", self.address, hello.model.model_name)
+        reason = "the gateway is shutting down"
+        try:
+            self.stats(hello.stats)
+            reason = await session.run()
+        finally:
+            self._session, self.hello, self.state = None, None, EngineState.CONNECTING
+            self._on_change(self)
+            session.close(reason)
+        return reason

@@ -1,0 +1,95 @@
+"""Gateway: the parts of one gateway process, put together and taken apart again."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from proa_gateway.config import GatewayConfig
+from proa_gateway.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
+from proa_gateway.engine_client import EngineClient
+from proa_gateway.metrics import EngineLoad, GatewayMetrics
+from proa_gateway.models import ModelRegistry
+from proa_gateway.openai.serving import Serving
+from proa_gateway.pool import EnginePool
+from proa_gateway.telemetry import GatewayTracer
+
+TOKENIZER_THREADS = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What routes use."""
+
+    config: GatewayConfig
+    pool: EnginePool
+    models: ModelRegistry
+    metrics: GatewayMetrics
+    serving: Serving
+
+
+@asynccontextmanager
+async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
+    """A running gateway, looking for its engines. At the end every session is closed and every task gone."""
+    tracer = GatewayTracer.from_environment()
+    metrics = GatewayMetrics(_registry())
+    discovery = make_discovery(config)
+    with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
+        models = ModelRegistry(executor, folder=config.tokenizer)
+        pool = EnginePool(
+            client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            accept=models.accept,
+            deadlines=config.deadlines,
+            observe=lambda client: _observe(client, metrics, models),
+        )
+        serving = Serving(config, pool=pool, models=models, tracer=tracer, metrics=metrics)
+        following = asyncio.create_task(_follow(discovery, pool), name="discovery")
+        try:
+            yield Gateway(config, pool, models, metrics, serving)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await discovery.close()
+            await pool.close()
+            await asyncio.get_running_loop().run_in_executor(executor, tracer.shutdown)
+
+
+def make_discovery(config: GatewayConfig) -> Discovery:
+    if config.engine_service is None:
+        return StaticDiscovery(config.engines)
+    host, port = config.engine_service.rsplit(":", 1)
+    service, namespace = host.split(".", 1)
+    return EndpointSliceDiscovery(service, namespace, int(port))
+
+
+async def _follow(discovery: Discovery, pool: EnginePool) -> None:
+    try:
+        async for endpoints in discovery.endpoints():
+            pool.set_engines(endpoint.address for endpoint in endpoints if not endpoint.terminating)
+    except Exception:
+        _log.exception("engines that come or go are no longer noticed")
+        raise
+
+
+def _observe(client: EngineClient, metrics: GatewayMetrics, models: ModelRegistry) -> None:
+    """Called whenever an engine says something of itself, and when its session is over."""
+    if client.model_name is None:
+        models.forget(client.address)
+        metrics.forget_engine(client.address)
+        return
+    stats = client.load_stats
+    load = EngineLoad(client.model_name, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
+    metrics.observe_engine(client.address, load)
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry

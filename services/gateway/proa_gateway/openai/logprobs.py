@@ -1,0 +1,106 @@
+"""Log probabilities in the three shapes that clients know: chat's, completions' with text offsets, vLLM's prompt form.
+
+Knows the vocabulary, for a token's text and bytes; knows nothing of streams.
+"""
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from typing import Any
+
+from proa.text import Vocabulary
+from proa_gateway.types import TokenLogprobs
+
+# JSON has no infinity; vLLM's stand-in for a token that cannot come.
+LOWEST = -9999.0
+_Utf8Decoder = getincrementaldecoder("utf-8")
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> dict[str, Any]:
+    return {"content": [_chat_entry(entry, vocabulary) for entry in entries]}
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> list[dict[str, Any] | None]:
+    """One for each prompt token, None for the first: token id -> what is known of it."""
+    return [None, *(_by_token_id(entry, vocabulary) for entry in entries)]
+
+
+class CompletionLogprobs:
+    """The parallel lists of `/v1/completions`; remembers where in the text the next token begins."""
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skip = skip_special_tokens
+        self._offset = 0  # characters
+        self._decoder = _Utf8Decoder("replace")
+
+    def echoed(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+        """Of the prompt; there is none for its first token."""
+        first: dict[str, list[Any]] = {
+            "tokens": [_text(token_ids[0], self._vocabulary)],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._next_offset(token_ids[0])],
+        }
+        return join(first, self.of(entries))
+
+    def of(self, entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+        vocabulary = self._vocabulary
+        return {
+            "tokens": [_text(entry.token_id, vocabulary) for entry in entries],
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [_tops(entry, vocabulary) for entry in entries],
+            "text_offset": [self._next_offset(entry.token_id) for entry in entries],
+        }
+
+    def _next_offset(self, token_id: int) -> int:
+        offset = self._offset
+        if not self._vocabulary.is_skipped(token_id, self._skip):
+            self._offset += len(self._decoder.decode(self._vocabulary.token_bytes(token_id)))
+        return offset
+
+
+def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: first[name] + second[name] for name in first}
+
+
+def _chat_entry(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, Any]:
+    top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+    return {
+        **_chat_token(entry.token_id, entry.logprob, vocabulary),
+        "top_logprobs": [_chat_token(token_id, logprob, vocabulary) for token_id, logprob in top],
+    }
+
+
+def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
+    data = vocabulary.token_bytes(token_id)
+    return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _tops(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, float]:
+    """The likeliest tokens and the sampled one. Where two have the same text the likelier one stays."""
+    tops = {_text(entry.token_id, vocabulary): _finite(entry.logprob)}
+    for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
+        text = _text(token_id, vocabulary)
+        tops[text] = max(_finite(logprob), tops.get(text, LOWEST))
+    return tops
+
+
+def _by_token_id(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, Any]:
+    ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(_pairs(entry), start=1)}
+    ranked[entry.token_id] = (entry.logprob, entry.rank)
+    return {
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": _text(token_id, vocabulary)}
+        for token_id, (logprob, rank) in ranked.items()
+    }
+
+
+def _pairs(entry: TokenLogprobs) -> list[tuple[int, float]]:
+    return list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))
+
+
+def _text(token_id: int, vocabulary: Vocabulary) -> str:
+    return vocabulary.token_bytes(token_id).decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -1,0 +1,164 @@
+"""Serving: one generation request from its parsed body to its last byte. The stages stand in `_respond`.
+
+Knows neither FastAPI nor gRPC; what differs between chat and completions is in their `Operation`.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+
+from starlette.types import Send
+
+from proa_gateway.admission import Admission, Ticket
+from proa_gateway.config import GatewayConfig
+from proa_gateway.errors import EngineUnavailable, GatewayError, InvalidRequest, Overloaded
+from proa_gateway.generation import Generation
+from proa_gateway.metrics import GatewayMetrics
+from proa_gateway.models import ModelRegistry, ServedModel
+from proa_gateway.openai.answer import Answer
+from proa_gateway.openai.exchange import Exchange, Operation
+from proa_gateway.openai.protocol import CompletionRequest
+from proa_gateway.openai.rendering import Prompt
+from proa_gateway.openai.sampling import check_context, max_tokens, sampling_params
+from proa_gateway.pool import EnginePool
+from proa_gateway.telemetry import GatewayTracer
+from proa_gateway.types import SamplingParams
+
+_log = logging.getLogger(__name__)
+
+
+class Serving:
+    """What all requests share."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        pool: EnginePool,
+        models: ModelRegistry,
+        tracer: GatewayTracer,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._models = models
+        self._tracer = tracer
+        self._metrics = metrics
+        self._admission = Admission(
+            max_requests=config.max_concurrent_requests, max_queued_tokens=config.max_queued_tokens
+        )
+
+    async def respond(self, operation: Operation, headers: Mapping[str, str], send: Send) -> None:
+        """Answers over ASGI's `send`. Raises `GatewayError` where nothing has been sent yet. Cancelling it aborts."""
+        trace = self._tracer.start_request(headers, operation.route)
+        exchange = Exchange(operation, trace, operation.id_prefix + secrets.token_hex(12))
+        self._metrics.requests_in_flight.inc()
+        try:
+            await self._respond(exchange, send)
+        except GatewayError as error:
+            exchange.error, exchange.status = error, error.status
+            raise
+        except asyncio.CancelledError:
+            exchange.status = 499
+            self._metrics.observe_abort()
+            raise
+        except TimeoutError:
+            exchange.status = 499
+            self._metrics.observe_abort()
+            _log.warning("%s: gave up on a client that takes nothing", exchange.id)
+        except BaseException:
+            exchange.status = 500
+            raise
+        finally:
+            self._metrics.requests_in_flight.dec()
+            exchange.report(self._metrics)
+
+    async def _respond(self, exchange: Exchange, send: Send) -> None:
+        operation = exchange.operation
+        request = operation.request
+        num_choices = request.n or 1
+        self._check(operation, num_choices)
+        exchange.model = model = self._model(request.model)
+        params = sampling_params(request, model)
+        self._describe(exchange, params[0])
+        with self._admit(operation.num_prompts * num_choices) as ticket:
+            with exchange.trace.span("tokenize"):
+                exchange.prompts = await operation.prompts(model)
+            with exchange.trace.span("admission"):
+                self._queue(ticket, exchange.prompts, num_choices, operation, model)
+            exchange.generation = generation = Generation(
+                self._pool,
+                model.name,
+                ticket=ticket,
+                trace=exchange.trace,
+                metrics=self._metrics,
+                deadlines=self._config.deadlines,
+            )
+            answer = Answer(exchange, generation, model, params, self._config)
+            try:
+                await (answer.stream(send) if request.stream else answer.complete(send))
+            finally:
+                generation.close()
+            self._metrics.observe_request(operation.route, exchange.status)
+
+    def _check(self, operation: Operation, num_choices: int) -> None:
+        request = operation.request
+        if operation.num_prompts * num_choices > self._config.max_choices:
+            message = f"n times the number of prompts must not be above {self._config.max_choices}."
+            raise InvalidRequest(message, param="n")
+        if request.stream_options is not None and not request.stream:
+            raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+        if request.stream and request.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+        if isinstance(request, CompletionRequest) and (request.best_of or num_choices) != num_choices:
+            raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
+
+    def _model(self, name: str | None) -> ServedModel:
+        if name is None:
+            names = self._pool.model_names()
+            if len(names) > 1:
+                raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
+            if not names:
+                raise EngineUnavailable("No engine is ready.")
+            name = names[0]
+        self._pool.pick(name)
+        return self._models.get(name)
+
+    def _describe(self, exchange: Exchange, params: SamplingParams) -> None:
+        request = exchange.operation.request
+        exchange.trace.set_request(
+            operation=exchange.operation.name,
+            model=exchange.model.name if exchange.model else "",
+            stream=bool(request.stream),
+            n=request.n or 1,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k or None,
+            seed=request.seed,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            stop=request.stop or (),
+        )
+
+    def _admit(self, num_sequences: int) -> Ticket:
+        try:
+            return self._admission.admit(num_sequences)
+        except Overloaded:
+            self._metrics.observe_rejection("requests")
+            raise
+
+    def _queue(
+        self, ticket: Ticket, prompts: Sequence[Prompt], num_choices: int, operation: Operation, model: ServedModel
+    ) -> None:
+        for prompt in prompts:
+            if not prompt.token_ids:
+                raise InvalidRequest("The prompt has no tokens.", param=operation.prompt_param)
+            limit = max_tokens(operation.request)
+            check_context(len(prompt.token_ids), limit, model, operation.prompt_param)
+        try:
+            ticket.queue(num_choices * sum(len(prompt.token_ids) for prompt in prompts))
+        except Overloaded:
+            self._metrics.observe_rejection("tokens")
+            raise

@@ -1,0 +1,113 @@
+"""EnginePool: the engines there are, and which of them takes the next request.
+
+Knows addresses and loads, nothing of sessions' contents, text or HTTP.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Iterable
+
+from proa_gateway.config import Deadlines
+from proa_gateway.engine_client import Accept, EngineClient
+from proa_gateway.errors import EngineUnavailable, ModelNotFound
+
+# An engine whose step takes longer than this, in seconds, gets requests only where no other can.
+STALLED = 10.0
+
+Observer = Callable[[EngineClient], None]
+
+
+class EnginePool:
+    """Owns one client and one task for each engine. `set_engines` says which there are; `close` ends all."""
+
+    def __init__(self, *, client_id: str, accept: Accept, deadlines: Deadlines, observe: Observer) -> None:
+        self._client_id = client_id
+        self._accept = accept
+        self._deadlines = deadlines
+        self._observe = observe
+        self._clients: dict[str, EngineClient] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._models: set[str] = set()  # every name ever served
+        self._changed = asyncio.Event()
+
+    @property
+    def engines(self) -> Collection[EngineClient]:
+        return self._clients.values()
+
+    @property
+    def ready(self) -> bool:
+        return any(client.usable for client in self._clients.values())
+
+    def model_names(self) -> list[str]:
+        """Names that requests may have now, without repetition, sorted."""
+        return sorted({client.model_name for client in self._clients.values() if client.usable and client.model_name})
+
+    def set_engines(self, addresses: Iterable[str]) -> None:
+        """Connects to the new ones; those that are missing finish what they run."""
+        wanted = set(addresses)
+        for address, client in self._clients.items():
+            client.retired = address not in wanted
+        for address in sorted(wanted):
+            task = self._tasks.get(address)
+            if task is None or task.done():
+                self._start(address)
+
+    def pick(self, model: str, *, avoid: Collection[str] = ()) -> EngineClient:
+        """The least loaded engine that serves the model; equals are drawn from. `avoid` holds addresses.
+
+        Raises `ModelNotFound` for a name never heard of, `EngineUnavailable` where no engine can take a request now.
+        """
+        candidates = [
+            client
+            for client in self._clients.values()
+            if client.usable and client.model_name == model and client.address not in avoid
+        ]
+        if not candidates:
+            raise self._nobody(model)
+        return min(candidates, key=_preference)
+
+    async def wait_until_ready(self) -> None:
+        while not self.ready:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """Ends all sessions; their requests fail."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, address: str) -> None:
+        client = EngineClient(
+            address,
+            client_id=self._client_id,
+            accept=self._accept,
+            deadlines=self._deadlines,
+            on_change=self._on_change,
+        )
+        self._clients[address] = client
+        task = asyncio.create_task(client.run(), name=f"engine {address}")
+        task.add_done_callback(lambda done: self._ended(address, done))
+        self._tasks[address] = task
+
+    def _ended(self, address: str, task: asyncio.Task[None]) -> None:
+        """A retired engine's session is over, or the gateway closes."""
+        if self._tasks.get(address) is task:
+            del self._tasks[address], self._clients[address]
+
+    def _on_change(self, client: EngineClient) -> None:
+        if client.model_name:
+            self._models.add(client.model_name)
+        self._changed.set()
+        self._observe(client)
+
+    def _nobody(self, model: str) -> ModelNotFound | EngineUnavailable:
+        if self._models and model not in self._models:
+            return ModelNotFound(f"The model {model!r} does not exist.", param="model")
+        return EngineUnavailable(f"No engine is ready for the model {model!r}.")
+
+
+def _preference(client: EngineClient) -> tuple[bool, int, float]:
+    """Smaller is better; the last number breaks ties at random, so that gateways do not all choose alike."""
+    return client.load_stats.last_step_age > STALLED, client.load, random.random()

@@ -1,0 +1,109 @@
+"""The gateway's HTTP routes. Each is a line or two over what it stands for."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from proa_gateway.errors import ModelNotFound
+from proa_gateway.gateway import Gateway
+from proa_gateway.http import ClientBoundResponse
+from proa_gateway.models import ServedModel
+from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
+from proa_gateway.openai.serving_chat import ChatOperation
+from proa_gateway.openai.serving_completion import CompletionOperation
+
+router = APIRouter()
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every error is wrapped in, in responses and in events of a stream."""
+
+    error: ErrorDetail
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 404, 413, 429, 500, 503, 504)
+}
+
+
+@router.post("/v1/chat/completions", responses=_ERRORS)
+async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+    return _generate(ChatOperation(body), request)
+
+
+@router.post("/v1/completions", responses=_ERRORS)
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    return _generate(CompletionOperation(body), request)
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    gateway = _gateway(request)
+    return {"object": "list", "data": [_card(gateway.models.get(name)) for name in gateway.pool.model_names()]}
+
+
+@router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
+async def get_model(model: str, request: Request) -> dict[str, Any]:
+    gateway = _gateway(request)
+    if model not in gateway.pool.model_names():
+        raise ModelNotFound(f"The model {model!r} does not exist.", param="model")
+    return _card(gateway.models.get(model))
+
+
+@router.get("/health")
+async def health() -> Response:
+    """The process is fine."""
+    return Response()
+
+
+@router.get("/ready", responses={503: {"description": "No engine can be used."}})
+async def ready(request: Request) -> Response:
+    """At least one engine can be used."""
+    is_ready = _gateway(request).pool.ready
+    return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    return Response(_gateway(request).metrics.render(), media_type=METRICS_TYPE)
+
+
+@router.get("/version")
+async def get_version() -> dict[str, str]:
+    return {"version": version("proa-gateway")}
+
+
+def _generate(operation: ChatOperation | CompletionOperation, request: Request) -> Response:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
+    serving = _gateway(request).serving
+    return ClientBoundResponse(lambda send: serving.respond(operation, headers, send))
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.state.gateway
+    return gateway
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "proa",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.info.max_model_len,
+    }

@@ -1,0 +1,62 @@
+"""Runs the application under uvicorn until a signal, then lets running answers end."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+
+from proa_gateway.app import create_app
+from proa_gateway.config import GatewayConfig
+
+BACKLOG = 2048
+KEEP_ALIVE = 75  # seconds; longer than the load balancers in front, which must not meet a closing connection
+_log = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our own signals: its own are raised again after shutdown, which makes a clean end look
+    like a death by signal."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        """The first one stops politely, another one at once."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        _log.info("shutting down")
+
+
+def serve(config: GatewayConfig) -> None:
+    """Blocks until SIGINT or SIGTERM, and then until every answer has ended, at most the shutdown deadline."""
+    settings = uvicorn.Config(
+        create_app(config),
+        host=config.host,
+        port=config.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=round(config.deadlines.shutdown),
+    )
+    uvloop.run(_Server(settings).serve())

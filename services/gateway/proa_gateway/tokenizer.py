@@ -1,0 +1,85 @@
+"""Tokenizer: a model's text rules, from its own files: encoding, decoding, chat template, generation defaults.
+
+Knows nothing of where the files came from, nor of requests.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from proa.text import Vocabulary
+from proa.tokenizer_files import FILE_NAMES
+from proa_gateway.chat_template import ChatTemplate, special_tokens, template_source
+
+# Longer texts, in characters, are encoded on another thread: this many take about half a millisecond.
+INLINE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """What the model's `generation_config.json` says of sampling; used where a request says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class Tokenizer:
+    """Made once a model and shared. `executor` runs what is too long for the event loop."""
+
+    def __init__(self, files: Mapping[str, bytes], executor: Executor) -> None:
+        """Raises `ValueError` where there is no usable tokenizer.json. Takes up to seconds for large vocabularies."""
+        if "tokenizer.json" not in files:
+            raise ValueError("there is no tokenizer.json")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        except Exception as error:  # tokenizers raises nothing more special
+            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._executor = executor
+        config = _json(files.get("tokenizer_config.json"))
+        source = template_source(config, files.get("chat_template.jinja"))
+        self.chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
+        self.defaults = _defaults(_json(files.get("generation_config.json")))
+        self.vocabulary = Vocabulary(self._tokenizer)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._encode_released, text, add_special_tokens)
+
+    def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _encode_released(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Only the batch call lets go of the interpreter lock."""
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The tokenizer's files in a model folder."""
+    return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+
+
+def _json(data: bytes | None) -> dict[str, Any]:
+    value = json.loads(data) if data else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _defaults(config: Mapping[str, Any]) -> GenerationDefaults:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
+    return GenerationDefaults(**given)
