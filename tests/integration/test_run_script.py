@@ -1,0 +1,125 @@
+"""`scripts/run` says when it is ready, and leaves no process behind however it ends. The programs are fakes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.processes import free_port
+
+ROOT = Path(__file__).parents[2]
+
+# Ends politely, but its own child must be killed.
+FAKE_ENGINE = f"""#!{sys.executable}
+import subprocess, sys, time
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo deaf; exec sleep 999"], stdout=subprocess.PIPE)
+child.stdout.readline()
+print("arguments", *sys.argv[1:], flush=True)
+time.sleep(999)
+"""
+FAKE_GATEWAY = f"""#!{sys.executable}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{{"data": [{{"id": "fake-model"}}]}}')
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+class Run:
+    """A running `scripts/run` with fake programs, read line by line."""
+
+    def __init__(self, folder: Path, *arguments: str, engine: str = FAKE_ENGINE) -> None:
+        for name, text in (("proa-engine", engine), ("proa-gateway", FAKE_GATEWAY)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts/run"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        )
+        assert self.process.stdout is not None
+        self._output = self.process.stdout
+        self.lines: list[str] = []
+        self._watchdog = threading.Timer(60, self.process.kill)  # a hang fails the test instead of stopping the run
+        self._watchdog.start()
+
+    def read_until(self, text: str) -> None:
+        for line in self._output:
+            self.lines.append(line.rstrip())
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} was never printed:\n" + "\n".join(self.lines))
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> int:
+        self.lines += self._output.read().splitlines()
+        self._watchdog.cancel()
+        return self.process.wait()
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.end()
+        self._output.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path, "--model", "/models/a", "--tensor-parallel-size", "2", "--port", str(free_port()))
+    yield run
+    run.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_every_process(run: Run, number: signal.Signals) -> None:
+    run.read_until("curl")
+    descendants = run.descendants()
+    assert len(descendants) == 3
+    run.process.send_signal(number)
+    assert run.end() == 0
+    _, alive = psutil.wait_procs(descendants, timeout=5)
+    assert not alive
+
+
+@pytest.mark.parametrize("name", ["proa-engine", "proa-gateway"])
+def test_the_end_of_either_program_ends_the_other(run: Run, name: str) -> None:
+    run.read_until("curl")
+    descendants = run.descendants()
+    next(child for child in descendants if any(part.endswith(name) for part in child.cmdline())).kill()
+    assert run.end() == 1
+    assert f"run: the {name.removeprefix('proa-')} ended with code -9" in run.lines
+    _, alive = psutil.wait_procs(descendants, timeout=5)
+    assert not alive
+
+
+def test_arguments_reach_the_engine_and_output_is_prefixed(run: Run) -> None:
+    run.read_until("arguments")
+    assert run.lines[-1].startswith("engine  | arguments serve --model /models/a --tensor-parallel-size 2 --host")
+
+
+def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:
+    run.read_until("curl")
+    assert any(line.startswith("run: ready after ") for line in run.lines)
+    assert '"model": "fake-model"' in run.lines[-1]
+
+
+def test_a_program_that_cannot_start_is_reported(tmp_path: Path) -> None:
+    run = Run(tmp_path, engine="#!/bin/sh\necho no such model\nexit 3\n")
+    assert run.end() == 1
+    run.close()
+    assert run.lines == ["engine  | no such model", "run: the engine ended with code 3"]
