@@ -1,7 +1,7 @@
 """The command line: `proa-engine serve` and `proa-engine worker`.
 
-Flags are EngineConfig's fields with vLLM's names. Nothing that brings torch is imported before the number of its
-threads is set.
+Flags are EngineConfig's fields with vLLM's names. Each command imports what it needs when it runs, so that torch
+comes only after the number of its threads is set.
 """
 
 import argparse
@@ -126,9 +126,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         config = config_from_arguments(arguments)
     except ValueError as error:
         return _fail(str(error), status=2)
-    from proa_engine.worker.host import limit_threads
-
-    limit_threads(config.tensor_parallel_size)
     from proa_engine.server.serve import ServeOptions, StartError, serve
 
     options = ServeOptions(
@@ -152,12 +149,14 @@ def config_from_arguments(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    from proa_engine.worker.host import limit_threads
-
-    limit_threads(arguments.tensor_parallel_size)
     from proa_engine.worker.main import run_worker
 
-    return run_worker(arguments.rank, arguments.tensor_parallel_size, arguments.socket)
+    try:
+        return run_worker(arguments.rank, arguments.tensor_parallel_size, arguments.socket)
+    except ValueError as error:
+        return _fail(str(error), status=2)
+    except OSError as error:
+        return _fail(f"cannot listen on {arguments.socket}: {error}", status=1)
 
 
 def _fail(sentence: str, *, status: int) -> int:
@@ -177,3 +176,7 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above zero")
     return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

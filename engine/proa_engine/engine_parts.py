@@ -36,16 +36,30 @@ class LoadedExecutor(Executor, Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
 
+    @property
+    def longest_warm_up_step(self) -> float:
+        """Seconds, of a step of the full token budget."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why no step can be run any more; None while all is well."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Give up, from any thread: all that wait for a step raise ExecutorFailed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An engine in this process. `folder` holds the model's files."""
+    """An engine in this process. `tokenizer_folder` holds the tokenizer's files; None: token ids alone."""
 
     config: EngineConfig
     executor: LoadedExecutor
     core: EngineCore
     limits: ModelLimits
-    folder: Path
+    tokenizer_folder: Path | None
 
 
 def load_engine(config: EngineConfig, report: Callable[[str], None]) -> EngineParts:
@@ -53,11 +67,15 @@ def load_engine(config: EngineConfig, report: Callable[[str], None]) -> EnginePa
     from proa_engine.executor import make_executor
     from proa_engine.models.loader import resolve_model
 
-    folder = resolve_model(config.model, config.revision, config.load_format)
-    return assemble_engine(config, make_executor(config, report), folder)
+    executor = make_executor(config, report)
+    if config.skip_tokenizer_init:
+        return assemble_engine(config, executor, None)
+    folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
+    return assemble_engine(config, executor, folder)
 
 
-def assemble_engine(config: EngineConfig, executor: LoadedExecutor, folder: Path) -> EngineParts:
+def assemble_engine(config: EngineConfig, executor: LoadedExecutor, tokenizer_folder: Path | None) -> EngineParts:
+    """An engine over an executor that has loaded its model."""
     core = make_core(
         executor,
         hash_block=hash_block,
@@ -78,4 +96,4 @@ def assemble_engine(config: EngineConfig, executor: LoadedExecutor, folder: Path
         max_model_len=executor.max_model_len,
         max_logprobs=config.max_logprobs,
     )
-    return EngineParts(config, executor, core, limits, folder)
+    return EngineParts(config, executor, core, limits, tokenizer_folder)

@@ -12,9 +12,9 @@ from proa.text import Vocabulary
 from proa.tokenizer_files import FILE_NAMES
 
 
-def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
     """The tokenizer's files that there are, by name; empty without a tokenizer.json."""
-    if not (folder / "tokenizer.json").is_file():
+    if folder is None or not (folder / "tokenizer.json").is_file():
         return {}
     return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
 

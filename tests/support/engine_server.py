@@ -32,9 +32,15 @@ class LoadedFakeExecutor(FakeExecutor):
     eos_token_ids: frozenset[int] = frozenset()
     model_config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE))
 
+    longest_warm_up_step: float = 0.0
+    failure: str | None = None
+
     @property
     def num_gpu_blocks(self) -> int:
         return self.num_blocks
+
+    def fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
 
 
 @dataclass
@@ -67,7 +73,7 @@ def wait_for_health(port: int, service: str, *, serving: bool = True, seconds: f
 def running_server(
     executor: LoadedFakeExecutor | None = None,
     *,
-    folder: Path = Path("/nonexistent"),
+    tokenizer_folder: Path | None = None,
     drain_timeout: float = 5.0,
     step_timeout: float = 5.0,
     **config: Any,
@@ -75,7 +81,7 @@ def running_server(
     """A server that has loaded; told to leave at the end, if it has not left before."""
     executor = executor or LoadedFakeExecutor()
     config = {"model": "fake", "block_size": executor.block_size, "max_num_batched_tokens": 64} | config
-    parts = assemble_engine(EngineConfig(**config), executor, folder)
+    parts = assemble_engine(EngineConfig(**config), executor, tokenizer_folder)
     options = ServeOptions(
         config=parts.config,
         host="127.0.0.1",

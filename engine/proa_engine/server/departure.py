@@ -47,12 +47,14 @@ class Departure:
         self._exit_process = exit_process
         self._draining: asyncio.Task[None] | None = None
         self._stop: Callable[[], None] | None = None
+        self._fail_executor: Callable[[str], None] | None = None
         self.failure: str | None = None  # set by any thread: why the process cannot go on. The watchdog acts on it.
         self.gone = threading.Event()
 
-    def on_loaded(self, stop: Callable[[], None]) -> None:
-        """I/O thread: from now on there is a loop to stop and requests to wait for."""
+    def on_loaded(self, stop: Callable[[], None], fail_executor: Callable[[str], None]) -> None:
+        """I/O thread: from now on there is a loop to stop, an executor to give up and requests to wait for."""
         self._stop = stop
+        self._fail_executor = fail_executor
 
     def on_signal(self, number: signal.Signals) -> None:
         """I/O thread."""
@@ -83,6 +85,8 @@ class Departure:
         _log.critical("the engine cannot go on: %s", reason)
         self._wait(self._health.update(dead=True))
         self._wait(self._fail(EngineDead(f"the engine cannot go on: {reason}")))
+        if self._fail_executor is not None:
+            self._fail_executor(reason)
         threading.Thread(target=self._last_rites, name="proa-last-rites", daemon=True).start()
         time.sleep(FAREWELL_SECONDS)
         self._exit_process(1)

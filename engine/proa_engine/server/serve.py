@@ -34,7 +34,6 @@ from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.observer import RequestObserver
 from proa_engine.server.servicer import EngineServicer
 from proa_engine.server.signals import SignalPipe
-from proa_engine.server.warm_up import warm_up
 from proa_engine.server.watchdog import STEP_SECONDS, StepLimits, Watchdog
 from proa_engine.telemetry import EngineTracer
 from proa_engine.tokenizer import read_tokenizer_files
@@ -123,7 +122,10 @@ class EngineServer:
         """Load, then step on this thread until the process is to leave; the exit status."""
         try:
             parts = self._load_engine()
-            watchdog = self._make_watchdog(parts, self._warm_up(parts))
+            # What is alive now stays; the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            watchdog = self._make_watchdog(parts)
             metrics = self._make_metrics(parts)
             loop = EngineLoop(parts.core, self._make_handoff(), metrics.observe_step)
             self._io.run(self._open(parts, metrics, loop)).result()
@@ -142,20 +144,6 @@ class EngineServer:
         except (ValueError, OSError, ExecutorFailed) as error:
             raise StartError(str(error)) from error
 
-    def _warm_up(self, parts: EngineParts) -> float:
-        started_at = time.monotonic()
-        config = parts.config
-        largest = warm_up(
-            parts.core,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=parts.limits.max_model_len,
-        )
-        _log.info("warmed up in %.1f s; a full step takes about %.2f s", time.monotonic() - started_at, largest)
-        # What is alive now stays; the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        return largest
-
     def _make_metrics(self, parts: EngineParts) -> EngineMetrics:
         cache_config = CacheConfig(
             block_size=parts.config.block_size,
@@ -164,17 +152,17 @@ class EngineServer:
         )
         return EngineMetrics(self._registry, model_name=served_name(parts.config), cache_config=cache_config)
 
-    def _make_watchdog(self, parts: EngineParts, largest_step: float) -> Watchdog:
+    def _make_watchdog(self, parts: EngineParts) -> Watchdog:
         parallel = parts.config.tensor_parallel_size > 1
         limits = StepLimits.from_warm_up(
-            largest_step,
+            parts.executor.longest_warm_up_step,
             step_timeout=self._options.step_timeout,
             hope=HOPE_SECONDS_PARALLEL if parallel else HOPE_SECONDS,
         )
         return Watchdog(
             limits,
             step_started_at=lambda: parts.core.step_started_at,
-            failure=lambda: self._departure.failure,
+            failure=lambda: self._departure.failure or parts.executor.failure,
             on_verdict=self._departure.on_verdict,
             on_failure=self._departure.die,
         )
@@ -192,11 +180,11 @@ class EngineServer:
         def validate(request: EngineCoreRequest) -> None:
             check_request(request, parts.limits)
 
-        files = read_tokenizer_files(parts.folder)
+        files = read_tokenizer_files(parts.tokenizer_folder)
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
         self._frontend.open(LoadedEngine(parts.core, info, sorted(files.items()), validate, observer))
-        self._departure.on_loaded(loop.stop)
+        self._departure.on_loaded(loop.stop, parts.executor.fail)
         await self._health.update(loaded=True)
         event_loop = asyncio.get_running_loop()
         event_loop.call_later(SETTLE_SECONDS, self._on_session)
@@ -205,10 +193,16 @@ class EngineServer:
     def _step(self, loop: EngineLoop) -> None:
         try:
             loop.run()
+        except ExecutorFailed as error:
+            self._give_up(str(error))
         except Exception as error:
             _log.error("a step failed", exc_info=error)
-            self._departure.failure = str(error) or repr(error)
-            self._departure.gone.wait()  # the watchdog thread ends the process
+            self._give_up(f"a step failed: {error!r}")
+
+    def _give_up(self, reason: str) -> None:
+        """The watchdog thread ends the process; there is nothing more for this one to do."""
+        self._departure.failure = reason
+        self._departure.gone.wait()
 
     def _on_session(self) -> None:
         """On the I/O thread: a gateway is here, or has had the time to come."""

@@ -1,0 +1,152 @@
+"""LLMEngine: text and token ids in, `RequestOutput`s out, one step at a time, in the caller's own thread."""
+
+import itertools
+import logging
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from proa.sampling import choice_key
+from proa_engine.config import EngineConfig
+from proa_engine.core.admission import Limits, refusal
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreRequest
+from proa_engine.core.validation import check_request
+from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.output_processor import OutputProcessor, RequestState
+from proa_engine.outputs import RequestOutput
+from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
+
+Prompt = str | Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """Requests are added, `step` is called until none is unfinished. Not safe to share between threads.
+
+    engine = LLMEngine(EngineConfig(model="builtin"))
+    engine.add_request("1", "Hello", SamplingParams(max_tokens=8))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            ...
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_engine,
+    ) -> None:
+        """Loads the model. Raises `ValueError` with a sentence where that cannot be."""
+        parts = load(config, _log.info)
+        self._core = parts.core
+        self._limits = parts.limits
+        self._admission = Limits(parts.limits.max_model_len, parts.executor.num_gpu_blocks * config.block_size)
+        files = read_tokenizer_files(parts.tokenizer_folder)
+        self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
+        self._processor = OutputProcessor(self.tokenizer)
+        self._serial = itertools.count()
+        self.shutdown = weakref.finalize(self, parts.executor.shutdown)  # workers and device let go; also at exit
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queue a request. `prompt` is text or `{"prompt_token_ids": […]}`; lower `priority` goes first.
+
+        Raises `ValueError` for what the model cannot do, and for an id that is in use.
+        """
+        state, requests = self.prepare(request_id, prompt, params, priority, arrival_time or time.time())
+        self.submit(state, requests)
+
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, arrival_time: float
+    ) -> tuple[RequestState, list[EngineCoreRequest]]:
+        """Check a request and make what `submit` takes, without queueing anything. Raises `ValueError`."""
+        if request_id in self._processor:
+            raise ValueError(f"request_id {request_id!r} belongs to an unfinished request")
+        text, token_ids = self._tokenize(prompt)
+        requests, choices = [], []
+        for index, choice_params in enumerate(self._params_of_choices(params)):
+            core_id = f"{request_id}/{next(self._serial)}"  # an id may come again before the core has let go of it
+            request = EngineCoreRequest(
+                request_id=core_id,
+                prompt_token_ids=token_ids,
+                sampling_params=choice_params,
+                priority=priority,
+                arrival_time=arrival_time,
+            )
+            check_request(request, self._limits)
+            if (reason := refusal(request, self._admission)) is not None:
+                raise ValueError(reason)
+            requests.append(request)
+            choices.append(self._processor.make_choice(core_id, index, token_ids, choice_params))
+        state = RequestState(
+            request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, choices=choices
+        )
+        return state, requests
+
+    def submit(self, state: RequestState, requests: Sequence[EngineCoreRequest]) -> None:
+        """Queue what `prepare` made."""
+        self._processor.add(state)
+        for request in requests:
+            self._core.submit(request)
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests; no more outputs come for them. Unknown ids are ignored."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            self._core.abort(self._processor.remove(request_id))
+
+    def has_unfinished_requests(self) -> bool:
+        return self._core.has_unfinished_requests()
+
+    def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
+        """Compute a step; the outputs of requests with news, cumulative, or of those that finished with it.
+
+        Raises what the executor raises.
+        """
+        outputs = self._core.step()
+        if outputs is None:
+            return []
+        assert not outputs.rejections, "what the core refuses was refused by prepare"
+        states, to_abort = self._processor.process(outputs.outputs)
+        if to_abort:
+            self._core.abort(to_abort)
+        return [self._processor.make_output(state) for state in states if state.finished or not only_finished]
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if not isinstance(prompt, str):
+            if "prompt_token_ids" in prompt:
+                return None, list(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise ValueError("a prompt must be text or have prompt or prompt_token_ids")
+            prompt = str(prompt["prompt"])
+        if self.tokenizer is None:
+            raise ValueError("a prompt of text needs a tokenizer; give prompt_token_ids instead")
+        return prompt, self.tokenizer.encode(prompt)
+
+    def _params_of_choices(self, params: SamplingParams) -> Iterable[SamplingParams]:
+        """One for each of `n`, with its key, bad words as token ids; prompt log probabilities for the first alone."""
+        bad_words = params.bad_words_token_ids
+        if params.bad_words:
+            if self.tokenizer is None:
+                raise ValueError("bad_words need a tokenizer; give bad_words_token_ids instead")
+            bad_words += self.tokenizer.bad_words_token_ids(params.bad_words)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        for index in range(params.n):
+            yield replace(
+                params,
+                n=1,
+                key=choice_key(seed, index) if params.key is None else params.key,
+                bad_words_token_ids=bad_words,
+                prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            )

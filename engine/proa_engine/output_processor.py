@@ -1,0 +1,169 @@
+"""OutputProcessor: from the core's token ids to text, stop strings and log probabilities, for the offline engine.
+
+Knows no scheduling and no devices. The gateway does the same at its own edge, with the same `proa.text`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proa.text import TextStream
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreOutput, FinishReason, TokenLogprobs
+from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
+from proa_engine.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Choice:
+    """One core request. Tokens past `num_kept` may still turn out to belong to a stop string."""
+
+    core_id: str
+    index: int
+    stream: TextStream | None  # None: token ids alone
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_kept: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def take(self, output: EngineCoreOutput) -> None:
+        self.token_ids.extend(output.new_token_ids)
+        self.logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason.name.lower()
+            self.stop_reason = output.stop_reason
+        if self.stream is None:
+            self.num_kept = len(self.token_ids)
+        else:
+            self._detokenize(self.stream, output)
+
+    def _detokenize(self, stream: TextStream, output: EngineCoreOutput) -> None:
+        if output.finish_reason is None:
+            delta = stream.push(output.new_token_ids)
+        else:
+            delta = stream.finish(output.new_token_ids, stop_token=output.finish_reason is FinishReason.STOP)
+        self.text += delta.text
+        self.num_kept += delta.num_tokens
+        if delta.stop_string is not None:
+            self.finish_reason, self.stop_reason = "stop", delta.stop_string
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestState:
+    """An unfinished request with all its choices."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    choices: list[Choice]
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+
+class OutputProcessor:
+    """Holds the states of unfinished requests. `tokenizer` None: outputs have no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._states: dict[str, RequestState] = {}
+        self._choices: dict[str, tuple[RequestState, Choice]] = {}  # by the id that the core knows
+
+    def add(self, state: RequestState) -> None:
+        self._states[state.request_id] = state
+        for choice in state.choices:
+            self._choices[choice.core_id] = (state, choice)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    def remove(self, request_id: str) -> list[str]:
+        """Forget a request; the core's ids of its unfinished choices. Unknown ids are ignored."""
+        state = self._states.pop(request_id, None)
+        choices = state.choices if state is not None else []
+        return [choice.core_id for choice in choices if self._choices.pop(choice.core_id, None) is not None]
+
+    def make_choice(self, core_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> Choice:
+        """Raises `ValueError` for stop strings where no text is made."""
+        if self._tokenizer is None or not params.detokenize:
+            if params.stop:
+                raise ValueError("stop strings need a tokenizer and detokenize=True")
+            return Choice(core_id, index, None)
+        stream = TextStream(
+            self._tokenizer.vocabulary,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+            context=prompt,
+        )
+        return Choice(core_id, index, stream)
+
+    def process(self, outputs: Sequence[EngineCoreOutput]) -> tuple[list[RequestState], list[str]]:
+        """Take in a step: the requests that have news, and the core's ids of those ended by a stop string."""
+        touched: dict[str, RequestState] = {}
+        to_abort: list[str] = []
+        for output in outputs:
+            found = self._choices.get(output.request_id)
+            if found is None:  # ended here already
+                continue
+            state, choice = found
+            choice.take(output)
+            if choice.index == 0:
+                state.prompt_logprobs.extend(output.prompt_logprobs)
+                state.num_cached_tokens = output.num_cached_tokens
+            touched[state.request_id] = state
+            if choice.finish_reason is not None:
+                del self._choices[choice.core_id]
+                if output.finish_reason is None:
+                    to_abort.append(choice.core_id)
+        for state in touched.values():
+            if state.finished:
+                del self._states[state.request_id]
+        return list(touched.values()), to_abort
+
+    def make_output(self, state: RequestState) -> RequestOutput:
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if state.params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *map(self._logprobs, state.prompt_logprobs)]
+        return RequestOutput(
+            request_id=state.request_id,
+            prompt=state.prompt,
+            prompt_token_ids=state.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=[self._completion(choice, state.params) for choice in state.choices],
+            finished=state.finished,
+            num_cached_tokens=state.num_cached_tokens,
+        )
+
+    def _completion(self, choice: Choice, params: SamplingParams) -> CompletionOutput:
+        kept = choice.logprobs[: choice.num_kept]
+        asked = params.logprobs is not None
+        return CompletionOutput(
+            index=choice.index,
+            text=choice.text,
+            token_ids=choice.token_ids[: choice.num_kept],
+            cumulative_logprob=sum(entry.logprob for entry in kept) if asked else None,
+            logprobs=[self._logprobs(entry) for entry in kept] if asked else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """The likeliest tokens, best first, and the one that stands there."""
+        ranked = {
+            token_id: Logprob(logprob, rank, self._decode(token_id))
+            for rank, (token_id, logprob) in enumerate(
+                zip(entry.top_token_ids, entry.top_logprobs, strict=True), start=1
+            )
+        }
+        ranked.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, self._decode(entry.token_id)))
+        return ranked
+
+    def _decode(self, token_id: int) -> str | None:
+        return self._tokenizer.decode_token(token_id) if self._tokenizer is not None else None
