@@ -1,0 +1,128 @@
+"""A ModelRunner over a fake model whose next-token logits are a fixed function of (last token, its position)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa_engine.worker.async_output import collect
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.model_runner import ModelRunner
+
+VOCAB_SIZE = 300
+BLOCK_SIZE = 4
+EOS = 2
+
+
+class FakeModel:
+    """Hidden states are (token, position); the logits come from two tables. Remembers what it was called with."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.by_token = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=generator) * 2
+        self.by_position = torch.randn(512, VOCAB_SIZE, generator=generator) * 2
+        self.calls: list[tuple[Tensor, Tensor, Any]] = []
+        self.logit_rows: list[int] = []
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: Any) -> Tensor:
+        self.calls.append((input_ids, positions, metadata))
+        return torch.stack([input_ids, positions], dim=1).float()
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.logit_rows.append(hidden.shape[0])
+        return self.by_token[hidden[:, 0].long()] + self.by_position[hidden[:, 1].long()]
+
+    def logits_after(self, token_ids: Sequence[int]) -> Tensor:
+        """[vocab] for the token that follows these."""
+        return self.by_token[token_ids[-1]] + self.by_position[len(token_ids) - 1]
+
+
+class RunnerHarness:
+    """Plans steps by hand; blocks are handed out one after another and never come back."""
+
+    def __init__(self, model: FakeModel | None = None, *, max_num_seqs: int = 64, max_logprobs: int = 5) -> None:
+        self.model = model or FakeModel()
+        self.batch = InputBatch(
+            max_num_seqs=max_num_seqs,
+            max_model_len=256,
+            block_size=BLOCK_SIZE,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=[EOS],
+            device=torch.device("cpu"),
+        )
+        self.runner = ModelRunner(
+            self.model,  # type: ignore[arg-type]
+            [],
+            self.batch,
+            block_size=BLOCK_SIZE,
+            vocab_size=VOCAB_SIZE,
+            max_logprobs=max_logprobs,
+            device=torch.device("cpu"),
+        )
+        self.num_blocks = 0
+
+    def step(
+        self,
+        new: Mapping[str, tuple[Sequence[int], int, SamplingParams]] | None = None,
+        known: Mapping[str, int] | None = None,
+        *,
+        scheduled: Mapping[str, int] | None = None,
+        finished: Sequence[str] = (),
+        preempted: Sequence[str] = (),
+    ) -> ModelRunnerOutput:
+        """`new`: id -> (tokens, prompt length, params); `known`: id -> tokens computed so far.
+
+        New requests compute all of their tokens and known ones one, unless `scheduled` says otherwise.
+        """
+        counts = {name: len(tokens) for name, (tokens, _, _) in (new or {}).items()}
+        counts |= dict.fromkeys(known or {}, 1)
+        counts |= scheduled or {}
+        counts = dict(sorted(counts.items(), key=lambda item: item[1] != 1))
+        plan = SchedulerOutput(
+            step=1,
+            new_requests=[
+                NewRequestData(
+                    request_id=name,
+                    token_ids=list(tokens),
+                    num_prompt_tokens=num_prompt,
+                    num_computed_tokens=0,
+                    block_ids=self._blocks(0, counts[name]),
+                    sampling_params=params,
+                )
+                for name, (tokens, num_prompt, params) in (new or {}).items()
+            ],
+            cached_requests=[
+                CachedRequestData(
+                    request_id=name,
+                    num_computed_tokens=computed,
+                    new_block_ids=self._blocks(computed, computed + counts[name]),
+                )
+                for name, computed in (known or {}).items()
+            ],
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum(counts.values()),
+            finished_request_ids=list(finished),
+            preempted_request_ids=list(preempted),
+        )
+        inputs = self.runner.prepare(plan)
+        if inputs is None:
+            return ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
+        self.runner.forward(inputs)
+        return collect(self.runner.sample(), inputs)
+
+    def generate(self, token_ids: Sequence[int], params: SamplingParams, count: int) -> list[int]:
+        """That many tokens for one request, alone."""
+        output = self.step({"alone": (token_ids, len(token_ids), params)})
+        tokens = list(output.sampled_token_ids[0])
+        while len(tokens) < count:
+            tokens += self.step(known={"alone": len(token_ids) + len(tokens) - 1}).sampled_token_ids[0]
+        self.step(finished=["alone"])
+        return tokens
+
+    def _blocks(self, start: int, end: int) -> list[int]:
+        held, needed = -(-start // BLOCK_SIZE), -(-end // BLOCK_SIZE)
+        first, self.num_blocks = self.num_blocks, self.num_blocks + needed - held
+        return list(range(first, self.num_blocks))

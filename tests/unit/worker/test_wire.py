@@ -1,0 +1,70 @@
+"""What crosses a worker's socket comes out as it went in, and a cut frame is an end."""
+
+import socket
+
+import msgspec
+import pytest
+
+from proa_engine.config import EngineConfig
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+from proa_engine.worker import wire
+from proa_engine.worker.worker import WorkerSizes
+
+PLAN = SchedulerOutput(
+    step=9,
+    new_requests=[
+        NewRequestData(
+            request_id="ü",
+            token_ids=[1, 2**31],
+            num_prompt_tokens=1,
+            num_computed_tokens=0,
+            block_ids=[5],
+            sampling_params=SamplingParams(
+                key=2**64 - 1, logit_bias={7: -1.5}, bad_words_token_ids=((1, 2), (3,)), stop_token_ids=(4,), logprobs=0
+            ),
+            trace_headers={"traceparent": "00-1-2-01"},
+        )
+    ],
+    cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=40, new_block_ids=[])],
+    num_scheduled_tokens={"b": 1, "ü": 2},
+    total_num_scheduled_tokens=3,
+    finished_request_ids=["c"],
+    preempted_request_ids=[],
+)
+TO_WORKER: list[wire.ToWorker] = [
+    wire.Init(EngineConfig(model="m", worker_sockets=("/run/1.sock",)), 2**62, 4711),
+    wire.Start(12),
+    wire.Step(PLAN),
+    wire.Shutdown(),
+]
+TO_ENGINE: list[wire.ToEngine] = [wire.Ready(3, WorkerSizes(1, 2, 3, 4)), wire.Started(), wire.Failed("no memory")]
+
+
+def test_messages_come_out_as_they_went_in() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for message in TO_WORKER:
+            ours.sendall(wire.encode(message))
+        for answer in TO_ENGINE:
+            theirs.sendall(wire.encode(answer))
+        at_worker, at_engine = wire.worker_reader(theirs), wire.engine_reader(ours)
+        assert [at_worker.read() for _ in TO_WORKER] == TO_WORKER
+        assert [at_engine.read() for _ in TO_ENGINE] == TO_ENGINE
+
+
+@pytest.mark.parametrize("kept", [0, 2, 10])
+def test_end_of_file_is_none_even_inside_a_frame(kept: int) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(wire.encode(wire.Start(1))[:kept])
+        ours.close()
+        assert wire.worker_reader(theirs).read() is None
+
+
+def test_message_of_the_wrong_direction_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(wire.encode(wire.Started()))
+        with pytest.raises(msgspec.ValidationError):
+            wire.worker_reader(theirs).read()
