@@ -81,7 +81,7 @@ def gateway_process(
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A gateway that is ready, in its own process, and its port."""
     port = free_port()
-    command = [sys.executable, "-m", "proa_gateway.cli", "serve", "--engine", engine, "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "proa_gateway", "serve", "--engine", engine, "--host", "127.0.0.1"]
     command += ["--port", str(port), *arguments]
     with process(command, is_ready=lambda: http_status(port, "/ready") == 200, env=env) as child:
         yield child, port
@@ -93,7 +93,7 @@ def engine_process(
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """An engine that has loaded its model, in its own process, and its address."""
     port = free_port()
-    command = [sys.executable, "-m", "proa_engine.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "proa_engine", "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--metrics-port", "0", *arguments]
     with process(command, is_ready=lambda: is_loaded(port), env=env, seconds=seconds) as child:
         yield child, f"127.0.0.1:{port}"

@@ -1,0 +1,125 @@
+"""Whatever is posted, the gateway answers, never with its own fault, and lives on.
+
+The real gateway in its own process, before a fake engine: bodies come from the gateway's own OpenAPI (right and wrong
+ones), from known fields with values of any kind, and from bytes.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from schemathesis.generation import GenerationMode
+
+from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
+from support.processes import fake_engine_process, gateway_process
+
+ROUTES = ("/v1/chat/completions", "/v1/completions")
+FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, "unknown"})
+ANYTHING: SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(st.characters(), max_size=20)
+    | st.sampled_from(
+        ["", "fake", "\ud800", "\x00", "user", "assistant", "😀" * 9, 0, 1, -1, 2**31, 2**32, 2**64, 1e308]
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]), "content": ANYTHING}))
+BODIES = st.builds(
+    lambda base, changes: {**base, **changes},
+    st.fixed_dictionaries({"messages": MESSAGES | ANYTHING, "prompt": ANYTHING}),
+    st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=3),
+)
+
+bounded = settings(
+    max_examples=30,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Target:
+    """The running gateway, and what every answer of it must be."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+
+    def post(self, route: str, body: bytes) -> None:
+        self.check(self.client.post(route, content=body, headers={"content-type": "application/json"}))
+
+    def check(self, answer: Any) -> None:
+        assert answer.status_code < 500, answer.text
+        assert self.process.poll() is None
+        if answer.status_code >= 400:
+            assert answer.json()["error"]["message"]
+        elif answer.text.startswith("data: "):
+            assert "server_error" not in answer.text
+            assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with fake_engine_process("--text", "Some words.") as (_, engine), gateway_process(engine) as (process, port):
+        target = Target(process, port)
+        yield target
+        assert target.client.get("/health").status_code == 200
+        target.client.close()
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("route", ROUTES)
+def test_bodies_from_the_gateways_own_description_are_answered(
+    target: Target, route: str, mode: GenerationMode
+) -> None:
+    schema = schemathesis.openapi.from_url(f"{target.url}/openapi.json")
+    operation = schema[route]["POST"]
+
+    @seed(1)
+    @bounded
+    @given(operation.as_strategy(generation_mode=mode))
+    def answered(case: Any) -> None:
+        target.check(case.call(timeout=20))
+
+    answered()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_known_fields_with_values_of_any_kind_are_answered(target: Target, route: str) -> None:
+    @seed(1)
+    @bounded
+    @given(BODIES)
+    def answered(body: dict[str, Any]) -> None:
+        target.post(route, json.dumps(body).encode())
+
+    answered()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_bytes_that_are_no_json_are_answered(target: Target, route: str) -> None:
+    @seed(1)
+    @bounded
+    @given(st.binary(max_size=64) | st.text().map(str.encode) | ANYTHING.map(json.dumps).map(str.encode))
+    def answered(body: bytes) -> None:
+        target.post(route, body)
+
+    answered()
+
+
+def test_deeply_nested_bodies_are_answered(target: Target) -> None:
+    for depth in (100, 2_000, 200_000):
+        target.post(ROUTES[0], b'{"messages": ' + b"[" * depth + b"]" * depth + b"}")
+        target.post(ROUTES[0], b'{"messages": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}")
