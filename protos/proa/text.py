@@ -72,6 +72,12 @@ class TextStream:
         self._counted = 0  # this much of _held is the rest of a token that was counted already
         self._stopped_by: str | None = None
 
+    @property
+    def plain(self) -> Detokenizer | None:
+        """The detokenizer itself, where there are no stop strings: its `push` says all that `push` would, since every
+        token counts at once. For those who push a token at a time, and many."""
+        return None if self._stop else self._detokenizer
+
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Takes the next tokens and gives what became certain. After a stop string, tokens are ignored."""
         if not self._stop:

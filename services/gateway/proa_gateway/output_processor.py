@@ -73,6 +73,7 @@ class OutputProcessor:
         "_held_ids",
         "_held_logprobs",
         "_owner",
+        "_plain_push",
         "_prompt_logprobs",
         "_stream",
         "_wants_tokens",
@@ -87,6 +88,7 @@ class OutputProcessor:
         self._consumer = consumer
         self._owner = owner
         self._wants_tokens = wants_tokens
+        self._plain_push = stream.plain.push if stream.plain is not None and not wants_tokens else None
         self._held_ids: list[int] = []  # received, but not yet sure to stay
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -99,6 +101,11 @@ class OutputProcessor:
         if not self.num_received:
             self._owner.started(self)
         self.num_received += 1
+        if self._plain_push is not None:
+            self.num_tokens += 1
+            if text := self._plain_push((token_id,)):
+                self._consumer.text(text)
+            return
         if self._wants_tokens:
             self._held_ids.append(token_id)
         delta = self._stream.push((token_id,))

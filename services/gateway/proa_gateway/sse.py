@@ -7,10 +7,11 @@ one that would wait marks the writer blocked until `drain`, which the request's 
 import asyncio
 import types
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import Any, Final
 
 from starlette.types import Send
 
+_SENT: Final = object()
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -39,9 +40,8 @@ class EventWriter:
 
     def write(self, event: bytes) -> None:
         steps = self._send({"type": "http.response.body", "body": event, "more_body": True}).__await__()
-        try:
-            awaited = next(steps)
-        except StopIteration:
+        awaited = next(steps, _SENT)
+        if awaited is _SENT:
             return
         self.blocked = True
         self._unfinished = (steps, awaited)
