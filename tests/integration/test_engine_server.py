@@ -1,17 +1,23 @@
 """The engine's gRPC server over the fake executor: both ways to generate, and how requests end."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.engine_client import DEADLINE, SessionClient, engine_request, generate, generate_request
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
+from proa.tokenizer_files import digest
+from proa_engine.core.sampling_params import SamplingParams
+from support.engine_client import DEADLINE, SessionClient, generate, generate_request
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server
 from support.fake_executor import generate as expected_tokens
 
-from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
-from proa_engine.core.sampling_params import SamplingParams
+Stub = service_pb2_grpc.EngineServiceStub
 
 
 @pytest.fixture
@@ -21,29 +27,290 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-async def stub(server: RunningServer) -> AsyncIterator[service_pb2_grpc.EngineServiceStub]:
+async def stub(server: RunningServer) -> AsyncIterator[Stub]:
     async with server.channel() as channel:
         yield server.stub(channel)
+
+
+class Gate:
+    """Lets the fake device finish one step for each permit."""
+
+    def __init__(self) -> None:
+        self.executor = LoadedFakeExecutor(while_waiting=self._pass)
+        self._permits = threading.Semaphore(0)
+
+    def open(self, num_steps: int) -> None:
+        self._permits.release(num_steps)
+
+    def _pass(self) -> None:
+        assert self._permits.acquire(timeout=20), "the test let no more steps pass"
+
+
+class AbortSpy:
+    """Tells when the core has been asked to abort."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._asked = threading.Event()
+        self._abort = server.parts.core.abort
+        server.parts.core.abort = self._on_abort  # type: ignore[method-assign]
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self._asked.wait, 10), "the core was not asked to abort"
+
+    def _on_abort(self, request_ids: Any) -> None:
+        self._abort(request_ids)
+        self._asked.set()
 
 
 def expected(prompt: list[int], max_tokens: int = 4) -> list[int]:
     return expected_tokens(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), frozenset(), 128)
 
 
-async def test_generate_streams_the_tokens_of_one_request(stub: service_pb2_grpc.EngineServiceStub) -> None:
+async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How a streaming call ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_generate_streams_the_tokens_of_one_request(stub: Stub) -> None:
     responses = [response.output async for response in stub.Generate(generate_request([5, 6, 7]), timeout=DEADLINE)]
 
     assert [token_id for output in responses for token_id in output.new_token_ids] == expected([5, 6, 7])
     assert responses[-1].finish_reason == core_pb2.FINISH_REASON_LENGTH
     assert (responses[0].num_prompt_tokens, responses[-1].num_output_tokens) == (3, 4)
-    assert [event.type for event in responses[0].events][0] == core_pb2.EVENT_TYPE_QUEUED
+    assert responses[0].events[0].type == core_pb2.EVENT_TYPE_QUEUED
 
 
-async def test_session_carries_many_requests(stub: service_pb2_grpc.EngineServiceStub) -> None:
+async def test_session_carries_many_requests(stub: Stub) -> None:
     session = await SessionClient(stub).open()
     for handle in range(1, 9):
         await session.add(handle, [handle, handle + 1], max_tokens=10)
     await session.read_until_finished(*range(1, 9))
 
+    assert session.hello is not None
     assert session.hello.model.max_model_len == 128
     assert session.tokens == {handle: expected([handle, handle + 1], 10) for handle in range(1, 9)}
+
+
+async def test_sessions_do_not_hear_of_each_others_requests(stub: Stub) -> None:
+    first, second = await SessionClient(stub).open(), await SessionClient(stub).open()
+    await first.add(1, [1])
+    await second.add(1, [2])
+    await asyncio.gather(first.read_until_finished(1), second.read_until_finished(1))
+
+    assert (first.tokens, second.tokens) == ({1: expected([1])}, {1: expected([2])})
+
+
+async def test_cancelled_call_frees_its_memory_within_two_steps() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        async with server.channel() as channel:
+            spy = AbortSpy(server)
+            call = server.stub(channel).Generate(generate_request([1] * 20, max_tokens=100), timeout=DEADLINE)
+            gate.open(3)
+            await call.read()
+            assert server.parts.core.stats().kv_cache_usage > 0
+            call.cancel()
+            await spy.wait()
+            num_steps = len(gate.executor.plans)
+            gate.open(2)
+            load = service_pb2.GetLoadRequest()
+            while (await server.stub(channel).GetLoad(load, timeout=DEADLINE)).stats.kv_cache_usage:
+                assert len(gate.executor.plans) <= num_steps + 2
+            gate.open(100)
+
+
+async def test_deadline_ends_a_request() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        async with server.channel() as channel:
+            spy = AbortSpy(server)
+            code, _ = await code_of(server.stub(channel).Generate(generate_request(max_tokens=100), timeout=0.3))
+            await spy.wait()
+            gate.open(200)
+
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_end_of_a_session_aborts_its_requests() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        async with server.channel() as channel:
+            spy = AbortSpy(server)
+            session = await SessionClient(server.stub(channel)).open()
+            await session.add(1, max_tokens=100)
+            gate.open(2)
+            await session.read()
+            session.call.cancel()
+            await spy.wait()
+            gate.open(200)
+
+
+async def test_lost_connection_aborts_a_session() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        spy = AbortSpy(server)
+        channel = server.channel()
+        session = await SessionClient(server.stub(channel)).open()
+        await session.add(1, max_tokens=100)
+        gate.open(2)
+        await session.read()
+        await channel.close()
+        await spy.wait()
+        gate.open(200)
+
+
+async def test_abort_by_id_ends_whoevers_request() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        async with server.channel() as channel:
+            stub = server.stub(channel)
+            call = stub.Generate(generate_request(request_id="mine", max_tokens=100), timeout=DEADLINE)
+            gate.open(2)
+            await call.read()
+            await stub.Abort(service_pb2.AbortRequest(request_ids=["mine", "nobody's"]), timeout=DEADLINE)
+            gate.open(200)
+            while (response := await call.read()) is not grpc.aio.EOF:
+                last = response.output
+
+            assert last.finish_reason == core_pb2.FINISH_REASON_ABORT
+
+
+async def test_aborted_handle_is_not_heard_of_again() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        async with server.channel() as channel:
+            spy = AbortSpy(server)
+            session = await SessionClient(server.stub(channel)).open()
+            await session.add(1, [1], max_tokens=100)
+            await session.add(2, [2], max_tokens=20)
+            gate.open(3)
+            while not session.tokens:
+                await session.read()
+            await session.abort(1, 77)
+            await spy.wait()
+            gate.open(200)
+            await session.read_until_finished(2)
+
+            assert session.tokens[2] == expected([2], 20)
+            assert 1 not in session.finished
+
+
+async def test_id_in_use_is_refused_and_its_owner_undisturbed() -> None:
+    gate = Gate()
+    with running_server(gate.executor) as server:
+        async with server.channel() as channel:
+            stub = server.stub(channel)
+            session = await SessionClient(stub).open()
+            await session.add(1, request_id="same", max_tokens=10)
+            gate.open(1)
+            while not session.num_outputs:
+                await session.read()
+            await session.add(2, request_id="same")
+            code, details = await code_of(stub.Generate(generate_request(request_id="same"), timeout=DEADLINE))
+            gate.open(200)
+            await session.read_until_finished(1)
+
+            assert code is grpc.StatusCode.ALREADY_EXISTS
+            assert "'same'" in details
+            assert session.rejected[2].code == grpc.StatusCode.ALREADY_EXISTS.value[0]
+            assert not session.rejected[2].retryable
+            assert session.tokens[1] == expected([1, 2, 3], 10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"prompt": []}, "the prompt must hold at least one token"),
+        ({"prompt": [61]}, "outside the model's vocabulary of 61 tokens"),
+        ({"prompt": [1] * 128}, "maximum context length is 128"),
+        ({"temperature": -1.0}, "temperature must be at least 0"),
+        ({"logprobs": 21}, "logprobs must be at most 20"),
+    ],
+)
+async def test_bad_request_is_refused_in_a_sentence(stub: Stub, fields: dict[str, Any], sentence: str) -> None:
+    code, details = await code_of(stub.Generate(generate_request(**fields), timeout=DEADLINE))
+    session = await SessionClient(stub).open()
+    await session.add(1, **fields)
+    await session.add(2)
+    await session.read_until_finished(2)
+
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in details
+    assert sentence in session.rejected[1].message
+    assert (session.rejected[1].code, session.rejected[1].retryable) == (3, False)
+
+
+async def test_full_queue_refuses_what_another_engine_may_take() -> None:
+    gate = Gate()
+    with running_server(gate.executor, max_num_seqs=1, max_waiting_requests=1) as server:
+        async with server.channel() as channel:
+            session = await SessionClient(server.stub(channel)).open()
+            for handle in (1, 2, 3, 4):
+                await session.add(handle, [handle], max_tokens=30)
+            gate.open(1000)
+            while not session.rejected:
+                await session.read()
+            refused = next(iter(session.rejected.values()))
+
+            assert (refused.code, refused.retryable) == (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], True)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [service_pb2.SessionRequest()],
+        [service_pb2.SessionRequest(abort=service_pb2.AbortHandles(handles=[1]))],
+        [service_pb2.SessionRequest(open=service_pb2.OpenSession())] * 2,
+        [
+            service_pb2.SessionRequest(open=service_pb2.OpenSession()),
+            service_pb2.SessionRequest(add=service_pb2.AddRequest(handle=0)),
+        ],
+    ],
+)
+async def test_session_out_of_order_is_closed(stub: Stub, messages: list[service_pb2.SessionRequest]) -> None:
+    call = stub.Session(iter(messages), timeout=DEADLINE)
+
+    code, _ = await code_of(call)
+
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_model_info_load_and_tokenizer(tmp_path: Path) -> None:
+    files = {"tokenizer.json": b"{}", "chat_template.jinja": b"x" * 300_000}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with running_server(tokenizer_folder=tmp_path, served_model_name="tiny") as server:
+        async with server.channel() as channel:
+            stub = server.stub(channel)
+            info = await stub.GetModelInfo(service_pb2.GetModelInfoRequest(), timeout=DEADLINE)
+            received: dict[str, bytes] = {}
+            async for part in stub.GetTokenizer(service_pb2.GetTokenizerRequest(), timeout=DEADLINE):
+                received[part.file_name] = received.get(part.file_name, b"") + part.data
+            load = await stub.GetLoad(service_pb2.GetLoadRequest(), timeout=DEADLINE)
+
+    assert (info.model_name, info.vocab_size, info.num_gpu_blocks, info.block_size) == ("tiny", 61, 64, 4)
+    assert info.tokenizer_digest == digest(files)
+    assert list(received) == sorted(files)
+    assert received == files
+    assert load.stats.num_running_reqs == 0
+
+
+async def test_reflection_names_the_services(server: RunningServer) -> None:
+    async with server.channel() as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        response = await stub.ServerReflectionInfo(requests, timeout=DEADLINE).read()
+
+    names = {service.name for service in response.list_services_response.service}
+    assert {"proa.engine.v1.EngineService", "grpc.health.v1.Health"} <= names
+
+
+async def test_answers_do_not_depend_on_company(stub: Stub) -> None:
+    prompts = [[index % 61, 3, 5] for index in range(40)]
+
+    together = await asyncio.gather(*(generate(stub, prompt, max_tokens=12) for prompt in prompts))
+
+    assert together == [expected(prompt, 12) for prompt in prompts]

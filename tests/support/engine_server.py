@@ -1,7 +1,7 @@
 """The engine's own server in this process, over the fake executor: real gRPC, real core, no model."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,9 +76,11 @@ def running_server(
     tokenizer_folder: Path | None = None,
     drain_timeout: float = 5.0,
     step_timeout: float = 5.0,
+    before_load: Callable[[], object] = lambda: None,
+    wait_until_loaded: bool = True,
     **config: Any,
 ) -> Iterator[RunningServer]:
-    """A server that has loaded; told to leave at the end, if it has not left before."""
+    """A server that has loaded, unless that is not waited for; told to leave at the end, if it has not left before."""
     executor = executor or LoadedFakeExecutor()
     config = {"model": "fake", "block_size": executor.block_size, "max_num_batched_tokens": 64} | config
     parts = assemble_engine(EngineConfig(**config), executor, tokenizer_folder)
@@ -92,14 +94,21 @@ def running_server(
     )
     exits: list[int] = []
     result: list[int] = []
-    server = EngineServer(options, load=lambda config, report: parts, exit_process=exits.append)
+
+    def load(config: EngineConfig, report: Callable[[str], None]) -> EngineParts:
+        before_load()
+        return parts
+
+    server = EngineServer(options, load=load, exit_process=exits.append)
     port = server.start()
     thread = threading.Thread(target=lambda: result.append(server.run()), name="engine-main")
     thread.start()
     try:
-        wait_for_health(port, "startup")
+        if wait_until_loaded:
+            wait_for_health(port, "startup")
         yield RunningServer(server, port, parts, exits, result, thread)
     finally:
-        server.request_stop()
+        if thread.is_alive():
+            server.request_stop()
         thread.join(10)
         assert not thread.is_alive(), "the server does not leave"

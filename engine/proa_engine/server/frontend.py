@@ -93,12 +93,16 @@ class Frontend:
         self._refusal = None
 
     def drain(self) -> None:
+        """Nothing new is admitted; what runs goes on."""
         self._refusal = Draining("the engine is shutting down")
         for client in self._clients.values():
             client.sink.drain()
 
     def fail(self, error: EngineError) -> None:
+        """Nothing is admitted and nothing delivered any more."""
         self._engine, self._refusal = None, error
+        self._owners.clear()
+        self._idle.set()
         for client in self._clients.values():
             client.sink.fail(error)
 

@@ -121,7 +121,7 @@ class Session:
                 self._beat_due = False
                 batch = self._pending.take()
                 await write(convert.outputs_to_pb(batch, *self._frontend.load(), self._timestamp, self._step))
-            elif self._draining and not self._request_ids:
+            if self._draining and not (self._request_ids or self._pending.num_bytes or self._notices):
                 return
 
     async def _beat(self) -> None:

@@ -1,0 +1,74 @@
+"""What waits for a slow reader merges into one message and loses nothing."""
+
+from proa_engine.core.types import EngineCoreOutput, Event, EventType, FinishReason, TokenLogprobs
+from proa_engine.server.pending import PendingOutputs
+
+
+def output(*token_ids: int, **fields: object) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id="r", client=1, new_token_ids=token_ids, **fields)  # type: ignore[arg-type]
+
+
+def test_plain_tokens_go_to_the_columns() -> None:
+    pending = PendingOutputs()
+    pending.add(1, output(10))
+    pending.add(2, output(20))
+
+    batch = pending.take()
+
+    assert (list(batch.plain_handles), list(batch.plain_token_ids)) == ([1, 2], [10, 20])
+    assert batch.outputs == {}
+
+
+def test_later_steps_append_to_the_columns_in_order() -> None:
+    pending = PendingOutputs()
+    for token_id in (10, 11, 12):
+        pending.add(1, output(token_id))
+
+    batch = pending.take()
+
+    assert (list(batch.plain_handles), list(batch.plain_token_ids)) == ([1, 1, 1], [10, 11, 12])
+
+
+def test_plain_token_after_an_entry_merges_into_the_entry() -> None:
+    pending = PendingOutputs()
+    pending.add(1, output(10, events=[Event(EventType.FIRST_TOKEN, 1.0)]))
+    pending.add(1, output(11))
+    pending.add(1, output(12, finish_reason=FinishReason.STOP, stop_reason=12, num_output_tokens=3))
+
+    batch = pending.take()
+
+    assert list(batch.plain_handles) == []
+    merged = batch.outputs[1]
+    assert list(merged.new_token_ids) == [10, 11, 12]
+    assert [event.type for event in merged.events] == [EventType.FIRST_TOKEN]
+    assert (merged.finish_reason, merged.stop_reason, merged.num_output_tokens) == (FinishReason.STOP, 12, 3)
+
+
+def test_entry_after_plain_tokens_stays_behind_them() -> None:
+    pending = PendingOutputs()
+    pending.add(1, output(10))
+    pending.add(1, output(11, finish_reason=FinishReason.LENGTH))
+
+    batch = pending.take()
+
+    assert list(batch.plain_token_ids) == [10]
+    assert list(batch.outputs[1].new_token_ids) == [11]
+
+
+def test_logprobs_are_joined() -> None:
+    pending = PendingOutputs()
+    for token_id in (1, 2):
+        pending.add(7, output(token_id, logprobs=(TokenLogprobs(token_id, -1.0, 1),)))
+
+    assert [entry.token_id for entry in pending.take().outputs[7].logprobs] == [1, 2]
+
+
+def test_size_grows_with_what_waits_and_starts_anew() -> None:
+    pending = PendingOutputs()
+    pending.add(1, output(1))
+    plain = pending.num_bytes
+    pending.add(2, output(1, logprobs=(TokenLogprobs(1, -1.0, 1, [1] * 20, [0.0] * 20),)))
+
+    assert 0 < plain < pending.num_bytes - 160
+    pending.take()
+    assert pending.num_bytes == 0
