@@ -13,6 +13,11 @@ PYTEST_ARGS ?=
 run: setup ## start an engine and a gateway here (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
 	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL)
 
+bench: setup ## events a second of a gateway; Proa beside transformers; 64 clients over HTTP
+	PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256
+	python tests/benchmarks/offline.py --model "$(MODEL)"
+	scripts/run --model "$(MODEL)" --port $(PORT) -- python tests/benchmarks/serve.py --url http://127.0.0.1:$(PORT)
+
 images: ## build the two container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
 
@@ -55,6 +60,13 @@ lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRA
 e2e: setup ## install the chart on the cluster of KUBECONFIG and use it (PYTEST_ARGS)
 	pytest tests/e2e --timeout=900 $(PYTEST_ARGS)
 
+train: setup ## train the built-in model (hours; goes on where it was stopped) and export it
+	python -m training.train
+	python -m training.export
+
+evaluate: setup ## ask the built-in model 200 questions that it was not trained on
+	python -m training.evaluate
+
 size: ## lines and function lengths of each package
 	@scripts/size
 
@@ -65,4 +77,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run images setup test unit lint types imports verify-protos chart-checks format protos lock e2e size clean help
+.PHONY: run bench images train evaluate setup test unit lint types imports verify-protos chart-checks format protos lock e2e size clean help

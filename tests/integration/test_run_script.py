@@ -123,3 +123,10 @@ def test_a_program_that_cannot_start_is_reported(tmp_path: Path) -> None:
     assert run.end() == 1
     run.close()
     assert run.lines == ["engine  | no such model", "run: the engine ended with code 3"]
+
+
+def test_a_command_runs_when_ready_and_its_end_is_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--port", str(free_port()), "--", "sh", "-c", "echo done; exit 7")
+    assert run.end() == 7
+    run.close()
+    assert run.lines[-1] == "command | done"
