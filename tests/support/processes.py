@@ -67,9 +67,9 @@ def process(
 
 
 @contextmanager
-def fake_engine_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def fake_engine_process(*arguments: str, port: int | None = None) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A fake engine in its own process, and its address. Arguments as `python -m support.fake_engine_main --help`."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "support.fake_engine_main", "--port", str(port), *arguments]
     with process(command, is_ready=lambda: accepts(port), env={"PYTHONPATH": str(TESTS)}) as child:
         yield child, f"127.0.0.1:{port}"

@@ -1,0 +1,125 @@
+"""An engine process that dies or hangs in mid-stream: the client is told at once, and the gateway goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.processes import engine_process, fake_engine_process, gateway_process
+from support.tiny_models import make_tiny_model
+
+LIMIT = 2.0  # seconds from the death of the engine to the end of the stream
+ROUTE = "/v1/chat/completions"
+SLOWLY = ("--repeat", "--step-delay", "0.01")
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Go on."}]
+    return {"messages": messages, "stream": True, "max_tokens": 100_000, "ignore_eos": True, **changes}
+
+
+def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The stream's JSON events; `[DONE]` must be the last line if it comes."""
+    for line in answer.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+def kill_in_mid_stream(client: httpx.Client, pid: int, number: signal.Signals, **changes: Any) -> tuple[Any, float]:
+    """The last event of a stream whose engine got a signal after some tokens, and how many seconds it came later."""
+    with client.stream("POST", ROUTE, json=body(**changes)) as answer:
+        assert answer.status_code == 200
+        stream = events(answer)
+        for _ in range(5):
+            next(stream)
+        os.kill(pid, number)
+        killed = time.monotonic()
+        last = list(stream)[-1]
+    return last, time.monotonic() - killed
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=65536)
+
+
+@pytest.mark.parametrize("kind", ["fake", "real"])
+def test_a_killed_engine_ends_the_stream_with_a_typed_error_within_two_seconds(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    engine: AbstractContextManager[tuple[subprocess.Popen[bytes], str]]
+    if kind == "fake":
+        engine = fake_engine_process(*SLOWLY)
+    else:
+        folder = str(request.getfixturevalue("tiny_model"))
+        engine = engine_process("--model", folder, "--kv-cache-memory-bytes", str(1 << 28))
+    with (
+        engine as (process, address),
+        gateway_process(address) as (_, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=60_000)
+        assert last["error"]["code"] == "engine_lost"
+        assert last["error"]["type"] == "server_error"
+        assert seconds < LIMIT
+        refused = client.post(ROUTE, json=body())
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+
+
+def test_a_hung_engine_ends_the_stream_and_a_new_one_on_its_address_is_taken_in() -> None:
+    with fake_engine_process(*SLOWLY) as (hung, address):
+        port = int(address.rpartition(":")[2])
+        with (
+            gateway_process(address) as (_, gateway_port),
+            httpx.Client(base_url=f"http://127.0.0.1:{gateway_port}", timeout=30) as client,
+        ):
+            last, seconds = kill_in_mid_stream(client, hung.pid, signal.SIGSTOP)
+            assert last["error"]["code"] == "engine_lost"
+            assert seconds < 2 * LIMIT  # silence is noticed later than a broken connection
+            hung.kill()
+            hung.wait()
+            with fake_engine_process("--text", "Here again.", port=port):
+                deadline = time.monotonic() + 20
+                while client.get("/ready").status_code != 200:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                answer = client.post(ROUTE, json=body(stream=False))
+                assert answer.json()["choices"][0]["message"]["content"] == "Here again."
+
+
+def test_the_other_engine_takes_the_next_requests() -> None:
+    with (
+        fake_engine_process(*SLOWLY) as (first, first_address),
+        fake_engine_process(*SLOWLY) as (second, second_address),
+        gateway_process(first_address, "--engine", second_address) as (_, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        with client.stream("POST", ROUTE, json=body()) as one, client.stream("POST", ROUTE, json=body()) as other:
+            streams = [events(one), events(other)]
+            for stream in streams:
+                for _ in range(5):
+                    next(stream)
+            first.kill()
+            codes = [read_on(stream) for stream in streams]
+        assert sorted(codes) == ["", "engine_lost"]  # each engine had one of them
+        for _ in range(3):
+            answer = client.post(ROUTE, json=body(stream=False, max_tokens=3))
+            assert answer.status_code == 200
+        assert second.poll() is None
+
+
+def read_on(stream: Iterator[dict[str, Any]]) -> str:
+    """The code of the error that ends the stream, or nothing if it goes on."""
+    for _, event in zip(range(100), stream, strict=False):
+        if "error" in event:
+            return str(event["error"]["code"])
+    return ""
