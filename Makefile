@@ -39,7 +39,7 @@ types: setup ## mypy, strict
 	mypy
 
 imports: setup ## who may import whom
-	lint-imports --cache-dir .import_linter_cache
+	lint-imports --no-cache
 
 verify-protos: setup ## the generated code is what the contract generates
 	scripts/protos --check
@@ -71,7 +71,7 @@ size: ## lines and function lengths of each package
 	@scripts/size
 
 clean: ## remove what the tasks above made
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
 
 help:

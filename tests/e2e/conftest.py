@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from openai import OpenAI
+
 from support.kube import Release, run
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from openai import OpenAI
+
 from support.kube import Release, eventually, run
 
 QUESTION = "What is the capital of France?"
