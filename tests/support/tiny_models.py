@@ -1,4 +1,4 @@
-"""Builders of tiny Hugging Face model folders: random weights and a byte-level tokenizer, written in a fraction of a second."""
+"""Builders of tiny Hugging Face model folders: random weights and a byte-level tokenizer, made in an instant."""
 
 import json
 from pathlib import Path

@@ -1,0 +1,21 @@
+"""AttentionMetadata: what one step's attention needs to know of the batch, the same for every layer."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """A batch of R requests with T tokens in all, decodes (one token each) first. Tensors lie on the model's device.
+
+    Rows of `block_table` are read up to ceil(seq_len / block_size) entries; what lies behind has no meaning.
+    """
+
+    query_start_loc: torch.Tensor  # [R + 1] int32: request r's tokens are query_start_loc[r] … query_start_loc[r + 1]
+    seq_lens: torch.Tensor  # [R] int32: tokens in the KV cache once this step has written its own
+    block_table: torch.Tensor  # [R, max_blocks] int32
+    slot_mapping: torch.Tensor  # [T] int64: block * block_size + offset of each token; -1: padding, written nowhere
+    max_query_len: int  # upper bounds, known to the host
+    max_seq_len: int
+    num_decodes: int  # leading requests with one token each

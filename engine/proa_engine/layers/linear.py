@@ -1,0 +1,62 @@
+"""Linear layers cut over tensor parallel ranks: by output features (column), or by input features (row, then summed).
+
+Projections that read the same input are merged into one matrix: q, k and v; gate and up.
+"""
+
+import torch
+
+from proa_engine.kernels.linear import Linear
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Slice, Weights
+
+
+class MergedColumnParallelLinear:
+    """Several projections of one input as one product; each rank holds its share of every projection's outputs."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        names: tuple[str, ...],
+        in_features: int,
+        out_features: tuple[int, ...],
+        parallel: ParallelContext,
+        *,
+        bias: bool = False,
+    ) -> None:
+        """`out_features` are full sizes, in the order of `names`; ValueError if one cannot be divided by the ranks."""
+        self.sizes = tuple(parallel.share(n, f"outputs of {name}") for name, n in zip(names, out_features, strict=True))
+        matrices, biases = [], []
+        for name, full, size in zip(names, out_features, self.sizes, strict=True):
+            part = Slice(0, parallel.rank * size, size)
+            matrices.append((weights / name).take("weight", (full, in_features), part))
+            if bias:
+                biases.append((weights / name).take("bias", (full,), part))
+        self.linear = Linear(torch.cat(matrices), torch.cat(biases) if bias else None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in_features] -> [T, sum(sizes)]: this rank's outputs of each projection, one after the other."""
+        return self.linear(x)
+
+
+class RowParallelLinear:
+    """A projection whose input is already cut over the ranks; the output is summed over them."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        in_features: int,
+        out_features: int,
+        parallel: ParallelContext,
+        *,
+        bias: bool = False,
+    ) -> None:
+        size = parallel.share(in_features, f"inputs of {weights.prefix}")
+        matrix = weights.take("weight", (out_features, in_features), Slice(1, parallel.rank * size, size))
+        # Added once, by rank 0, so that the sum holds it once.
+        offset = weights.take("bias", (out_features,)) if bias else None
+        self.linear = Linear(matrix, offset if parallel.rank == 0 else None)
+        self.parallel = parallel
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in_features / world_size] -> [T, out_features], on every rank."""
+        return self.parallel.all_reduce(self.linear(x))

@@ -1,0 +1,23 @@
+"""The gated feed-forward layer that Llama and its descendants share: down(silu(gate(x)) * up(x))."""
+
+import torch
+
+from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Weights
+
+
+class GatedMLP:
+    def __init__(
+        self, weights: Weights, hidden_size: int, intermediate_size: int, parallel: ParallelContext, *, bias: bool
+    ) -> None:
+        widths = (intermediate_size, intermediate_size)
+        self.gate_up = MergedColumnParallelLinear(
+            weights, ("gate_proj", "up_proj"), hidden_size, widths, parallel, bias=bias
+        )
+        self.down = RowParallelLinear(weights / "down_proj", intermediate_size, hidden_size, parallel, bias=bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]"""
+        return self.down(silu_and_mul(self.gate_up(x)))

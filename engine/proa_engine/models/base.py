@@ -1,0 +1,37 @@
+"""CausalLM: what a worker needs of a model, and nothing more."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from proa_engine.layers.attention_metadata import AttentionMetadata
+
+
+class CausalLM(Protocol):
+    """One rank's part of a language model whose weights are loaded. Stateless: the KV cache comes with each call."""
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: Sequence[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """input_ids, positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
+
+        Writes the tokens' keys and values to `kv_caches`, one tensor of `kv_cache_shape` a layer.
+        """
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> logits [R, vocab_size] float32, the same on every rank."""
+        ...
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
+        """(2, num_blocks, this rank's KV heads, block_size, head_dim): keys, then values, of one layer."""
+        ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """This rank's weights, each once."""
+        ...

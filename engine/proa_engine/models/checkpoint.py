@@ -1,0 +1,119 @@
+"""Where weights come from: safetensors files, memory-mapped, of which a rank reads its share; or random numbers."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from proa_engine.layers.weights import Slice
+
+PROGRESS_SECONDS = 2.0  # between progress lines
+DUMMY_STD = 0.02
+
+
+class SafetensorsCheckpoint:
+    """The *.safetensors files of a folder as a `WeightSource`, counting what is asked for and what is left."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, report: Callable[[str], None]) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._report = report
+        self._reported_at = time.monotonic()
+        self._folder = folder
+        paths = _weight_files(folder)
+        self._files = [_open(path) for path in paths]
+        self._file_of = {name: file for file in self._files for name in _names(file)}
+        self._taken: set[str] = set()
+        self._problems: list[str] = []
+        report(f"loading {len(self._file_of)} tensors from {len(paths)} files of {folder}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
+        """A missing or misshapen tensor is noted for `finish`, so that one error names them all."""
+        wanted = list(shape)
+        if part is not None:
+            wanted[part.dim] = part.length
+        self._count(name)
+        if name not in self._file_of:
+            self._problems.append(f"missing {name} {list(shape)}")
+            return torch.empty(wanted, dtype=self._dtype, device=self._device)
+        view = self._file_of[name].get_slice(name)  # type: ignore[no-untyped-call]
+        if view.get_shape() != list(shape):
+            self._problems.append(f"{name} has shape {view.get_shape()}, not {list(shape)}")
+            return torch.empty(wanted, dtype=self._dtype, device=self._device)
+        index = [slice(None)] * len(shape)
+        if part is not None:
+            index[part.dim] = slice(part.start, part.start + part.length)
+        tensor: torch.Tensor = view[tuple(index)]
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True).contiguous()
+
+    def finish(self, ignored: Callable[[str], bool]) -> None:
+        """Raise ValueError naming what was missing, misshapen, or left over and not `ignored`. Closes the files."""
+        left = sorted(name for name in self._file_of.keys() - self._taken if not ignored(name))
+        problems = self._problems + [f"unexpected {name}" for name in left]
+        self._files.clear()
+        self._file_of.clear()
+        if problems:
+            shown = "; ".join(problems[:20]) + (f"; and {len(problems) - 20} more" if len(problems) > 20 else "")
+            raise ValueError(f"the weights in {self._folder} do not fit the model: {shown}")
+
+    def _count(self, name: str) -> None:
+        self._taken.add(name)
+        now = time.monotonic()
+        if now - self._reported_at >= PROGRESS_SECONDS:
+            self._reported_at = now
+            self._report(f"loaded {len(self._taken)} of {len(self._file_of)} tensors")
+
+
+class RandomWeights:
+    """A `WeightSource` of random numbers: each tensor is drawn whole from its own seed, then cut, so that it does not
+    depend on the number of ranks nor on the order of asking."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._seed = seed
+        self._dtype = dtype
+        self._device = device
+
+    def __contains__(self, name: str) -> bool:
+        return False  # nothing beyond what is asked for
+
+    def take(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
+        mean = 1.0 if name.endswith("norm.weight") else 0.0
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        tensor.normal_(mean, DUMMY_STD, generator=generator)
+        return tensor if part is None else tensor.narrow(part.dim, part.start, part.length).clone()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """By the index where there is one (a folder may hold other files too), else all."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise FileNotFoundError(f"{folder} lacks files that its index names: {', '.join(absent)}")
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise FileNotFoundError(f"{folder} holds no *.safetensors weights (other formats are not supported)")
+    return paths
+
+
+def _names(file: safe_open) -> list[str]:
+    return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error

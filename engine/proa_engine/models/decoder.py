@@ -1,0 +1,114 @@
+"""The pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share. Each says only how its attention differs."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from proa_engine.layers.attention import Attention, AttentionOptions, AttentionStep, plan_step
+from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
+from proa_engine.layers.mlp import GatedMLP
+from proa_engine.layers.norm import RMSNorm
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.rotary import RotaryTable
+from proa_engine.layers.weights import Weights
+from proa_engine.models.config import ModelConfig
+
+
+class DecoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); the sums are carried along as `residual`."""
+
+    def __init__(
+        self, weights: Weights, config: ModelConfig, parallel: ParallelContext, options: AttentionOptions
+    ) -> None:
+        self.input_norm = RMSNorm(weights / "input_layernorm", config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(
+            weights / "self_attn",
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            parallel,
+            options,
+        )
+        self.post_norm = RMSNorm(weights / "post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(
+            weights / "mlp", config.hidden_size, config.intermediate_size, parallel, bias=config.mlp_bias
+        )
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: torch.Tensor, step: AttentionStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            x, residual = self.input_norm(x), x
+        else:
+            x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, kv_cache, step)
+        x, residual = self.post_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class DecoderForCausalLM:
+    """A `CausalLM`. Complete once constructed: every layer takes its weights as it is built."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        parallel: ParallelContext,
+        options: Callable[[int], AttentionOptions],
+    ) -> None:
+        """`options` gives each layer's, by its number."""
+        rows = take_vocab_share(weights / "model" / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
+        self.embedding = VocabParallelEmbedding(rows, parallel)
+        self.layers = [
+            DecoderLayer(weights / "model" / "layers" / str(layer), config, parallel, options(layer))
+            for layer in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(weights / "model" / "norm", config.hidden_size, config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            rows = take_vocab_share(weights / "lm_head", config.vocab_size, config.hidden_size, parallel)
+        self.lm_head = LMHead(rows, config.vocab_size, parallel)
+        self.rotary = RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, rows.device)
+        self.windows = {layer.attention.window for layer in self.layers}
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: Sequence[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        cos, sin = self.rotary(positions)
+        step = plan_step(metadata, cos, sin, kv_caches[0], self.windows)
+        x, residual = self.embedding(input_ids), None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            x, residual = layer(x, residual, kv_cache, step)
+        assert residual is not None  # there is a layer
+        return self.norm.add(x, residual)[0]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(hidden)
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
+        attention = self.layers[0].attention
+        return 2, num_blocks, attention.num_kv_heads, block_size, attention.head_dim
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        seen: set[int] = set()
+        for tensor in _tensors(self):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
+
+
+def _tensors(owner: object) -> Iterator[torch.Tensor]:
+    """Every tensor that `owner`, its layers and lists of them hold."""
+    if isinstance(owner, torch.Tensor):
+        yield owner
+    elif isinstance(owner, list | tuple):
+        for item in owner:
+            yield from _tensors(item)
+    elif type(owner).__module__.startswith("proa_engine") and hasattr(owner, "__dict__"):
+        for item in vars(owner).values():
+            yield from _tensors(item)

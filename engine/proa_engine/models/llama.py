@@ -1,0 +1,13 @@
+"""Llama 2, 3 and their kin (also Proa's built-in model): biases only where the config says so."""
+
+from proa_engine.layers.attention import AttentionOptions
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Weights
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.decoder import DecoderForCausalLM
+
+
+class LlamaForCausalLM(DecoderForCausalLM):
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
+        options = AttentionOptions(qkv_bias=config.attention_bias, output_bias=config.attention_bias)
+        super().__init__(config, weights, parallel, lambda layer: options)

@@ -1,0 +1,80 @@
+"""From a model's name to a model on a device: find the folder, build the architecture over its weights."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Weights
+from proa_engine.models.base import CausalLM
+from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.registry import model_class
+
+LoadFormat = Literal["auto", "dummy"]
+
+CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+WEIGHT_FILES = ["*.safetensors"]
+
+
+def resolve_model(model: str, revision: str | None = None, load_format: LoadFormat = "auto") -> Path:
+    """The folder of `model`: "builtin", a folder's path, or a Hugging Face hub id, which is downloaded (without weights
+    if `load_format` is "dummy"). Raises ValueError with a sentence for the user."""
+    if model == "builtin":
+        return builtin_model_folder()
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ValueError(f"model folder {model} does not exist")
+    return _download(model, revision, CONFIG_FILES if load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES)
+
+
+def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise ValueError(f"model {model} is neither a folder nor a hub id: {error}") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise ValueError(
+            f"model {model} is not a folder here and could not be downloaded from the hub ({error}); "
+            "give a folder, or check the id, the network and HF_TOKEN"
+        ) from error
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: ParallelContext,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    report: Callable[[str], None],
+) -> CausalLM:
+    """This rank's share of the model, ready to run. `seed` is that of dummy weights, which are the same for any number
+    of ranks on the same kind of device. Raises ValueError or FileNotFoundError if the weights do not fit `config`."""
+    build = model_class(config.architecture)
+    if load_format == "dummy":
+        report("making random weights")
+        return build(config, Weights(RandomWeights(seed, dtype, device)), parallel)
+    started = time.monotonic()
+    checkpoint = SafetensorsCheckpoint(folder, dtype, device, report)
+    model = build(config, Weights(checkpoint), parallel)
+    checkpoint.finish(lambda name: _is_redundant(name, config))
+    report(f"weights loaded in {time.monotonic() - started:.1f} s")
+    return model
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Tensors that some checkpoints carry although they follow from others."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
