@@ -40,6 +40,12 @@ class MultiProcExecutor(UniProcExecutor):
             link.send(frame)
         super().execute_model(scheduler_output)
 
+    def fail(self, reason: str) -> None:
+        """Also ends the workers that were spawned here: one that is stopped would never see this process leave."""
+        super().fail(reason)
+        for link in self._links:
+            link.kill()
+
     def shutdown(self) -> None:
         for link in self._links:
             link.close()

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from torch import Tensor
-
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import StepFuture
 from proa_engine.core.types import SchedulerOutput
@@ -39,11 +37,6 @@ class UniProcExecutor:
     def failure(self) -> str | None:
         """Why no step can be run any more; None while all is well."""
         return self._local.failure
-
-    @property
-    def kv_caches(self) -> list[Tensor]:
-        """Rank 0's caches, one tensor a layer; see CausalLM.kv_cache_shape."""
-        return self._worker.kv_caches
 
     def is_alive(self) -> bool:
         return self._local.failure is None

@@ -6,7 +6,7 @@ sampled token feeds the next step, and penalties and bad words read it, without 
 step is planned; the same changes reach the device in stream order with that step, so steps in flight never see them.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -102,11 +102,12 @@ class InputBatch:
         self._num_blocks[slot] = 0
         self._append_blocks(slot, request.block_ids, edits)
 
-    def update(self, request: CachedRequestData, edits: BatchEdits) -> None:
-        slot = self._slots[request.request_id]
-        self.num_computed_tokens[slot] = request.num_computed_tokens
-        if request.new_block_ids:
-            self._append_blocks(slot, request.new_block_ids, edits)
+    def update(self, requests: Sequence[CachedRequestData], edits: BatchEdits) -> None:
+        slots = self.slots_of([request.request_id for request in requests])
+        self.num_computed_tokens[slots] = [request.num_computed_tokens for request in requests]
+        for request in requests:
+            if request.new_block_ids:
+                self._append_blocks(self._slots[request.request_id], request.new_block_ids, edits)
 
     def remove(self, request_id: str) -> None:
         """Take the slot back. A request that was never planned is not known here, and that is fine."""

@@ -95,8 +95,7 @@ def build_step_inputs(plan: SchedulerOutput, batch: InputBatch, block_size: int,
         batch.remove(request_id)
     for new in plan.new_requests:
         batch.add(new, edits)
-    for cached in plan.cached_requests:
-        batch.update(cached, edits)
+    batch.update(plan.cached_requests, edits)
     if plan.is_empty:
         assert not plan.new_requests
         return None

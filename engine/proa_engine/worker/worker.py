@@ -104,7 +104,7 @@ class Worker:
             num_blocks = self._blocks_that_fit(layout)
         kv_cache.check_room(num_blocks, layout)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._model.parameters())
-        return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, shape[3])
+        return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, num_kv_heads=shape[2])
 
     def start(self, num_blocks: int) -> None:
         """Allocate the KV cache, the same number of blocks on every rank, and run a first prefill and decode."""

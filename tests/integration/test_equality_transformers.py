@@ -1,0 +1,108 @@
+"""Greedy tokens equal those of `transformers` in float32, for every architecture and with every scheduling feature.
+
+Equal means: up to the first step at which the two likeliest tokens are closer than 1e-4, where rounding may decide.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.core.sampling_params import SamplingParams
+from support.engine import build_core, request, run
+from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
+
+NUM_PROMPTS = 32
+NUM_TOKENS = 24
+MARGIN = 1e-4
+
+ALL_ON: dict[str, Any] = {
+    "max_num_batched_tokens": 48,  # chunked prefill
+    "num_gpu_blocks_override": 40,  # preemption
+    "enable_prefix_caching": True,
+    "async_scheduling": True,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all on": ALL_ON,
+    "no chunked prefill": ALL_ON | {"max_num_batched_tokens": 4096},
+    "no preemption": ALL_ON | {"num_gpu_blocks_override": 1000},
+    "no prefix caching": ALL_ON | {"enable_prefix_caching": False},
+    "no async scheduling": ALL_ON | {"async_scheduling": False},
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    token_ids: list[int]
+    num_sure: int  # tokens before the first step whose margin is too small
+
+
+def make_prompts() -> list[list[int]]:
+    """Lengths from 1 to 90, some with a common beginning, one of them twice."""
+    rows = random.Random(5)
+    shared = rows.choices(range(BYTES), k=40)
+    prompts = [rows.choices(range(BYTES), k=rows.randint(1, 90)) for _ in range(NUM_PROMPTS - 9)]
+    prompts += [shared + rows.choices(range(BYTES), k=rows.randint(1, 20)) for _ in range(8)]
+    return [*prompts, prompts[3]]
+
+
+PROMPTS = make_prompts()
+
+
+@torch.inference_mode()
+def reference(folder: Path) -> list[Expected]:
+    """Greedy decoding by full forward passes, one prompt at a time, without a cache: the plainest there is."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return [_generate(model, prompt) for prompt in PROMPTS]
+
+
+def _generate(model: Any, prompt: list[int]) -> Expected:
+    token_ids, num_sure = list(prompt), NUM_TOKENS
+    cache = None
+    step_input = token_ids
+    for step in range(NUM_TOKENS):
+        output = model(torch.tensor([step_input]), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        best = output.logits[0, -1].topk(2)
+        if float(best.values[0] - best.values[1]) < MARGIN:
+            num_sure = min(num_sure, step)
+        token_ids.append(int(best.indices[0]))
+        step_input = token_ids[-1:]
+    return Expected(token_ids[len(prompt) :], num_sure)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Expected]]:
+    folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, seed=3)
+    return folder, reference(folder)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_batched_tokens_equal_those_of_transformers(
+    case: tuple[Path, list[Expected]], setting: str, record_property: Any
+) -> None:
+    folder, expected = case
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    config = {"max_model_len": 128, "block_size": 8} | SETTINGS[setting]
+    with build_core(folder, poison=True, block_seed=1, **config) as engine:
+        results = run(engine, [request(str(index), prompt, params) for index, prompt in enumerate(PROMPTS)])
+        stats = engine.core.stats()
+        plans = engine.plans
+    for index, want in enumerate(expected):
+        assert results[str(index)].token_ids[: want.num_sure] == want.token_ids[: want.num_sure], f"prompt {index}"
+    share = 1 - sum(want.num_sure for want in expected) / (NUM_PROMPTS * NUM_TOKENS)
+    record_property("share_of_steps_with_small_margin", share)
+    assert share < 0.05
+    assert (stats.num_preemptions > 0) == (setting != "no preemption")
+    assert (stats.prefix_cache_hits > 0) == (setting != "no prefix caching")
+    chunked = any(
+        new.num_computed_tokens + plan.num_scheduled_tokens[new.request_id] < len(new.token_ids)
+        for plan in plans
+        for new in plan.new_requests
+    )
+    assert chunked == (setting != "no chunked prefill")

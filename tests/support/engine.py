@@ -1,0 +1,159 @@
+"""A real engine core over a real executor in this process, and what its requests came to. For integration tests."""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proa.blocks import hash_block, root_hash
+from proa_engine.config import EngineConfig
+from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.executor import StepFuture
+from proa_engine.core.factory import make_core
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreRequest, FinishReason, SchedulerOutput, TokenLogprobs
+from proa_engine.executor import make_executor
+from proa_engine.executor.uniproc import UniProcExecutor
+
+DEADLINE = 60.0  # seconds for one run
+
+
+class Watched:
+    """An executor that notes its plans. With `poison`, blocks are filled with NaN when they are handed out."""
+
+    def __init__(self, inner: UniProcExecutor, *, poison: bool) -> None:
+        self.inner = inner
+        self.plans: list[SchedulerOutput] = []
+        self._poison = poison
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self.plans.append(scheduler_output)
+        if self._poison:
+            blocks = self._fresh_blocks(scheduler_output)
+            self.inner._local._thread.submit(lambda: self._fill(blocks))  # in order with the steps
+        self.inner.execute_model(scheduler_output)
+
+    def sample_tokens(self) -> StepFuture:
+        return self.inner.sample_tokens()
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+    def _fresh_blocks(self, plan: SchedulerOutput) -> list[int]:
+        """Those that hold nothing yet: all but what came from the prefix cache."""
+        blocks = [block for cached in plan.cached_requests for block in cached.new_block_ids]
+        for new in plan.new_requests:
+            blocks += new.block_ids[new.num_computed_tokens // self.inner.block_size :]
+        return blocks
+
+    def _fill(self, blocks: list[int]) -> None:
+        for cache in self.inner._worker.kv_caches:
+            cache[:, blocks] = torch.nan
+
+
+@dataclass
+class Engine:
+    core: EngineCore
+    executor: UniProcExecutor
+    watched: Watched
+
+    @property
+    def plans(self) -> list[SchedulerOutput]:
+        return self.watched.plans
+
+
+@dataclass
+class Result:
+    """All that was told of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+@contextmanager
+def build_core(
+    model: Path | str, *, poison: bool = False, block_seed: int | None = None, **config: Any
+) -> Iterator[Engine]:
+    """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` hands blocks out in a random order."""
+    settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 32 * 2**20}
+    chosen = EngineConfig(model=str(model), **settings | config)
+    executor = make_executor(chosen, lambda text: None)
+    try:
+        yield engine_over(executor, chosen, poison=poison, block_seed=block_seed)
+    finally:
+        executor.shutdown()
+
+
+def engine_over(
+    executor: UniProcExecutor, config: EngineConfig, *, poison: bool = False, block_seed: int | None = None
+) -> Engine:
+    """A new core over an executor, which must be idle and may have served another core before."""
+    order = None
+    if block_seed is not None:
+        order = random.Random(block_seed).sample(range(executor.num_gpu_blocks), executor.num_gpu_blocks)
+    watched = Watched(executor, poison=poison)
+    core = make_core(
+        watched,
+        hash_block=hash_block,
+        root_hash=root_hash(config.model, ""),
+        num_gpu_blocks=executor.num_gpu_blocks,
+        block_size=config.block_size,
+        max_model_len=executor.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting_requests=config.max_waiting_requests,
+        eos_token_ids=executor.eos_token_ids,
+        enable_prefix_caching=config.enable_prefix_caching,
+        async_scheduling=config.async_scheduling,
+        scheduling_policy=config.scheduling_policy,
+        block_order=order,
+    )
+    return Engine(core, executor, watched)
+
+
+def request(
+    request_id: str, prompt: Sequence[int], params: SamplingParams, *, resumed: Sequence[int] = ()
+) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=params,
+        resumed_token_ids=list(resumed),
+        arrival_time=0.0,
+    )
+
+
+def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Result]:
+    """Submit all at once, step until all are finished, and check the core after every step."""
+    results = {wanted.request_id: Result() for wanted in requests}
+    for wanted in requests:
+        engine.core.submit(wanted)
+    deadline = time.monotonic() + DEADLINE
+    while engine.core.has_unfinished_requests():
+        assert time.monotonic() < deadline, "the engine does not come to an end"
+        outputs = engine.core.step()
+        engine.core.check_integrity()
+        if outputs is None:
+            continue
+        assert not outputs.rejections, outputs.rejections
+        for output in outputs.outputs:
+            result = results[output.request_id]
+            result.token_ids += output.new_token_ids
+            result.logprobs += output.logprobs
+            result.prompt_logprobs += output.prompt_logprobs
+            result.finish_reason = output.finish_reason or result.finish_reason
+            result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens)
+    assert all(result.finish_reason is not None for result in results.values())
+    return results
+
+
+def tokens(results: Mapping[str, Result]) -> dict[str, list[int]]:
+    return {name: result.token_ids for name, result in results.items()}
