@@ -1,8 +1,7 @@
-"""`python -m proa_engine`: the same as `proa-engine`, found by whoever knows only the interpreter."""
+"""`python -m proa_engine` is `proa-engine`."""
 
 import sys
 
 from proa_engine.cli import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())
