@@ -170,6 +170,8 @@ class FakeExecutor:
         end = row.num_computed_tokens + num_tokens
         assert num_tokens > 0, f"{request_id} has an empty row"
         assert end <= len(row.contexts), f"{request_id} computes a token that does not exist"
+        max_tokens = row.params.max_tokens
+        assert max_tokens is None or end < row.num_prompt_tokens + max_tokens, f"{request_id} is planned past its limit"
         assert end <= len(row.block_ids) * self.block_size, f"{request_id} has no slot for a token"
         for position in range(row.num_computed_tokens, end):
             block_id = row.block_ids[position // self.block_size]

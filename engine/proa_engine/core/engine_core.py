@@ -84,7 +84,12 @@ class EngineCore:
             self.step_started_at = None
 
     def stats(self) -> SchedulerStats:
+        """How the scheduler stands now, from any thread."""
         return self._scheduler.stats
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, as after a change of weights. Only between steps, on their thread."""
+        self._scheduler.reset_prefix_cache()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the core contradicts itself. For tests."""

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from proa_engine.core.request import Request
-from proa_engine.core.types import EngineCoreOutput, EventType, TokenLogprobs
+from proa_engine.core.types import EngineCoreOutput, EventType, ModelRunnerOutput, TokenLogprobs
+
+Logprobs = Sequence[TokenLogprobs]
 
 
 def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:
@@ -17,21 +19,22 @@ def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Seq
     return token_ids
 
 
-def unsent_prompt_logprobs(request: Request, received: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
-    """The part of a chunk's prompt log probabilities that was not sent before the request was preempted."""
-    request.num_prompt_logprobs_received += len(received)
-    num_new = request.num_prompt_logprobs_received - request.num_prompt_logprobs_sent
-    if num_new <= 0:
-        return ()
-    request.num_prompt_logprobs_sent += num_new
-    return received[-num_new:]
+def take_logprobs(request: Request, result: ModelRunnerOutput, num_tokens: int) -> tuple[Logprobs, Logprobs]:
+    """The step's log probabilities of the request's `num_tokens` new tokens, and of its prompt."""
+    logprobs: Logprobs = ()
+    prompt_logprobs: Logprobs = ()
+    if result.logprobs:
+        logprobs = result.logprobs.get(request.request_id, ())[:num_tokens]
+    if result.prompt_logprobs:
+        prompt_logprobs = _unsent(request, result.prompt_logprobs.get(request.request_id, ()))
+    return logprobs, prompt_logprobs
 
 
 def make_output(
     request: Request,
     new_token_ids: Sequence[int] = (),
-    logprobs: Sequence[TokenLogprobs] = (),
-    prompt_logprobs: Sequence[TokenLogprobs] = (),
+    logprobs: Logprobs = (),
+    prompt_logprobs: Logprobs = (),
 ) -> EngineCoreOutput:
     """What there is to tell of the request now. Its events are told once, the first and the last time at least."""
     num_prompt_tokens = request.num_prompt_tokens
@@ -49,3 +52,13 @@ def make_output(
         output.events, request.events = request.events, []
         output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
     return output
+
+
+def _unsent(request: Request, prompt_logprobs: Logprobs) -> Logprobs:
+    """The part that was not sent already, before the request was preempted and computed anew."""
+    request.num_prompt_logprobs_received += len(prompt_logprobs)
+    num_new = request.num_prompt_logprobs_received - request.num_prompt_logprobs_sent
+    if num_new <= 0:
+        return ()
+    request.num_prompt_logprobs_sent += num_new
+    return prompt_logprobs[-num_new:]

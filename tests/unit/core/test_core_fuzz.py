@@ -15,8 +15,12 @@ Policy = Literal["fcfs", "priority"]
 
 
 def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list[int]:
+    """A prefix, some part of it, or none, and an end of its own or of one of two tokens, so that blocks look alike."""
     prefix = rng.choice(prefixes)
-    return [*prefix[: rng.randint(0, len(prefix))], *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12)))]
+    vocabulary = rng.choice([2, VOCAB_SIZE])
+    start = prefix[: rng.choice([rng.randint(0, len(prefix)), len(prefix)])]
+    end = [rng.randrange(vocabulary) for _ in range(rng.randint(0 if start else 1, 12))]
+    return [*start, *end]
 
 
 def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> EngineCoreRequest:
@@ -48,7 +52,9 @@ class Traffic:
         self.abort_share = abort_share
         self.aborted: set[str] = set()
         self.requests: dict[str, EngineCoreRequest] = {}
-        prefixes = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(4, 30))] for _ in range(4)]
+        prefixes = [
+            [rng.randrange(vocabulary) for _ in range(length)] for vocabulary in (2, 61) for length in (5, 16, 28)
+        ]
         self.coming = [random_request(rng, f"r{i}", random_prompt(rng, prefixes)) for i in range(num_requests)]
         run.executor.while_waiting = self.disturb
 
@@ -117,7 +123,7 @@ def random_run(rng: random.Random, *, async_scheduling: bool, policy: Policy, nu
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("async_scheduling", [True, False])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_traffic_under_memory_pressure(seed: int, async_scheduling: bool, policy: Policy) -> None:
     rng = random.Random(seed)
     run = random_run(rng, async_scheduling=async_scheduling, policy=policy)

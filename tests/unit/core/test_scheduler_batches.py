@@ -46,17 +46,13 @@ def test_chunks_of_prefill_and_decodes_share_steps(async_scheduling: bool) -> No
 
 
 def test_a_chunk_leaves_one_token_for_each_request_behind_it() -> None:
-    run = CoreRun(num_blocks=12, max_num_batched_tokens=8, async_scheduling=False, enable_prefix_caching=False)
-    run.submit(request_of("a", 24, max_tokens=9, start=1), request_of("b", 20, max_tokens=9, start=2))
-    run.steps(3)  # a's prompt
-    while run.core.stats().num_preemptions == 0:
-        run.step()
-    run.submit(request_of("c", 1))
+    run = CoreRun(policy="priority", max_num_batched_tokens=8, async_scheduling=False)
+    run.submit(request_of("behind", 3, max_tokens=6))
+    run.step()
+    run.submit(request_of("long", 20, max_tokens=1, start=1, priority=-1))
     run.finish()
-    mixed = [batch for batch in run.batches() if "b" in batch and "a" in batch]
-    assert mixed
-    assert all(sum(batch.values()) <= 8 for batch in run.batches())
-    assert all(batch["a"] == 1 for batch in mixed)
+    chunks = [{"behind": 1, "long": 7}, {"behind": 1, "long": 7}, {"behind": 1, "long": 6}]
+    assert run.batches()[1:4] == chunks
 
 
 def test_no_step_exceeds_the_budget_or_the_number_of_requests() -> None:
@@ -123,6 +119,17 @@ def test_salted_requests_share_with_the_same_salt_only() -> None:
         run.submit(make_request(request_id, range(18), max_tokens=1, cache_salt=salt))
         run.finish()
     assert [run.last(request_id).num_cached_tokens for request_id in "abcd"] == [0, 0, 16, 0]
+
+
+def test_a_reset_cache_is_empty_for_who_comes_later() -> None:
+    run = CoreRun()
+    run.submit(request_of("a", 18, max_tokens=9))
+    run.steps(3)
+    run.core.reset_prefix_cache()
+    run.finish()
+    run.submit(request_of("b", 18, max_tokens=1))
+    run.finish()
+    assert run.last("b").num_cached_tokens == 0
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])

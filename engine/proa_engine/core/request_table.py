@@ -1,0 +1,98 @@
+"""RequestTable: all unfinished requests by their state, and every way from one state to another.
+
+Knows no budgets: it does what the scheduler has decided, with the blocks, events and notices that belong to it.
+"""
+
+from bisect import bisect_left, insort
+
+from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.request_queue import RequestQueue
+from proa_engine.core.types import EventType
+
+
+class RequestTable:
+    """Running requests own blocks; waiting ones, the preempted among them, own none.
+
+    `running` is kept in the policy's order, so the last of it is the first to be preempted.
+    """
+
+    def __init__(self, kv_cache_manager: KVCacheManager) -> None:
+        self.by_id: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = RequestQueue()
+        self.num_preemptions = 0
+        self._kv_cache_manager = kv_cache_manager
+        self._finished_ids: list[str] = []  # the workers do not know yet
+        self._preempted_ids: list[str] = []  # likewise
+
+    @property
+    def is_settled(self) -> bool:
+        """No request is unfinished, and the workers know."""
+        return not (self.by_id or self._finished_ids or self._preempted_ids)
+
+    def add(self, request: Request, now: float) -> None:
+        self.by_id[request.request_id] = request
+        self.waiting.push(request)
+        request.record(EventType.QUEUED, now)
+
+    def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
+        """Let the next waiting request run, with `num_cached_tokens` tokens found in the cache."""
+        assert self.waiting.peek() is request, "the first in the queue goes first"
+        assert request.num_placeholders == 0, "a preempted request waits for its token in flight"
+        self.waiting.pop()
+        insort(self.running, request, key=_order)
+        request.num_computed_tokens = num_cached_tokens
+        request.num_prompt_logprobs_received = 0
+        if request.status is RequestStatus.PREEMPTED:
+            request.record(EventType.RESUMED, now)
+        else:
+            self._kv_cache_manager.record_lookup(request.num_tokens, num_cached_tokens)
+            request.num_cached_tokens = num_cached_tokens
+            request.record(EventType.SCHEDULED, now)
+        request.status = RequestStatus.RUNNING
+
+    def preempt_last(self, now: float) -> Request:
+        """Take the memory of the last running request. It keeps its tokens; one in flight is appended when it comes."""
+        request = self.running.pop()
+        self._kv_cache_manager.free(request)
+        request.num_computed_tokens = 0
+        request.status = RequestStatus.PREEMPTED
+        self.waiting.push(request)
+        self._preempted_ids.append(request.request_id)
+        self.num_preemptions += 1
+        request.record(EventType.PREEMPTED, now)
+        return request
+
+    def retire(self, request: Request, before: RequestStatus, now: float) -> None:
+        """Forget a request that has just finished; `before` is the status that it had."""
+        if before is RequestStatus.RUNNING:
+            del self.running[bisect_left(self.running, request.order, key=_order)]
+            self._kv_cache_manager.free(request)
+            self._finished_ids.append(request.request_id)
+        else:
+            self.waiting.remove(request)
+        del self.by_id[request.request_id]
+        request.record(EventType.FINISHED, now)
+
+    def take_notices(self) -> tuple[list[str], list[str]]:
+        """Ids that finished and ids that were preempted since the last notice, which the workers get now."""
+        notices = self._finished_ids, self._preempted_ids
+        self._finished_ids, self._preempted_ids = [], []
+        return notices
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where requests, queues and blocks disagree."""
+        waiting = self.waiting.to_list()
+        assert len(waiting) == len(self.waiting)
+        assert {request.request_id: request for request in [*self.running, *waiting]} == self.by_id
+        assert all(request.status is RequestStatus.RUNNING for request in self.running)
+        assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
+        assert self.running == sorted(self.running, key=_order)
+        assert not any(request.blocks or request.num_computed_tokens for request in waiting)
+        assert all(0 <= request.num_placeholders <= 2 for request in self.by_id.values())
+        self._kv_cache_manager.check_integrity(self.running)
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
