@@ -8,6 +8,7 @@ MODEL ?= builtin
 PORT ?= 8000
 TENSOR_PARALLEL ?= 1
 PYTEST_ARGS ?=
+AGAINST ?= main
 
 ##@ Use
 run: setup ## start an engine and a gateway here (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
@@ -44,6 +45,9 @@ imports: setup ## who may import whom
 verify-protos: setup ## the generated code is what the contract generates
 	scripts/protos --check
 
+breaking: ## what the contract breaks for clients of another version (AGAINST=main)
+	scripts/with-tool buf buf breaking protos --against ".git#ref=$(AGAINST),subdir=protos"
+
 chart-checks: setup ## lint and render the chart
 	scripts/with-tool helm scripts/check-chart
 
@@ -77,4 +81,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench images train evaluate setup test unit lint types imports verify-protos chart-checks format protos lock e2e size clean help
+.PHONY: run bench images train evaluate setup test unit lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
