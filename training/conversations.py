@@ -1,0 +1,112 @@
+"""Conversations for training: topics mixed by weight, some in JSON, some with follow-ups, some typed carelessly.
+
+Everything is a function of the random generator handed in. Knows nothing of tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from training import combinations, facts, stories, sums, talk, words
+from training.turns import Topic, Turn, draw
+from training.world import COUNTRIES, NAMES
+
+# Weights are shares of the questions; what must be worked out rather than known gets the most.
+TOPICS: tuple[tuple[Topic, float], ...] = (
+    (facts.country_fact, 11), (facts.animal_fact, 9), (facts.planet_fact, 3), (facts.calendar_fact, 3),
+    *((topic, 1) for topic in words.WORDS),
+    (sums.addition, 15), (sums.subtraction, 14), (sums.more_things, 2.5), (sums.fewer_things, 2.5),
+    (sums.multiplication, 3), (sums.division, 1.5), (sums.larger_number, 1.5), (sums.next_number, 0.7),
+    (sums.parity, 0.7), (sums.number_word, 0.7), (sums.counting, 0.7), (sums.times_table, 0.2),
+    *((topic, 1.6) for topic in combinations.COMBINATIONS),
+    (talk.about_proa, 3), (talk.small_talk, 3), (talk.unknown_subject, 4), (talk.introduction, 0.8),
+    (talk.extraction, 3), (stories.story, 1.2), (stories.listing, 1.2),
+)  # fmt: skip
+_JSON_SHARE = 0.18
+
+_ASK_JSON = (
+    "{} Answer in JSON.", "{} Reply in JSON.", "Answer in JSON: {}", "In JSON, please: {}",
+    "{} Give the answer as JSON.",
+    'Answer with a JSON object with the key "answer". {}',
+)  # fmt: skip
+_SYSTEM = (
+    "You are a helpful assistant.", "You are Proa, a small and friendly assistant.", "Answer briefly.",
+    "You are the built-in model of Proa.", "Be polite.",
+)  # fmt: skip
+_SYSTEM_JSON = ("Always answer in JSON.", "Answer every question with a JSON object.", "You only speak JSON.")
+_OPENERS = (
+    "Please tell me: ", "Quick question: ", "I have a question. ", "Can you help me? ", "Hi! ", "Hello. ", "Now: ",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What user and assistant say in turn. `combinations` names the combined facts and sums used, for the split."""
+
+    system: str | None
+    messages: tuple[tuple[str, str], ...]
+    combinations: tuple[str, ...]
+
+
+def conversation(rng: Random) -> Conversation:
+    json_only = rng.random() < 0.04
+    system = rng.choice(_SYSTEM_JSON) if json_only else rng.choice(_SYSTEM) if rng.random() < 0.1 else None
+    turns: list[Turn] = []
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5))):
+        turns.extend(_next_turns(rng, turns))
+    if json_only:
+        turns = [turn for turn in turns if turn.fields is not None] or [draw(sums.addition, rng)]
+    elif rng.random() < 0.1:
+        turns = with_name(rng, turns)
+    messages = tuple(_messages(rng, turn, json_only) for turn in turns)
+    return Conversation(system, messages, tuple(turn.combination for turn in turns if turn.combination is not None))
+
+
+def _next_turns(rng: Random, before: Sequence[Turn]) -> list[Turn]:
+    if rng.random() < 0.12:
+        return country_follow_ups(rng)
+    if not before and rng.random() < 0.1:
+        return [draw(talk.small_talk, rng)]
+    topics, weights = zip(*TOPICS, strict=True)
+    return [draw(rng.choices(topics, weights)[0], rng)]
+
+
+def country_follow_ups(rng: Random) -> list[Turn]:
+    """A question about a country, then short ones that lean on it: "And its continent?", "And of Spain?"."""
+    country = rng.choice(COUNTRIES)
+    relations = rng.sample(("capital", "continent", "language"), 2)
+    turns = [facts.country_turn(rng, country, relations[0])]
+    asked = relations[1]
+    answer = facts.country_turn(rng, country, asked)
+    short = rng.choice((f"And its {asked}?", f"And what is its {asked}?", f"What about its {asked}?"))
+    turns.append(Turn(short, answer.answer, answer.fields))
+    if rng.random() < 0.6:
+        other = rng.choice(COUNTRIES)
+        answer = facts.country_turn(rng, other, asked)
+        short = rng.choice((f"And of {other.name}?", f"And {other.name}?", f"What about {other.name}?"))
+        turns.append(Turn(short, answer.answer, answer.fields))
+    return turns
+
+
+def with_name(rng: Random, turns: Sequence[Turn]) -> list[Turn]:
+    """The conversation with the user's name told before it and asked for after it."""
+    told, *asked = talk.name_dialogue(rng)
+    return [told, *turns, *asked]
+
+
+def _messages(rng: Random, turn: Turn, json_only: bool) -> tuple[str, str]:
+    question = turn.question
+    if turn.fields is not None and json_only:
+        return question, turn.json_answer
+    if turn.fields is not None and rng.random() < _JSON_SHARE:
+        return rng.choice(_ASK_JSON).format(question), turn.json_answer
+    if rng.random() < 0.1:
+        question = rng.choice(_OPENERS) + question
+    if rng.random() < 0.06:
+        question = question.lower().rstrip("?.!") if not _names_someone(turn) else question.rstrip("?.!")
+    return question, turn.answer
+
+
+def _names_someone(turn: Turn) -> bool:
+    """Whether the answer copies a name, so that its capital letter must stay."""
+    return any(name in turn.answer for name in NAMES) or "called" in turn.answer or "meet you" in turn.answer

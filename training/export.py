@@ -1,0 +1,111 @@
+"""Make a Hugging Face folder of a checkpoint: `python -m training.export`. Knows nothing of how training went.
+
+Weights are bfloat16, which halves the files; they compute the same wherever they are loaded as float32.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training.network import NetworkConfig
+from training.tokens import ASSISTANT, BEGIN, CHAT_TEMPLATE, END, PAD, SYSTEM, USER, load_tokenizer
+
+_HOME = Path(__file__).parents[1] / "engine" / "proa_engine" / "builtin" / "model"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the model folder of the newest checkpoint.")
+    parser.add_argument("--folder", type=Path, default=Path("training/run"), help="where the checkpoint is")
+    parser.add_argument("--output", type=Path, default=_HOME, help="the model folder to write")
+    arguments = parser.parse_args()
+    export(arguments.folder, arguments.output)
+
+
+def export(folder: Path, output: Path) -> None:
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    config = NetworkConfig(**state["config"])
+    tensors = huggingface_tensors(config, state["network"])
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    ids = {token: tokenizer.get_vocab()[token] for token in (BEGIN, END, PAD)}
+    output.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(output / "tokenizer.json"))
+    write_json(output / "config.json", model_config(config, ids))
+    write_json(output / "tokenizer_config.json", tokenizer_config(config))
+    generation = {"bos_token_id": ids[BEGIN], "eos_token_id": ids[END], "pad_token_id": ids[PAD], "do_sample": False}
+    write_json(output / "generation_config.json", generation)
+
+
+def huggingface_tensors(config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under `LlamaForCausalLM`'s names, with the merged projections split again."""
+    tensors = {"model.embed_tokens.weight": weights["embedding.weight"], "model.norm.weight": weights["norm.weight"]}
+    kv_size = config.num_kv_heads * config.head_dim
+    for layer in range(config.num_layers):
+        block = f"blocks.{layer}."
+        q, k, v = weights[f"{block}qkv.weight"].split([config.hidden_size, kv_size, kv_size])
+        gate, up = weights[f"{block}gate_up.weight"].chunk(2)
+        parts = {
+            "input_layernorm": weights[f"{block}attention_norm.weight"],
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": weights[f"{block}out.weight"],
+            "post_attention_layernorm": weights[f"{block}ffn_norm.weight"],
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": weights[f"{block}down.weight"],
+        }
+        tensors |= {f"model.layers.{layer}.{name}.weight": tensor for name, tensor in parts.items()}
+    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+
+
+def model_config(config: NetworkConfig, ids: dict[str, int]) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_position_embeddings,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": ids[BEGIN],
+        "eos_token_id": ids[END],
+        "pad_token_id": ids[PAD],
+    }
+
+
+def tokenizer_config(config: NetworkConfig) -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "model_max_length": config.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
