@@ -6,6 +6,18 @@ Knows nothing of requests, gRPC or HTTP; the gateway and the offline `LLM` both 
     stream = TextStream(vocabulary, stop=["\n\n"])           # one for each output
     delta = stream.push([314, 15])                           # delta.text may go to the reader now
     delta = stream.finish([2], stop_token=True)              # the last tokens, and all that was held back
+
+Test vectors, with tokens written as what they add to the text (É1 and É2: the two bytes of é) and deltas as
+`text/num_tokens`, the last one of `finish`:
+
+    stop       tokens pushed one by one     deltas
+    none       a b É1 É2 c                  a/1 b/1 /1 é/1 c/1 /0
+    none       a É1                         a/1 /1 \ufffd/0
+    bcd        a b c x                      a/1 /0 /0 bcx/3 /0
+    bcd        a b c d                      a/1 /0 /0 /0, stopped by bcd
+    bcd        a b c                        a/1 /0 /0 bc/2
+    c, bc      a b c                        a/1 /0 /0, stopped by bc
+    éb         a É1 É2 b                    a/1 /0 /0 /0, stopped by éb
 """
 
 import re

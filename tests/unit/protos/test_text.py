@@ -128,15 +128,22 @@ def test_only_possible_beginnings_of_a_stop_string_are_held_back(text: str, stop
         assert not any(stop.startswith(text[start:length]) for start in range(len(released)))
 
 
-def test_tokens_are_counted_with_the_text_that_shows_them() -> None:
-    stream = TextStream(letters(), stop=["bcd"])
-    pushed = [stream.push(ids_of(char)) for char in "abcx"]
-    assert pushed == [TextDelta("a", 1), TextDelta("", 0), TextDelta("", 0), TextDelta("bcx", 3)]
-    assert stream.finish() == TextDelta("", 0)
-
-
-def test_bytes_of_a_character_cut_off_do_not_count() -> None:
-    assert total(run(TextStream(letters(), stop=["éb"]), ids_of("aéb"))) == TextDelta("a", 1, "éb")
+@pytest.mark.parametrize(
+    ("stop", "tokens", "deltas"),
+    [
+        ([], [0, 1, 26, 27, 2], "a/1 b/1 /1 é/1 c/1 /0"),
+        ([], [0, 26], "a/1 /1 \ufffd/0"),
+        (["bcd"], ids_of("abcx"), "a/1 /0 /0 bcx/3 /0"),
+        (["bcd"], ids_of("abcd"), "a/1 /0 /0 /0, stopped by bcd"),
+        (["bcd"], ids_of("abc"), "a/1 /0 /0 bc/2"),
+        (["c", "bc"], ids_of("abc"), "a/1 /0 /0, stopped by bc"),
+        (["éb"], ids_of("aéb"), "a/1 /0 /0 /0, stopped by éb"),
+    ],
+)
+def test_published_vectors_hold(stop: list[str], tokens: list[int], deltas: str) -> None:
+    got = run(TextStream(letters(), stop=stop), tokens)
+    text = " ".join(f"{delta.text}/{delta.num_tokens}" for delta in got)
+    assert text + (f", stopped by {got[-1].stop_string}" if got[-1].stop_string else "") == deltas
 
 
 def test_tokens_after_a_stop_string_are_ignored() -> None:
