@@ -48,7 +48,7 @@ def kill_in_mid_stream(client: httpx.Client, pid: int, number: signal.Signals, *
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=65536)
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=16384)
 
 
 @pytest.mark.parametrize("kind", ["fake", "real"])
@@ -60,13 +60,13 @@ def test_a_killed_engine_ends_the_stream_with_a_typed_error_within_two_seconds(
         engine = fake_engine_process(*SLOWLY)
     else:
         folder = str(request.getfixturevalue("tiny_model"))
-        engine = engine_process("--model", folder, "--kv-cache-memory-bytes", str(1 << 28))
+        engine = engine_process("--model", folder, "--max-num-batched-tokens=64", f"--kv-cache-memory-bytes={1 << 28}")
     with (
         engine as (process, address),
         gateway_process(address) as (_, port),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
-        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=60_000)
+        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=16_000)
         assert last["error"]["code"] == "engine_lost"
         assert last["error"]["type"] == "server_error"
         assert seconds < LIMIT
