@@ -145,20 +145,20 @@ def test_memory_pressure_really_preempts_and_shares(async_scheduling: bool) -> N
     assert stats.prefix_cache_hits > 50
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_same_tokens_as_an_unpressured_run(seed: int) -> None:
     tokens = []
-    for num_blocks in (15, 2000):
+    for num_blocks in (15, 400):
         rng = random.Random(seed)
         run = CoreRun(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN)
-        traffic = Traffic(run, rng, num_requests=60, abort_share=0.0)
+        traffic = Traffic(run, rng, num_requests=50, abort_share=0.0)
         traffic.drive()
         tokens.append({request_id: run.tokens(request_id) for request_id in traffic.requests})
         assert (run.core.stats().num_preemptions > 0) is (num_blocks == 15)
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_fcfs_starts_nobody_before_an_earlier_one(seed: int) -> None:
     rng = random.Random(seed)
     run = random_run(rng, async_scheduling=True, policy="fcfs")
