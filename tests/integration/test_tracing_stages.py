@@ -1,5 +1,8 @@
 """Traces of each hull alone, received over OTLP: the engine's stages and the gateway's."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -179,6 +182,18 @@ def test_standard_variables_name_the_service_and_choose_the_sampler(
     tracer.start_request({}, "/dropped").finish(status=200)
     tracer.shutdown()
     assert [(span.service, span.name) for span in receiver.spans] == [("renamed", "POST /kept")]
+
+
+def test_importing_telemetry_loads_no_sdk_and_sets_no_global_provider() -> None:
+    check = (
+        "import sys, proa_engine.telemetry, proa_gateway.telemetry\n"
+        "from opentelemetry import trace\n"
+        "assert not {'opentelemetry.sdk', 'opentelemetry.exporter'} & set(sys.modules)\n"
+        "proa_gateway.telemetry.GatewayTracer.from_environment()\n"
+        "assert type(trace.get_tracer_provider()).__name__ == 'ProxyTracerProvider'\n"
+    )
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    subprocess.run([sys.executable, "-c", check], check=True, env={**os.environ, **environment})
 
 
 def test_without_an_endpoint_nothing_is_traced_but_the_callers_context_passes_on(

@@ -39,6 +39,7 @@ class FakeKubeApi:
         self.selectors: list[str] = []
         self._slices: dict[str, dict[str, Any]] = {}
         self._version = 1
+        self._history: list[tuple[int, dict[str, Any]]] = []
         self._watchers: list[queue.Queue[dict[str, Any] | None]] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -89,13 +90,20 @@ class FakeKubeApi:
         return len(self._watchers)
 
     def _tell(self, kind: str, body: dict[str, Any], tell: bool) -> None:
-        for watcher in self._watchers if tell else ():
-            watcher.put({"type": kind, "object": body})
+        if tell:
+            event = {"type": kind, "object": body}
+            self._history.append((self._version, event))
+            for watcher in self._watchers:
+                watcher.put(event)
 
-    def _subscribe(self) -> "queue.Queue[dict[str, Any] | None]":
+    def _subscribe(self, version: int) -> "queue.Queue[dict[str, Any] | None]":
+        """The events since a version, and those to come."""
         events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with self._lock:
             self._watchers.append(events)
+            for moment, event in self._history:
+                if moment > version:
+                    events.put(event)
         return events
 
     def _handler(api) -> type[BaseHTTPRequestHandler]:
@@ -108,7 +116,7 @@ class FakeKubeApi:
                 if api.broken:
                     self._answer(500, {"kind": "Status", "status": "Failure", "code": 500})
                 elif query.get("watch") in ("true", "True"):
-                    self._watch(float(query.get("timeoutSeconds", "60")))
+                    self._watch(int(query["resourceVersion"]), float(query.get("timeoutSeconds", "60")))
                 else:
                     api.answering.wait(30)
                     api.lists += 1
@@ -126,7 +134,7 @@ class FakeKubeApi:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def _watch(self, seconds: float) -> None:
+            def _watch(self, version: int, seconds: float) -> None:
                 api.watches += 1
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
@@ -137,7 +145,7 @@ class FakeKubeApi:
                     api.gone_next_watch = False
                     status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
                     self._event({"type": "ERROR", "object": status})
-                events = api._subscribe()
+                events = api._subscribe(version)
                 try:
                     while (event := events.get(timeout=seconds)) is not None:
                         self._event(event)

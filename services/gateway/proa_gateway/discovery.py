@@ -85,6 +85,7 @@ class EndpointSliceDiscovery:
         self._configuration = configuration
         self._relist_seconds = relist_seconds
         self._slices: dict[str, V1EndpointSlice] = {}  # by name; the thread's own
+        self._api: DiscoveryV1Api | None = None
         self._watch: Watch | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -130,18 +131,19 @@ class EndpointSliceDiscovery:
             delay = 0.0 if lived > _MAX_DELAY_SECONDS else min(max(0.1, 2 * delay), _MAX_DELAY_SECONDS)
 
     def _connect(self) -> "DiscoveryV1Api":
-        from kubernetes import client, config, watch
+        """The API, the same one each time. Imports the client here, on the thread: that takes most of a second."""
+        if self._api is None:
+            from kubernetes import client, config, watch
 
-        if self._configuration is None:
-            configuration = client.Configuration()
-            try:
-                config.load_incluster_config(client_configuration=configuration)
-            except config.ConfigException:
-                config.load_kube_config(client_configuration=configuration)
-            self._configuration = configuration
-        if self._watch is None:
+            configuration = self._configuration or client.Configuration()
+            if self._configuration is None:
+                try:
+                    config.load_incluster_config(client_configuration=configuration)
+                except config.ConfigException:
+                    config.load_kube_config(client_configuration=configuration)
             self._watch = watch.Watch()
-        return client.DiscoveryV1Api(client.ApiClient(self._configuration))
+            self._api = client.DiscoveryV1Api(client.ApiClient(configuration))
+        return self._api
 
     def _list(self, api: "DiscoveryV1Api", loop: asyncio.AbstractEventLoop) -> str:
         """Replace all slices; returns the list's resource version."""
