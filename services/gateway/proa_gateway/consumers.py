@@ -12,6 +12,27 @@ from proa_gateway.output_processor import Delta
 from proa_gateway.sse import EventWriter
 
 
+class Collector:
+    """Keeps everything until it is asked for, as one delta."""
+
+    __slots__ = ("_rest", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []  # joined once: adding each to a text would take quadratic time
+        self._rest = Delta()
+
+    def text(self, text: str) -> None:
+        self._texts.append(text)
+
+    def delta(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._rest.merge(delta)
+
+    def result(self) -> Delta:
+        self._rest.text = "".join(self._texts)
+        return self._rest
+
+
 class ChoiceStream:
     """Writes a choice's deltas as events. While the client is slow they are merged, so nothing queues up.
 
@@ -37,52 +58,35 @@ class ChoiceStream:
         self._usage = usage
         self._head = choice.text_head
         self._tail = choice.text_tail
-        self._pending: Delta | None = Delta() if choice.goes_first else None
+        self._pending = Collector() if choice.goes_first else None
         self._num_pending = interval  # the first one goes at once
 
     def text(self, text: str) -> None:
         if self._events.blocked or self._pending is not None or self._interval > 1 or self._usage is not None:
-            self.delta(Delta(text))
+            self._keep().text(text)
+            self._flush_or_wait(is_last=False)
         else:
             self._events.write(self._head + orjson.dumps(text) + self._tail)
 
     def delta(self, delta: Delta) -> None:
-        if self._pending is None:
-            self._pending = delta
-        else:
-            self._pending.merge(delta)
-        self._num_pending += 1
-        if self._events.blocked:
-            self._wake()
-        elif self._num_pending >= self._interval or delta.finish_reason is not None:
-            self.flush()
+        self._keep().delta(delta)
+        self._flush_or_wait(is_last=delta.finish_reason is not None)
 
     def flush(self) -> None:
         """Writes what is pending, unless the client is slow."""
         if self._pending is not None and not self._events.blocked:
-            pending, self._pending = self._pending, None
+            pending, self._pending = self._pending.result(), None
             self._num_pending = 0
             self._events.write(self._choice.event(pending, self._usage() if self._usage else None))
 
+    def _keep(self) -> Collector:
+        if self._pending is None:
+            self._pending = Collector()
+        return self._pending
 
-class Collector:
-    """Keeps everything until the end."""
-
-    __slots__ = ("_rest", "_texts")
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._rest = Delta()
-
-    def text(self, text: str) -> None:
-        self._texts.append(text)
-
-    def delta(self, delta: Delta) -> None:
-        self._texts.append(delta.text)
-        delta.text = ""
-        self._rest.merge(delta)
-
-    def result(self) -> Delta:
-        """Everything as one delta."""
-        self._rest.text = "".join(self._texts)
-        return self._rest
+    def _flush_or_wait(self, *, is_last: bool) -> None:
+        self._num_pending += 1
+        if self._events.blocked:
+            self._wake()
+        elif is_last or self._num_pending >= self._interval:
+            self.flush()

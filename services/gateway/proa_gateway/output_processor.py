@@ -22,7 +22,7 @@ _NAMES: dict[FinishReason, FinishName] = {
 
 @dataclass(slots=True)
 class Delta:
-    """What became certain of a sequence since the last one; `merge` makes two of them one."""
+    """What became certain of a sequence since the last one."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # only where the consumer wants tokens; likewise logprobs
@@ -32,7 +32,7 @@ class Delta:
     stop_reason: int | str | None = None  # the stop token or string
 
     def merge(self, later: "Delta") -> None:
-        self.text += later.text
+        """Makes this one say all that both say, but for the text: many merges of that are the caller's to do well."""
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs

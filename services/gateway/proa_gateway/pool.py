@@ -28,7 +28,6 @@ class EnginePool:
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: set[str] = set()  # every name ever served
-        self._changed = asyncio.Event()
 
     @property
     def engines(self) -> Collection[EngineClient]:
@@ -66,11 +65,6 @@ class EnginePool:
             raise self._nobody(model)
         return min(candidates, key=_preference)
 
-    async def wait_until_ready(self) -> None:
-        while not self.ready:
-            self._changed.clear()
-            await self._changed.wait()
-
     async def close(self) -> None:
         """Ends all sessions; their requests fail."""
         tasks = list(self._tasks.values())
@@ -99,7 +93,6 @@ class EnginePool:
     def _on_change(self, client: EngineClient) -> None:
         if client.model_name:
             self._models.add(client.model_name)
-        self._changed.set()
         self._observe(client)
 
     def _nobody(self, model: str) -> ModelNotFound | EngineUnavailable:

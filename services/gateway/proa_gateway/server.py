@@ -40,13 +40,13 @@ class _Server(uvicorn.Server):
         _log.info("shutting down")
 
 
-def serve(config: GatewayConfig) -> None:
-    """Blocks until SIGINT or SIGTERM, and then until every answer has ended, at most the shutdown deadline."""
+def make_server(config: GatewayConfig) -> uvicorn.Server:
+    """A server whose `serve` ends with SIGINT or SIGTERM, once every answer has ended or the shutdown deadline has
+    passed."""
     settings = uvicorn.Config(
         create_app(config),
         host=config.host,
         port=config.port,
-        loop="uvloop",
         http="httptools",
         ws="none",
         lifespan="on",
@@ -59,4 +59,8 @@ def serve(config: GatewayConfig) -> None:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=round(config.deadlines.shutdown),
     )
-    uvloop.run(_Server(settings).serve())
+    return _Server(settings)
+
+
+def serve(config: GatewayConfig) -> None:
+    uvloop.run(make_server(config).serve())

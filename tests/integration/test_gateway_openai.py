@@ -1,0 +1,351 @@
+"""The OpenAI API as its own client sees it, over an engine that says what it is told."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from proa.sampling import choice_key
+from support.fake_engine import EOS, FakeEngine, Reply, echo, prompt_ids, say
+from support.gateway import RunningGateway, chat_body, running_gateway
+from support.tokenizers import byte_level_tokenizer
+
+TEXT = "naïve café, 12 €, 😀 and 👩‍👩‍👧."
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(script=say(TEXT)) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(engine) as gateway:
+        yield gateway
+
+
+def num_tokens(text: str) -> int:
+    return len(byte_level_tokenizer().encode(text).ids)
+
+
+def contents(events: list[Any], index: int = 0) -> str:
+    return "".join(
+        choice["delta"].get("content", "")
+        for event in events[:-1]
+        for choice in event["choices"]
+        if choice["index"] == index
+    )
+
+
+def finish_reasons(events: list[Any]) -> list[str]:
+    choices = [choice for event in events[:-1] for choice in event["choices"]]
+    return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+
+
+async def test_chat_completion_is_the_engines_text(gateway: RunningGateway) -> None:
+    answer = await gateway.openai.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "Hi"}], temperature=0
+    )
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_streamed_chat_completion_is_the_same_text_in_order(gateway: RunningGateway) -> None:
+    stream = await gateway.openai.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "Hi"}], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == TEXT
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == num_tokens(TEXT) + 1
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all("�" not in (chunk.choices[0].delta.content or "") for chunk in chunks[:-1])
+
+
+async def test_every_stream_ends_with_done(gateway: RunningGateway) -> None:
+    for path, body in (("chat/completions", chat_body()), ("completions", {"model": "fake", "prompt": "Hi"})):
+        events = await gateway.events(f"/v1/{path}", body)
+        assert events[-1] == "[DONE]"
+        assert len(finish_reasons(events)) == 1
+
+
+async def test_usage_counts_prompt_output_and_cached_tokens(gateway: RunningGateway, engine: FakeEngine) -> None:
+    usage = (await gateway.chat(max_tokens=5)).json()["usage"]
+    assert usage == {
+        "prompt_tokens": len(prompt_ids(engine.requests[0])),
+        "completion_tokens": 5,
+        "total_tokens": len(prompt_ids(engine.requests[0])) + 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_usage_is_in_every_event_only_where_asked_for(gateway: RunningGateway) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=4, stream_options=options))
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1] if event["usage"]]
+    assert counts == [1, 2, 3, 4, 4]
+    events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=4))
+    assert all("usage" not in event for event in events[:-1])
+
+
+async def test_chat_prompt_is_the_models_template_over_the_messages(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]},
+    ]
+    await gateway.http.post("/v1/chat/completions", json={"model": "fake", "messages": messages, "max_tokens": 1})
+    prompt = byte_level_tokenizer().decode(prompt_ids(engine.requests[0]))
+    assert prompt == "system: Be brief.\nuser: One.\nTwo.\nassistant: "
+
+
+async def test_a_long_prompt_is_tokenized_off_the_event_loop_to_the_same_tokens(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    text = "one two three four five " * 200
+    await gateway.complete(text, max_tokens=1)
+    assert prompt_ids(engine.requests[0]) == byte_level_tokenizer().encode(text).ids
+
+
+async def test_n_choices_are_n_requests_with_keys_of_their_own(gateway: RunningGateway, engine: FakeEngine) -> None:
+    answer = (await gateway.chat(n=3, seed=7, max_tokens=2)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["completion_tokens"] == 6
+    assert answer["usage"]["prompt_tokens"] == len(prompt_ids(engine.requests[0]))
+    assert [request.sampling_params.key for request in engine.requests] == [choice_key(7, i) for i in range(3)]
+
+
+async def test_streamed_choices_are_told_apart_by_index(gateway: RunningGateway) -> None:
+    events = await gateway.events("/v1/chat/completions", chat_body(n=2))
+    assert contents(events, 0) == contents(events, 1) == TEXT
+    assert finish_reasons(events) == ["stop", "stop"]
+
+
+async def test_without_a_seed_keys_differ_between_requests(gateway: RunningGateway, engine: FakeEngine) -> None:
+    for _ in range(2):
+        await gateway.chat(max_tokens=1)
+    first, second = engine.requests
+    assert first.sampling_params.HasField("key")
+    assert first.sampling_params.key != second.sampling_params.key
+
+
+async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, engine: FakeEngine) -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "presence_penalty": 1.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.25,
+        "logit_bias": {"5": -100, "6": 2.5},
+        "allowed_token_ids": [5, 6, 7],
+        "max_completion_tokens": 3,
+        "min_tokens": 2,
+        "stop_token_ids": [9],
+        "ignore_eos": True,
+        "bad_words": ["fox"],
+        "priority": -3,
+        "cache_salt": "mine",
+    }
+    assert (await gateway.chat(**fields)).status_code == 200
+    request = engine.requests[0]
+    params = request.sampling_params
+    for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens"):
+        assert getattr(params, name) == fields[name], name
+    assert params.repetition_penalty == 1.25
+    assert params.max_tokens == 3
+    assert dict(params.logit_bias) == {5: -100.0, 6: 2.5}
+    assert list(params.allowed_token_ids) == [5, 6, 7]
+    assert list(params.stop_token_ids) == [9]
+    assert params.ignore_eos
+    encode = byte_level_tokenizer().encode
+    assert [list(word.token_ids) for word in params.bad_words] == [encode("fox").ids, encode(" fox").ids]
+    assert (request.priority, request.cache_salt) == (-3, "mine")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["café, 12", ["nothing", "é, 1"], "€"])
+async def test_text_ends_before_a_stop_string_across_token_borders(
+    gateway: RunningGateway, engine: FakeEngine, stop: str | list[str], stream: bool
+) -> None:
+    found = stop if isinstance(stop, str) else stop[1]
+    expected = TEXT[: TEXT.index(found)]
+    if stream:
+        events = await gateway.events("/v1/chat/completions", chat_body(stop=stop))
+        assert contents(events) == expected
+        assert finish_reasons(events) == ["stop"]
+        choice = next(c for event in events[:-1] for c in event["choices"] if c["finish_reason"])
+    else:
+        choice = (await gateway.chat(stop=stop)).json()["choices"][0]
+        assert choice["message"]["content"] == expected
+    assert choice["stop_reason"] == found
+
+
+async def test_a_stop_string_ends_the_request_in_the_engine_and_trims_usage(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    engine.script = say("one two three four five ", repeat=True)
+    answer = (await gateway.chat(stop=" four", logprobs=True)).json()
+    kept = [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]]
+    assert "".join(kept) == answer["choices"][0]["message"]["content"] == "one two three"
+    assert answer["usage"]["completion_tokens"] == len(kept)
+    await engine.until(lambda engine: engine.num_unfinished == 0)
+    assert len(engine.aborted) == 1
+
+
+async def test_a_request_that_ends_by_itself_is_not_aborted(gateway: RunningGateway, engine: FakeEngine) -> None:
+    await gateway.chat()
+    await gateway.events("/v1/chat/completions", chat_body())
+    assert engine.aborted == []
+
+
+async def test_include_stop_str_keeps_the_stop_string(gateway: RunningGateway) -> None:
+    answer = (await gateway.chat(stop="12", include_stop_str_in_output=True)).json()
+    assert answer["choices"][0]["message"]["content"] == "naïve café, 12"
+
+
+async def test_a_stop_token_is_named_and_its_text_left_out(gateway: RunningGateway, engine: FakeEngine) -> None:
+    ids = byte_level_tokenizer().encode("one two").ids
+    engine.script = lambda request: Reply(ids, stop_reason=ids[-1])
+    choice = (await gateway.chat(stop_token_ids=[ids[-1]])).json()["choices"][0]
+    assert choice["message"]["content"] == byte_level_tokenizer().decode(ids[:-1])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[-1])
+
+
+async def test_chat_logprobs_have_tokens_bytes_and_alternatives(gateway: RunningGateway, engine: FakeEngine) -> None:
+    answer = await gateway.openai.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=3, max_tokens=6
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 6
+    assert all(len(entry.top_logprobs) == 3 for entry in logprobs.content)
+    assert logprobs.content[0].logprob == pytest.approx(-0.25)
+
+
+async def test_streamed_logprobs_are_those_of_the_whole_answer(gateway: RunningGateway) -> None:
+    body = chat_body(logprobs=True, top_logprobs=1, seed=1)
+    whole = (await gateway.chat(logprobs=True, top_logprobs=1, seed=1)).json()["choices"][0]
+    events = await gateway.events("/v1/chat/completions", body)
+    choices = [event["choices"][0] for event in events[:-1]]
+    streamed = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert streamed == whole["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in streamed[:-1]).decode() == TEXT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completion_logprobs_point_into_the_echoed_text(gateway: RunningGateway, stream: bool) -> None:
+    body = {"model": "fake", "prompt": "The quick fox", "echo": True, "logprobs": 2, "max_tokens": 30}
+    if stream:
+        events = await gateway.events("/v1/completions", body)
+        choices = [event["choices"][0] for event in events[:-1]]
+        text = "".join(choice["text"] for choice in choices)
+        lists: dict[str, list[Any]] = {
+            name: [entry for choice in choices for entry in choice["logprobs"][name]]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+    else:
+        choice = (await gateway.http.post("/v1/completions", json=body)).json()["choices"][0]
+        text, lists = choice["text"], choice["logprobs"]
+    assert text.startswith("The quick foxnaïve café")
+    assert len({len(entries) for entries in lists.values()}) == 1
+    assert lists["token_logprobs"][0] is None
+    assert lists["top_logprobs"][0] is None
+    assert all(value is not None for value in lists["token_logprobs"][1:])
+    for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        assert "�" in token or text[offset : offset + len(token)] == token or token == "<eos>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_prompts"),
+    [("one two", 1), (["one", "two three"], 2), ([5, 6, 7], 1), ([[5, 6], [7], [8, 9]], 3), (["one", [5]], 2)],
+)
+async def test_prompts_are_texts_or_token_ids(
+    gateway: RunningGateway, engine: FakeEngine, prompt: Any, num_prompts: int
+) -> None:
+    engine.script = echo
+    answer = (await gateway.complete(prompt, n=2, max_tokens=50)).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * num_prompts))
+    decode = byte_level_tokenizer().decode
+    for index, choice in enumerate(answer["choices"]):
+        sent = prompt_ids(engine.requests[index])
+        assert choice["text"] == decode(sent)
+    assert answer["usage"]["prompt_tokens"] == sum(len(prompt_ids(request)) for request in engine.requests[::2])
+
+
+async def test_echo_of_token_ids_is_their_text(gateway: RunningGateway) -> None:
+    ids = byte_level_tokenizer().encode("The quick").ids
+    answer = await gateway.openai.completions.create(model="fake", prompt=ids, echo=True, max_tokens=1)
+    assert answer.choices[0].text == "The quickn"
+
+
+async def test_completions_default_to_sixteen_tokens(gateway: RunningGateway, engine: FakeEngine) -> None:
+    engine.script = say("one two ", repeat=True)
+    answer = (await gateway.complete()).json()
+    assert answer["usage"]["completion_tokens"] == 16
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_token_ids_and_prompt_logprobs_come_where_asked_for(gateway: RunningGateway, engine: FakeEngine) -> None:
+    answer = (await gateway.chat(return_token_ids=True, prompt_logprobs=1)).json()
+    sent = prompt_ids(engine.requests[0])
+    assert answer["prompt_token_ids"] == sent
+    assert answer["choices"][0]["token_ids"] == [*byte_level_tokenizer().encode(TEXT).ids, EOS]
+    assert len(answer["prompt_logprobs"]) == len(sent)
+    assert answer["prompt_logprobs"][0] is None
+    assert answer["prompt_logprobs"][1][str(sent[1])]["rank"] == 1
+
+
+async def test_stream_interval_merges_tokens_on_purpose(engine: FakeEngine) -> None:
+    engine.script = say("one two ", repeat=True)
+    async with running_gateway(engine, stream_interval=4) as gateway:
+        events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=13))
+        texts = [event["choices"][0]["delta"].get("content") for event in events[1:-1]]
+        assert len(texts) == 4  # the first alone, then four by four
+        assert contents(events) == byte_level_tokenizer().decode(
+            (byte_level_tokenizer().encode("one two ").ids * 13)[:13]
+        )
+
+
+async def test_models_are_those_of_the_engines(gateway: RunningGateway) -> None:
+    models = [model async for model in gateway.openai.models.list()]
+    assert [model.id for model in models] == ["fake"]
+    assert (await gateway.openai.models.retrieve("fake")).owned_by == "proa"
+    assert (await gateway.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 4096
+
+
+async def test_the_model_may_be_left_out_where_there_is_one(gateway: RunningGateway) -> None:
+    body = chat_body(max_tokens=1)
+    del body["model"]
+    assert (await gateway.http.post("/v1/chat/completions", json=body)).json()["model"] == "fake"
+
+
+async def test_small_routes_answer(gateway: RunningGateway) -> None:
+    assert (await gateway.http.get("/health")).status_code == 200
+    assert (await gateway.http.get("/ready")).status_code == 200
+    assert "version" in (await gateway.http.get("/version")).json()
+    await gateway.chat(max_tokens=3)
+    metrics = (await gateway.http.get("/metrics")).text
+    assert 'vllm:num_requests_running{engine="127.0.0.1' in metrics
+    assert 'proa_gateway_tokens_total{gen_ai_request_model="fake",type="output"} 3.0' in metrics
+    assert 'proa_gateway_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
+
+
+async def test_a_tokenizer_folder_stands_in_for_the_engines(tmp_path: Any) -> None:
+    async with FakeEngine(script=say(TEXT)) as engine:
+        for name, data in engine.files.items():
+            (tmp_path / name).write_bytes(data)
+        engine.files = {}
+        engine.info.tokenizer_digest = ""
+        async with running_gateway(engine, tokenizer=tmp_path) as gateway:
+            assert (await gateway.chat()).json()["choices"][0]["message"]["content"] == TEXT

@@ -1,0 +1,95 @@
+"""A gateway in the test's own event loop, behind a real socket, so that clients may be slow or rude."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from proa_gateway.config import Deadlines, GatewayConfig
+from proa_gateway.gateway import Gateway
+from proa_gateway.server import make_server
+from support.fake_engine import FakeEngine
+
+QUICK = Deadlines(connect=2.0, heartbeat=1.5, shutdown=5.0)
+
+
+@dataclass(frozen=True)
+class RunningGateway:
+    """`gateway` is what routes use; `http` and `openai` are clients of it."""
+
+    port: int
+    gateway: Gateway
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+
+    async def chat(self, text: str = "Hi", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json=chat_body(text, **fields))
+
+    async def complete(self, prompt: Any = "Hi", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": "fake", "prompt": prompt, **fields})
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a whole stream: parsed, `[DONE]` as it is."""
+        async with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, await response.aread()
+            return [event async for event in events_of(response)]
+
+
+def chat_body(text: str = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "messages": [{"role": "user", "content": text}], **fields}
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[Any]:
+    async for line in response.aiter_lines():
+        if line:
+            assert line.startswith("data: "), line
+            data = line.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+@asynccontextmanager
+async def running_gateway(
+    *engines: FakeEngine | str, ready: bool = True, deadlines: Deadlines = QUICK, **settings: Any
+) -> AsyncIterator[RunningGateway]:
+    """A gateway before these engines, or addresses. `ready`: wait until it can use all of them."""
+    addresses = tuple(engine if isinstance(engine, str) else engine.address for engine in engines)
+    config = GatewayConfig(engines=addresses, host="127.0.0.1", port=0, deadlines=deadlines)
+    server = make_server(replace(config, **settings))
+    server.capture_signals = nullcontext  # type: ignore
+    with listening_socket() as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await until(lambda: server.started)
+            gateway: Gateway = server.lifespan.state["gateway"]
+            if ready:
+                await until(lambda: sum(engine.usable for engine in gateway.pool.engines) == len(addresses))
+            port = listener.getsockname()[1]
+            url = f"http://127.0.0.1:{port}"
+            async with (
+                httpx.AsyncClient(base_url=url, timeout=30) as http,
+                AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
+            ):
+                yield RunningGateway(port, gateway, http, openai)
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def until(predicate: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for something that nobody announces."""
+    async with asyncio.timeout(seconds):
+        while not predicate():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def listening_socket() -> Any:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield listener
