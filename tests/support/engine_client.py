@@ -42,8 +42,8 @@ async def wait_until(condition: Callable[[], object], seconds: float = DEADLINE)
 class SessionClient:
     """One Session; tokens and endings are collected as they are read."""
 
-    def __init__(self, stub: service_pb2_grpc.EngineServiceStub) -> None:
-        self.call = stub.Session(timeout=DEADLINE)
+    def __init__(self, stub: service_pb2_grpc.EngineServiceStub, *, deadline: float = DEADLINE) -> None:
+        self.call = stub.Session(timeout=deadline)
         self.hello: service_pb2.Hello | None = None
         self.tokens: dict[int, list[int]] = {}  # by handle
         self.finished: dict[int, core_pb2.EngineCoreOutput] = {}

@@ -1,0 +1,225 @@
+"""The offline front door, used as vLLM's users do, over a real tiny model."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from proa_engine import LLM, CompletionOutput, LLMEngine, RequestOutput, SamplingParams
+from proa_engine.config import EngineConfig
+from support.tiny_models import EOS_TOKEN_ID, make_tiny_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["The sea", "A boat with two unlike hulls", "Why?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), dtype="float32", max_model_len=128, num_gpu_blocks_override=64, max_num_batched_tokens=64)
+
+
+def tokens(output: RequestOutput, index: int = 0) -> list[int]:
+    return output.outputs[index].token_ids
+
+
+def only(outputs: list[RequestOutput]) -> CompletionOutput:
+    ((completion,),) = (output.outputs for output in outputs)
+    return completion
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [output.prompt_token_ids for output in outputs] == [list(prompt.encode()) for prompt in PROMPTS]
+    assert all(output.finished for output in outputs)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
+    for output, prompt in zip(outputs, PROMPTS, strict=True):
+        assert tokens(output) == tokens(llm.generate(prompt, GREEDY, use_tqdm=False)[0])
+
+
+def test_text_is_what_the_tokens_say(llm: LLM) -> None:
+    output = only(llm.generate("The sea", GREEDY, use_tqdm=False))
+
+    assert llm.llm_engine.tokenizer is not None
+    assert output.text == llm.llm_engine.tokenizer.decode(output.token_ids)
+
+
+def test_prompts_of_token_ids(llm: LLM) -> None:
+    of_text, of_ids = llm.generate(["Why?", {"prompt_token_ids": list(b"Why?")}], GREEDY, use_tqdm=False)
+
+    assert tokens(of_text) == tokens(of_ids)
+    assert of_ids.prompt is None
+
+
+def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (2, 5)]
+
+    outputs = llm.generate(["A", "B"], params, use_tqdm=False)
+
+    assert [len(tokens(output)) for output in outputs] == [2, 5]
+    with pytest.raises(ValueError, match="3 prompts need one SamplingParams, or 3, not 2"):
+        llm.generate(["A", "B", "C"], params, use_tqdm=False)
+
+
+def test_choices_differ_and_a_seed_brings_them_back(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=7, temperature=1.5, max_tokens=12, ignore_eos=True)
+
+    first, again = (llm.generate("The", params, use_tqdm=False)[0] for _ in range(2))
+    other = llm.generate("The", SamplingParams(n=4, temperature=1.5, max_tokens=12, ignore_eos=True), use_tqdm=False)
+
+    assert [choice.index for choice in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(choice.token_ids) for choice in first.outputs}) == 4
+    assert first.outputs == again.outputs
+    assert [choice.token_ids for choice in first.outputs] != [choice.token_ids for choice in other[0].outputs]
+
+
+def test_stop_string_cuts_text_tokens_and_logprobs(llm: LLM) -> None:
+    whole = only(llm.generate("The sea", GREEDY, use_tqdm=False))
+    stop = whole.text[4:6]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,), logprobs=0)
+
+    cut = only(llm.generate("The sea", params, use_tqdm=False))
+
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert cut.logprobs is not None
+    assert len(cut.logprobs) == len(cut.token_ids)
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_stop_token_ends_the_output_and_is_part_of_it(llm: LLM) -> None:
+    whole = only(llm.generate("The sea", GREEDY, use_tqdm=False))
+    stop = whole.token_ids[3]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=(stop,))
+
+    output = only(llm.generate("The sea", params, use_tqdm=False))
+
+    assert output.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+
+
+def test_end_token_ends_the_output(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, logit_bias={EOS_TOKEN_ID: 100}, min_tokens=3)
+
+    output = only(llm.generate("The sea", params, use_tqdm=False))
+
+    assert (output.token_ids[-1], len(output.token_ids)) == (EOS_TOKEN_ID, 4)
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+
+
+def test_logprobs_of_output_and_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+
+    (output,) = llm.generate("abc", params, use_tqdm=False)
+    completion = output.outputs[0]
+
+    assert completion.logprobs is not None
+    for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert (entry[token_id].rank, len(entry)) == (1, 2)
+        assert entry[token_id].logprob == max(logprob.logprob for logprob in entry.values())
+    assert completion.cumulative_logprob == pytest.approx(
+        sum(entry[token_id].logprob for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True))
+    )
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for token_id, prompt_entry in zip(b"bc", output.prompt_logprobs[1:], strict=True):
+        assert prompt_entry is not None
+        assert prompt_entry[token_id].decoded_token == chr(token_id)
+
+
+def test_bad_words_do_not_appear(llm: LLM) -> None:
+    whole = only(llm.generate("The sea", GREEDY, use_tqdm=False))
+    assert llm.llm_engine.tokenizer is not None
+    word = llm.llm_engine.tokenizer.decode_token(next(token for token in whole.token_ids if 33 <= token < 127))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=(word,))
+
+    output = only(llm.generate("The sea", params, use_tqdm=False))
+
+    assert word in whole.text
+    assert word not in output.text
+
+
+def test_repeated_prompt_comes_from_the_prefix_cache(llm: LLM) -> None:
+    prompt = "a prompt that is longer than two blocks of the cache"
+
+    first, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
+
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 48)
+    assert tokens(first) == tokens(again)
+
+
+def test_chat_goes_through_the_models_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+
+    (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
+
+    assert llm.llm_engine.tokenizer is not None
+    rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert answer.prompt_token_ids == llm.llm_engine.tokenizer.encode(rendered)
+    assert [answer.outputs, answer.outputs] == [
+        output.outputs for output in llm.chat([messages, messages], GREEDY, use_tqdm=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sentence"),
+    [
+        ("x" * 128, GREEDY, "maximum context length is 128"),
+        ("", GREEDY, "at least one token"),
+        ({"prompt_token_ids": [999]}, GREEDY, "outside the model's vocabulary"),
+        ({"text": "?"}, GREEDY, "a prompt must be text"),
+        ("x", SamplingParams(logprobs=21), "logprobs must be at most 20"),
+        ("x", SamplingParams(stop=("a",), detokenize=False), "stop strings need"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(llm: LLM, prompt: str, params: SamplingParams, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        llm.generate(["fine", prompt], params, use_tqdm=False)
+
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_unknown_model_is_told_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="/no/such/folder does not exist"):
+        LLM("/no/such/folder")
+
+
+def test_engine_is_stepped_by_its_caller(folder: Path) -> None:
+    engine = LLMEngine(
+        EngineConfig(model=str(folder), num_gpu_blocks_override=16, max_model_len=128, skip_tokenizer_init=True)
+    )
+    engine.add_request("long", {"prompt_token_ids": [1, 2]}, SamplingParams(max_tokens=60, ignore_eos=True))
+    engine.add_request("short", {"prompt_token_ids": [3]}, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    with pytest.raises(ValueError, match="belongs to an unfinished request"):
+        engine.add_request("short", {"prompt_token_ids": [3]}, GREEDY)
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        engine.add_request("text", "text", GREEDY)
+
+    seen: dict[str, list[RequestOutput]] = {"long": [], "short": []}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen[output.request_id].append(output)
+        if seen["short"] and seen["short"][-1].finished:
+            engine.abort_request("long")
+            seen["short"] = seen["short"][:]
+            break
+    while engine.has_unfinished_requests():
+        assert engine.step() == []
+    engine.shutdown()
+
+    lengths = [len(tokens(output)) for output in seen["short"]]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 5
+    assert all(
+        earlier.outputs[0].token_ids == later.outputs[0].token_ids[: len(earlier.outputs[0].token_ids)]
+        for earlier, later in itertools.pairwise(seen["short"])
+    )
+    assert not seen["long"][-1].finished
+    assert seen["short"][-1].outputs[0].text == ""
