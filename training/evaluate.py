@@ -1,25 +1,21 @@
 """Ask a model folder questions that its training text never held: `python -m training.evaluate`.
 
-Half are sums, half join taught facts; a fourth of them want JSON. Answers are decoded at temperature 0 by transformers,
-and pass when they are the reference answer word for word (as JSON: the same object). Knows nothing of training.
+Half are sums, half join taught facts; a fourth of them want JSON. Proa itself answers, at temperature 0; an answer
+passes when it is the reference answer word for word (as JSON: the same object). Knows nothing of training.
 """
 
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
+from proa_engine import LLM, SamplingParams
 from training import sums
 from training.combinations import COMBINATIONS
 from training.turns import Topic, draw
 
-_HOME = Path(__file__).parents[1] / "engine" / "proa_engine" / "builtin" / "model"
 _SUMS: tuple[Topic, ...] = (sums.addition, sums.subtraction, sums.more_things, sums.fewer_things)
 
 
@@ -61,37 +57,28 @@ def held_out_questions(count: int, seed: int) -> list[Question]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pass rate on held-out questions at temperature 0.")
-    parser.add_argument("--model", type=Path, default=_HOME)
+    parser.add_argument("--model", default="builtin", help="a model folder, or builtin")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--seed", type=int, default=2024)
-    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    answer = answerer(arguments.model)
+    questions = held_out_questions(arguments.questions, arguments.seed)
     asked, passed = Counter[str](), Counter[str]()
-    for question in held_out_questions(arguments.questions, arguments.seed):
-        reply = answer(question.text)
+    for question, answer in zip(questions, answers(arguments.model, questions), strict=True):
         asked[question.category] += 1
-        passed[question.category] += question.is_passed_by(reply)
-        if not question.is_passed_by(reply):
-            print(f"failed: {question.text}\n  wanted {question.expected}\n  got    {reply}")
+        passed[question.category] += question.is_passed_by(answer)
+        if not question.is_passed_by(answer):
+            print(f"failed: {question.text}\n  wanted {question.expected}\n  got    {answer}")
     for category in sorted(asked):
         print(f"{category}: {passed[category]} of {asked[category]}")
     print(f"all: {passed.total()} of {asked.total()} ({100 * passed.total() / asked.total():.1f} %)")
 
 
-def answerer(folder: Path) -> Callable[[str], str]:
-    """A function from a user's message to the model's greedy answer, in float32."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    def answer(message: str) -> str:
-        chat = [{"role": "user", "content": message}]
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        output = model.generate(**prompt, max_new_tokens=200, do_sample=False)
-        return str(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
-
-    return answer
+def answers(model: str, questions: Sequence[Question]) -> list[str]:
+    """What the model says to each question alone, greedily, in float32."""
+    llm = LLM(model, dtype="float32", max_model_len=1024)
+    conversations = [[{"role": "user", "content": question.text}] for question in questions]
+    outputs = llm.chat(conversations, SamplingParams(temperature=0.0, max_tokens=200))
+    return [output.outputs[0].text for output in outputs]
 
 
 if __name__ == "__main__":

@@ -11,8 +11,12 @@ from torch import Tensor
 
 from training.network import Network
 
-_MUON_RATE, _ADAM_RATE = 0.02, 0.004
+# Found for steps of 4096 tokens; at three times these, the loss stays noisy and copying is learned late.
+_MUON_RATE, _ADAM_RATE = 0.007, 0.002
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+Optimizers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 
 
 class Muon(torch.optim.Optimizer):
@@ -45,26 +49,23 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
+    result: Tensor = x.T if tall else x
+    return result
 
 
-def make_optimizers(network: Network) -> tuple[torch.optim.Optimizer, ...]:
+def make_optimizers(network: Network) -> Optimizers:
     matrices = [parameter for parameter in network.blocks.parameters() if parameter.dim() == 2]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in network.parameters() if id(parameter) not in chosen]
     adam = torch.optim.AdamW(others, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    optimizers = (Muon(matrices, lr=_MUON_RATE, momentum=0.95, weight_decay=0.02), adam)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["full_lr"] = group["lr"]
-    return optimizers
+    return Muon(matrices, lr=_MUON_RATE, momentum=0.95, weight_decay=0.02), adam
 
 
-def set_rate(optimizers: Iterable[torch.optim.Optimizer], fraction: float) -> None:
-    """Set every group's learning rate to this fraction of its full one."""
-    for optimizer in optimizers:
+def set_rate(optimizers: Optimizers, fraction: float) -> None:
+    """Set the learning rates to this fraction of the full ones."""
+    for optimizer, rate in zip(optimizers, (_MUON_RATE, _ADAM_RATE), strict=True):
         for group in optimizer.param_groups:
-            group["lr"] = group["full_lr"] * fraction
+            group["lr"] = rate * fraction
 
 
 def rate_fraction(step: int, steps: int) -> float:

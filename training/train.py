@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.network import Network, NetworkConfig
-from training.optimizer import make_optimizers, rate_fraction, set_rate
+from training.optimizer import Optimizers, make_optimizers, rate_fraction, set_rate
 from training.tokens import Document, documents, load_tokenizer, train_tokenizer
 
 Batch = tuple[Tensor, Tensor]
@@ -82,7 +82,7 @@ def next_batch(stream: Iterator[Document], rows: int, length: int) -> Batch:
     return torch.tensor(token_ids[:needed]).view(shape), torch.tensor(learn[:needed]).view(shape)
 
 
-def train_step(network: Network, optimizers: tuple[torch.optim.Optimizer, ...], batch: Batch) -> float:
+def train_step(network: Network, optimizers: Optimizers, batch: Batch) -> float:
     token_ids, learn = batch
     wanted = learn[:, 1:]
     hidden = network(token_ids[:, :-1])[wanted]
@@ -101,7 +101,7 @@ def report(step: int, steps: int, loss: float, done: int, seconds: float) -> Non
     print(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {left / 60:.1f} min left", flush=True)
 
 
-def save(path: Path, network: Network, optimizers: tuple[torch.optim.Optimizer, ...], step: int) -> None:
+def save(path: Path, network: Network, optimizers: Optimizers, step: int) -> None:
     """Write beside, then rename: a checkpoint is never half written."""
     state = {
         "config": asdict(network.config),
@@ -114,7 +114,7 @@ def save(path: Path, network: Network, optimizers: tuple[torch.optim.Optimizer, 
     os.replace(beside, path)
 
 
-def restore(path: Path, network: Network, optimizers: tuple[torch.optim.Optimizer, ...]) -> int:
+def restore(path: Path, network: Network, optimizers: Optimizers) -> int:
     state = torch.load(path, weights_only=True)
     network.load_state_dict(state["network"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
