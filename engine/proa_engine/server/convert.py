@@ -20,6 +20,7 @@ from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Schedule
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
 from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.pending import OutputBatch
+from proa_engine.telemetry import TRACE_HEADERS
 
 SessionRequest = service_pb2.SessionRequest
 SessionResponse = service_pb2.SessionResponse
@@ -82,8 +83,11 @@ def session_message_from_pb(message: service_pb2.SessionRequest | None, *, now: 
             raise InvalidRequest("a session message must be one of open, add, abort")
 
 
-def request_from_pb(message: core_pb2.EngineCoreRequest, *, now: float) -> EngineCoreRequest:
-    """`now` stands in for an arrival time that is unset. An empty request_id is drawn."""
+def request_from_pb(
+    message: core_pb2.EngineCoreRequest, *, now: float, metadata: Iterable[tuple[str, str | bytes]] = ()
+) -> EngineCoreRequest:
+    """`now` stands in for an arrival time that is unset, the call's `metadata` for trace headers. An empty request_id
+    is drawn."""
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidRequest(f"request_id must not be longer than {MAX_REQUEST_ID_BYTES} bytes")
     if not 0 <= message.arrival_time < float("inf"):
@@ -94,7 +98,8 @@ def request_from_pb(message: core_pb2.EngineCoreRequest, *, now: float) -> Engin
         sampling_params=sampling_params_from_pb(message.sampling_params),
         priority=message.priority,
         cache_salt=message.cache_salt,
-        trace_headers=dict(message.trace_headers),
+        trace_headers=dict(message.trace_headers)
+        or {key: str(value) for key, value in metadata if key in TRACE_HEADERS},
         resumed_token_ids=token_ids_from_pb("resumed_token_ids", message.resumed_token_ids),
         arrival_time=message.arrival_time or now,
     )

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from proa_engine.core.types import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
-from proa_engine.server.errors import REJECTIONS, Draining, EngineError, InvalidRequest, NotReady, RequestIdInUse
+from proa_engine.server.errors import (
+    REJECTIONS,
+    Draining,
+    EngineError,
+    InvalidRequest,
+    NotReady,
+    RequestIdInUse,
+    status_code,
+)
 from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.observer import RequestObserver
 
@@ -124,15 +132,12 @@ class Frontend:
 
     def submit(self, client: int, request: EngineCoreRequest) -> None:
         """Hand the request of an attached client to the core. Raises EngineError."""
-        if self._refusal is not None:
-            raise self._refusal
-        if request.request_id in self._owners:
-            raise RequestIdInUse(f"request_id {request.request_id!r} belongs to an unfinished request")
-        engine = self.engine
         try:
-            engine.validate(request)
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from None
+            engine = self._admit(request)
+        except EngineError as error:
+            if self._engine is not None:
+                self._engine.observer.refused(status_code(error).name.lower())
+            raise
         self._owners[request.request_id] = client
         self._clients[client].request_ids.add(request.request_id)
         self._idle.clear()
@@ -174,6 +179,18 @@ class Frontend:
         core = self._engine.core
         started_at = core.step_started_at
         return core.stats(), 0.0 if started_at is None else max(0.0, time.monotonic() - started_at)
+
+    def _admit(self, request: EngineCoreRequest) -> LoadedEngine:
+        if self._refusal is not None:
+            raise self._refusal
+        if request.request_id in self._owners:
+            raise RequestIdInUse(f"request_id {request.request_id!r} belongs to an unfinished request")
+        engine = self.engine
+        try:
+            engine.validate(request)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        return engine
 
     def _forget(self, request_id: str) -> None:
         owner = self._owners.pop(request_id, None)

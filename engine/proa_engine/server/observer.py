@@ -20,6 +20,11 @@ class RequestObserver:
         self.metrics.observe_outputs(outputs)
         self.tracer.observe_outputs(outputs.outputs)
 
+    def refused(self, reason: str) -> None:
+        """A request that did not reach the core."""
+        self.metrics.observe_rejection(reason)
+
     def rejected(self, request_id: str, reason: str, message: str) -> None:
+        """A request that was started, and that the core did not take."""
         self.metrics.observe_rejection(reason)
         self.tracer.end_request(request_id, reason, message)

@@ -26,7 +26,8 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
 
     async def Generate(self, request: service_pb2.GenerateRequest, context: Context) -> None:
         async with _answering(context), GenerateCall(self._frontend) as call:
-            call.submit(convert.request_from_pb(request.request, now=time.time()))
+            metadata = context.invocation_metadata() or ()
+            call.submit(convert.request_from_pb(request.request, now=time.time(), metadata=metadata))
             while (output := await call.next_output()) is not None:
                 await context.write(convert.generate_to_pb(output))
 

@@ -6,6 +6,7 @@ write with.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,8 @@ from proa_engine.server.pending import PendingOutputs
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 NOTICE_BYTES = 256
 HEARTBEAT_SECONDS = 0.4  # gateways count on 500 ms
+
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -51,14 +54,17 @@ class Session:
 
         Raises EngineError where the session cannot go on. However it ends, its requests are aborted.
         """
-        if not isinstance(convert.session_message_from_pb(await anext(messages, None), now=0.0), convert.Open):
+        opening = convert.session_message_from_pb(await anext(messages, None), now=0.0)
+        if not isinstance(opening, convert.Open):
             raise InvalidRequest("the first message of a session must be open")
         self._client = self._frontend.attach(self)
+        _log.info("session %d opened by %r", self._client, opening.client_id)
         self._on_open()
         try:
             await write(convert.hello_to_pb(self._frontend.engine.info, *self._frontend.load()))
             await _until_one_ends(self._read(messages), self._write(write), self._beat(), self._failure)
         finally:
+            _log.info("session %d ended with %d unfinished requests", self._client, len(self._handles))
             self._frontend.detach(self._client)
 
     def deliver(self, output: EngineCoreOutput) -> None:

@@ -110,6 +110,18 @@ def test_unset_id_and_arrival_time_are_filled_in() -> None:
     assert first.arrival_time == NOW
 
 
+def test_trace_context_of_the_call_stands_in_for_the_requests_own() -> None:
+    metadata = (("traceparent", "00-2"), ("user-agent", "x"))
+
+    without = convert.request_from_pb(request_message(), now=NOW, metadata=metadata)
+    with_own = convert.request_from_pb(
+        request_message(trace_headers={"traceparent": "00-1"}), now=NOW, metadata=metadata
+    )
+
+    assert without.trace_headers == {"traceparent": "00-2"}
+    assert with_own.trace_headers == {"traceparent": "00-1"}
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
