@@ -34,7 +34,7 @@ def engine_pod(*settings: str, pool: str = "builtin") -> Any:
 SIDECAR = ("engines.builtin.tensorParallelSize=2", "engines.builtin.tensorParallel.mode=sidecar")
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.32", "1.35"])
+@pytest.mark.parametrize("version", ["1.30", "1.32", "1.35"])
 @pytest.mark.parametrize("settings", [(), SIDECAR, ("image.pullSecrets={a}", "otel.OTEL_SDK_DISABLED=true")])
 def test_every_object_is_valid_kubernetes(version: str, settings: tuple[str, ...]) -> None:
     for document in render(*settings).values():
