@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
@@ -50,7 +51,7 @@ class Tokenizer:
         where the template refuses the messages."""
         if self._chat_template is None:
             raise ValueError("the model has no chat template")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals["raise_exception"] = _raise_exception
         environment.filters["tojson"] = _to_json
         text = environment.from_string(self._chat_template).render(
@@ -89,5 +90,6 @@ def _raise_exception(message: str) -> None:
     raise ValueError(message)
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **options)
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON as templates expect it: jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -34,13 +34,15 @@ async def world() -> AsyncIterator[tuple[RunningServer, grpc.aio.Channel]]:
 
 async def code_of(channel: grpc.aio.Channel, method: str, messages: list[bytes]) -> grpc.StatusCode:
     """Send bytes as they are; how the call ends."""
-    call = channel.stream_stream(SERVICE + method)(iter(messages), timeout=DEADLINE)
+    send: Any = channel.stream_stream(SERVICE + method)
+    call = send(iter(messages), timeout=DEADLINE)
     try:
         while await call.read() is not grpc.aio.EOF:
             pass
     except grpc.aio.AioRpcError:
         pass
-    return await call.code()
+    code: grpc.StatusCode = await call.code()
+    return code
 
 
 async def assert_unharmed(world: tuple[RunningServer, grpc.aio.Channel]) -> None:

@@ -82,10 +82,11 @@ async def test_sigterm_lets_a_running_request_finish(model: tuple[str, ...]) -> 
         assert await asyncio.to_thread(child.wait, DEADLINE) == 0
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_lost_rank_ends_the_engine_visibly(model: tuple[str, ...], number: signal.Signals) -> None:
     flags = (*model, "--tensor-parallel-size", "2", "--step-timeout", "1")
-    with engine_process(*flags, env=ENVIRONMENT) as (child, address), only_child(child.pid) as worker:
+    with engine_process(*flags, env=ENVIRONMENT, seconds=180) as (child, address), only_child(child.pid) as worker:
         async with connected(address) as (channel, stub):
             session = await SessionClient(stub, deadline=LONG).open()
             watching = asyncio.create_task(first_not_serving(channel))
@@ -109,7 +110,7 @@ async def test_lost_rank_ends_the_engine_visibly(model: tuple[str, ...], number:
             assert f"rank 1 (process {worker.pid}) was killed by signal 9" in (ended.value.details() or "")
             assert ended_at - lost_at < 5
         else:
-            assert "a step has been running for" in (ended.value.details() or "")
+            assert "one of the tensor-parallel ranks 0 to 1 hangs" in (ended.value.details() or "")
         with suppress(psutil.NoSuchProcess):
             worker.wait(DEADLINE)
 

@@ -82,8 +82,8 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """A server that has loaded, unless that is not waited for; told to leave at the end, if it has not left before."""
     executor = executor or LoadedFakeExecutor()
-    config = {"model": "fake", "block_size": executor.block_size, "max_num_batched_tokens": 64} | config
-    parts = assemble_engine(EngineConfig(**config), executor, tokenizer_folder)
+    choices: dict[str, Any] = {"block_size": executor.block_size, "max_num_batched_tokens": 64, **config}
+    parts = assemble_engine(EngineConfig(model="fake", **choices), executor, tokenizer_folder)
     options = ServeOptions(
         config=parts.config,
         host="127.0.0.1",

@@ -68,10 +68,11 @@ class Departure:
             _log.info("%s: finishing what runs, for at most %.0f s", number.name, self._drain_timeout)
             self._draining = asyncio.get_running_loop().create_task(self._drain(self._stop))
 
-    def on_verdict(self, verdict: Verdict, age: float) -> None:
+    def on_verdict(self, verdict: Verdict, age: float, num_ranks: int) -> None:
         """Watchdog thread: the running step is late, is not any more, or will not end."""
         if verdict is Verdict.DEAD:
-            self.die(f"a step has been running for {age:.1f} s and does not end")
+            suspects = f"; one of the tensor-parallel ranks 0 to {num_ranks - 1} hangs" if num_ranks > 1 else ""
+            self.die(f"a step has been running for {age:.1f} s and does not end{suspects}")
             return
         late = verdict is Verdict.LATE
         if late:

@@ -153,17 +153,17 @@ class EngineServer:
         return EngineMetrics(self._registry, model_name=served_name(parts.config), cache_config=cache_config)
 
     def _make_watchdog(self, parts: EngineParts) -> Watchdog:
-        parallel = parts.config.tensor_parallel_size > 1
+        num_ranks = parts.config.tensor_parallel_size
         limits = StepLimits.from_warm_up(
             parts.executor.longest_warm_up_step,
             step_timeout=self._options.step_timeout,
-            hope=HOPE_SECONDS_PARALLEL if parallel else HOPE_SECONDS,
+            hope=HOPE_SECONDS_PARALLEL if num_ranks > 1 else HOPE_SECONDS,
         )
         return Watchdog(
             limits,
             step_started_at=lambda: parts.core.step_started_at,
             failure=lambda: self._departure.failure or parts.executor.failure,
-            on_verdict=self._departure.on_verdict,
+            on_verdict=lambda verdict, age: self._departure.on_verdict(verdict, age, num_ranks),
             on_failure=self._departure.die,
         )
 

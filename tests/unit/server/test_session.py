@@ -1,7 +1,7 @@
 """A Session towards a gateway that reads, reads slowly, or does not read at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -55,7 +55,7 @@ class FakeCore:
     def submit(self, request: EngineCoreRequest) -> None:
         self.submitted.append(request)
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: Iterable[str]) -> None:
         self.aborted.extend(request_ids)
 
     def stats(self) -> SchedulerStats:
