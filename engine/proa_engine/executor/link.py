@@ -13,6 +13,7 @@ from threading import Thread
 
 from proa_engine.worker import wire
 from proa_engine.worker.host import available_cores, threads_per_rank
+from proa_engine.worker.main import PARENT_VARIABLE
 
 _CONNECT_SECONDS = 600.0  # a sidecar may still be pulling its image
 _RETRY_SECONDS = 0.1
@@ -21,7 +22,7 @@ _EXIT_SECONDS = 5.0
 
 
 def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[bytes]:
-    """Start the worker program. It leaves when this process does, and takes no signals of this terminal."""
+    """Start the worker program. It is killed when the calling thread ends, and takes no signals of this terminal."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(num_ranks, available_cores()))
     command = [sys.executable, "-m", "proa_engine", "worker", "--rank", str(rank)]
     command += ["--tensor-parallel-size", str(num_ranks), "--socket", str(socket_path)]
@@ -29,7 +30,7 @@ def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[byte
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": threads},
+        env={**os.environ, "OMP_NUM_THREADS": threads, PARENT_VARIABLE: str(os.getpid())},
     )
 
 
@@ -51,7 +52,7 @@ class WorkerLink:
     def connect(self, report: Callable[[str], None]) -> None:
         """Wait for the worker to listen. Raises ConnectionError where its process ends or the time runs out."""
         began = reported = time.monotonic()
-        while (connection := _try_connect(self._path)) is None:
+        while (connection := try_connect(self._path)) is None:
             now = time.monotonic()
             if self._process is not None and self._process.poll() is not None:
                 raise ConnectionError(f"{self._name()} {self._ending()} before it listened")
@@ -123,7 +124,8 @@ class WorkerLink:
         return "closed its connection"
 
 
-def _try_connect(path: Path) -> socket.socket | None:
+def try_connect(path: Path) -> socket.socket | None:
+    """A connection to the worker; None where it does not listen yet."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -84,11 +85,13 @@ class MultiProcExecutor(UniProcExecutor):
                 for rank, path in enumerate(config.worker_sockets, start=1)
             ]
         self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
-        paths = [(rank, self._directory / f"rank-{rank}.sock") for rank in range(1, config.tensor_parallel_size)]
-        return [
-            WorkerLink(rank, path, spawn(rank, config.tensor_parallel_size, path), self._on_lost)
-            for rank, path in paths
-        ]
+        links = []
+        for rank in range(1, config.tensor_parallel_size):
+            path = self._directory / f"rank-{rank}.sock"
+            # On the device thread, which lives as long as the executor: who asked for the executor may not.
+            process = self._local.call(partial(spawn, rank, config.tensor_parallel_size, path))
+            links.append(WorkerLink(rank, path, process, self._on_lost))
+        return links
 
     def _tell(self, message: wire.ToWorker) -> None:
         frame = wire.encode(message)

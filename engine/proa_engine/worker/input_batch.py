@@ -61,7 +61,7 @@ class InputBatch:
         self.num_logprobs = np.full(max_num_seqs, -1, np.int64)  # -1: none wanted
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
         self.rules: dict[int, TokenRules] = {}  # by slot, only those that have some
-        self.token_ids = torch.zeros(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
+        self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
         self.params = torch.zeros(max_num_seqs, NUM_COLUMNS, dtype=torch.float64, device=device)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)

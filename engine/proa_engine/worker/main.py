@@ -4,6 +4,7 @@ It listens on a Unix socket, serves the one engine that comes, and leaves when t
 starts it again. Torch is imported only after the thread count is set.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -13,13 +14,17 @@ from types import FrameType
 
 from proa_engine.worker.host import limit_threads
 
-_PARENT_CHECK_SECONDS = 1.0
+# Set by an engine that spawns this program: its process id. Who runs as a sidecar has no such parent.
+PARENT_VARIABLE = "PROA_ENGINE_PID"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_worker(rank: int, tensor_parallel_size: int, socket_path: str) -> int:
     """Serve one engine; returns the exit code: 0 where the engine said goodbye or none ever came."""
     if not 0 < rank < tensor_parallel_size:
         raise ValueError(f"rank must be from 1 to {tensor_parallel_size - 1}, got {rank}")
+    if PARENT_VARIABLE in os.environ:
+        _die_with(int(os.environ[PARENT_VARIABLE]))
     limit_threads(tensor_parallel_size)
     with _listen(socket_path) as listener:
         _say(rank, f"listening on {socket_path}")
@@ -47,21 +52,19 @@ def _listen(socket_path: str) -> socket.socket:
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:
-    """The engine's connection; None where the process is told to stop, or its parent is gone, before one comes."""
+    """The engine's connection; None where the process is told to stop before one comes."""
     signal.signal(signal.SIGTERM, _stop)
-    parent = os.getppid()
-    listener.settimeout(_PARENT_CHECK_SECONDS)
     try:
-        while os.getppid() == parent:
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            connection.setblocking(True)
-            return connection
+        return listener.accept()[0]
     except KeyboardInterrupt:
-        pass
-    return None
+        return None
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that spawned it ends: a stopped process sees no end of file."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit(1)
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from proa_engine.kernels import sampling
 from proa_engine.worker import input_batch as columns
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.step_inputs import RowSet, SamplingInputs
+from proa_engine.worker.sampling_inputs import RowSet, SamplingInputs
 from proa_engine.worker.token_rules import PackedRules
 
 

@@ -18,9 +18,9 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
 from proa_engine.telemetry import WorkerTracer
-from proa_engine.worker import distributed, kv_cache
+from proa_engine.worker import choices, distributed, kv_cache
 from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.host import available_cores, read_memory, threads_per_rank
+from proa_engine.worker.host import read_memory
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.step_inputs import StepInputs
@@ -30,6 +30,7 @@ Report = Callable[[str], None]
 
 # Enough to touch every weight and to time a step by; a whole budget would take a CPU a minute with a large model.
 _CPU_WARM_UP_TOKENS = 256
+_FIRST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ class Worker:
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration, and meet the other ranks where there are any."""
         config = self._config
-        self.device = _device(config.device, self._rank)
+        self.device = choices.choose_device(config.device, self._rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
-            _limit_torch_threads(config.tensor_parallel_size)
+            choices.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = ModelConfig.from_folder(self._folder)
-        self.max_model_len = _max_model_len(config, self.model_config)
-        self._dtype = _dtype(config.dtype, self.model_config, self.device)
+        self.max_model_len = choices.choose_max_model_len(config, self.model_config)
+        self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
         if rendezvous is not None:
             self._parallel = distributed.join(rendezvous, self.device, store)
 
@@ -80,7 +81,7 @@ class Worker:
         """Load this rank's share of the weights and say how many KV cache blocks fit beside them."""
         config = self._config
         if self.device.type == "cpu":
-            estimate = _num_parameters(self.model_config) * self._dtype.itemsize // config.tensor_parallel_size
+            estimate = choices.num_parameters(self.model_config) * self._dtype.itemsize // config.tensor_parallel_size
             kv_cache.check_weights(estimate, read_memory().limit)
         self._model = load_model(
             self._folder,
@@ -111,7 +112,7 @@ class Worker:
         started = time.monotonic()
         self.kv_caches, self._runner = self._make_runner(num_blocks)
         self._warm_up(num_blocks)
-        self._report(f"rank {self._rank}: warmed up in {time.monotonic() - started:.1f} s")
+        self._report(f"warmed up in {time.monotonic() - started:.1f} s")
 
     def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
         """Host side of a step; see ModelRunner."""
@@ -136,8 +137,9 @@ class Worker:
     def _make_runner(self, num_blocks: int) -> tuple[list[Tensor], ModelRunner]:
         config, vocab_size = self._config, self.model_config.vocab_size
         shape = self._model.kv_cache_shape(num_blocks, config.block_size)
+        # Left uninitialized: what no token was written to is never read, and on a CPU its pages are not even touched.
         kv_caches = [
-            torch.zeros(shape, dtype=self._dtype, device=self.device) for _ in range(self.model_config.num_layers)
+            torch.empty(shape, dtype=self._dtype, device=self.device) for _ in range(self.model_config.num_layers)
         ]
         batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
@@ -166,7 +168,7 @@ class Worker:
             memory,
             utilization=self._config.gpu_memory_utilization,
             ranks_here=self._ranks_here,
-            workspace=_cpu_workspace(self._config, self.model_config, self._dtype),
+            workspace=choices.cpu_workspace(self._config, self.model_config, self._dtype),
         )
         return min(budget // layout.block_bytes, layout.most_useful_blocks)
 
@@ -186,14 +188,15 @@ class Worker:
         return free - peak - int(total * (1 - self._config.gpu_memory_utilization))
 
     def _warm_up(self, num_blocks: int) -> None:
+        """Two prefills, as the first touches everything for the first time and tells nothing of speed; then a decode."""
         budget = self._config.max_num_batched_tokens
         most = budget if self.device.type == "cuda" else _CPU_WARM_UP_TOKENS
         num_tokens = min(most, budget, self.max_model_len - 1)
-        plan = self._prefill_plan(num_tokens, num_blocks)
-        names = list(plan.num_scheduled_tokens)
-        prefill = self._run(self._runner, plan)
-        decode = self._run(self._runner, decode_plan(names, num_tokens)) if len(names) == 1 else 0.0
-        self._runner.prepare(finish_plan(names))
+        self._run(self._runner, self._prefill_plan(min(num_tokens, _FIRST_TOKENS), num_blocks))
+        self._runner.prepare(finish_plan(["warm-up-0"]))
+        prefill = self._run(self._runner, self._prefill_plan(num_tokens, num_blocks))
+        decode = self._run(self._runner, decode_plan(["warm-up-0"], num_tokens))
+        self._runner.prepare(finish_plan(["warm-up-0"]))
         self.longest_step_seconds = max(prefill * budget / num_tokens, decode)
 
     def _prefill_plan(self, num_tokens: int, num_blocks: int) -> SchedulerOutput:
@@ -214,46 +217,3 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.monotonic() - started
-
-
-def _device(wanted: str, rank: int) -> torch.device:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted, rank) if wanted == "cuda" else torch.device(wanted)
-
-
-def _limit_torch_threads(num_ranks: int) -> None:
-    """For a torch that was imported before its thread count could be set; never raises the count."""
-    threads = threads_per_rank(num_ranks, available_cores())
-    if torch.get_num_threads() > threads:
-        torch.set_num_threads(threads)
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    most = model.max_position_embeddings
-    if config.max_model_len is None:
-        return most
-    if config.max_model_len > most:
-        raise ValueError(f"max_model_len {config.max_model_len} is more than the model's {most} positions")
-    return config.max_model_len
-
-
-def _dtype(wanted: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    if wanted == "auto":
-        return torch.float32 if device.type == "cpu" else model.torch_dtype
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
-
-
-def _num_parameters(model: ModelConfig) -> int:
-    """Near enough for all architectures here: embeddings and matrices, without norms and biases."""
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return embeddings + model.num_layers * (attention + mlp)
-
-
-def _cpu_workspace(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """What a step of the full budget takes at its peak: some activations a token, some copies of the logits a row."""
-    per_token = (6 * model.hidden_size + 3 * model.intermediate_size) * dtype.itemsize
-    per_row = 6 * model.vocab_size * 4
-    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row

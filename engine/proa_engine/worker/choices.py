@@ -1,0 +1,52 @@
+"""Choices: what the configuration leaves open, decided from the model and the machine."""
+
+import torch
+
+from proa_engine.config import EngineConfig
+from proa_engine.models.config import ModelConfig
+from proa_engine.worker.host import available_cores, threads_per_rank
+
+
+def choose_device(wanted: str, rank: int) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted, rank) if wanted == "cuda" else torch.device(wanted)
+
+
+def limit_torch_threads(num_ranks: int) -> None:
+    """For a torch that was imported before its thread count could be set; never raises the count."""
+    threads = threads_per_rank(num_ranks, available_cores())
+    if torch.get_num_threads() > threads:
+        torch.set_num_threads(threads)
+
+
+def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Raises `ValueError` where more is asked for than the model's positions reach."""
+    most = model.max_position_embeddings
+    if config.max_model_len is None:
+        return most
+    if config.max_model_len > most:
+        raise ValueError(f"max_model_len {config.max_model_len} is more than the model's {most} positions")
+    return config.max_model_len
+
+
+def choose_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """Of weights, activations and KV cache. float32 is what CPUs are fast at; a GPU takes what the weights are in."""
+    if wanted == "auto":
+        return torch.float32 if device.type == "cpu" else model.torch_dtype
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Near enough for all architectures here: embeddings and matrices, without norms and biases."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return embeddings + model.num_layers * (attention + mlp)
+
+
+def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """What a step of the full budget takes at its peak: some activations a token, some copies of the logits a row."""
+    per_token = (6 * model.hidden_size + 3 * model.intermediate_size) * dtype.itemsize
+    per_row = 6 * model.vocab_size * 4
+    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row

@@ -1,0 +1,167 @@
+"""Two ranks give the tokens of one, hold half each, and the end of one is the end of both, said clearly."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.executor.link import try_connect
+from support.engine import Engine, Result, build_core, request, run
+from support.tiny_models import BYTES, make_tiny_model
+
+DEADLINE = 5.0  # seconds in which a death must be seen
+START_DEADLINE = 90.0  # a process imports torch, on a loaded machine
+MARGIN = 1e-4
+CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 64}
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=2)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True, logprobs=2, key=5, top_p=0.9)
+REQUESTS = [
+    request(str(index), [(index * 37 + place * 5) % BYTES for place in range(2 + 4 * index)], params)
+    for index, params in enumerate([GREEDY, SAMPLED] * 6)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("parallel"), "qwen3", seed=4, max_position_embeddings=128)
+
+
+@pytest.fixture(scope="module")
+def single(folder: Path) -> dict[str, Result]:
+    with build_core(folder, **CONFIG) as engine:
+        return run(engine, REQUESTS)
+
+
+@contextmanager
+def worker(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker of rank 1 as a sidecar runs it."""
+    command = [sys.executable, "-m", "proa_engine", "worker", "--rank", "1", "--tensor-parallel-size", "2"]
+    process = subprocess.Popen([*command, "--socket", str(path)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def two_ranks(folder: Path, *sockets: Path) -> Any:
+    return build_core(folder, tensor_parallel_size=2, worker_sockets=tuple(map(str, sockets)), **CONFIG)
+
+
+def assert_equal_where_sure(actual: dict[str, Result], expected: dict[str, Result]) -> None:
+    """Equal up to the first step whose two likeliest tokens are too close; most steps must count."""
+    num_sure = 0
+    for name, want in expected.items():
+        margins = [step.top_logprobs[0] - step.top_logprobs[1] for step in want.logprobs]
+        sure = next((index for index, margin in enumerate(margins) if margin < MARGIN), len(margins))
+        assert actual[name].token_ids[:sure] == want.token_ids[:sure], name
+        num_sure += sure
+    assert num_sure > 0.9 * sum(len(want.token_ids) for want in expected.values())
+
+
+def connect(path: Path) -> socket.socket:
+    """Play the engine: a connection to the worker, as soon as it listens."""
+    deadline = time.monotonic() + START_DEADLINE
+    while (connection := try_connect(path)) is None:
+        assert time.monotonic() < deadline, "the worker does not listen"
+        time.sleep(0.02)
+    return connection
+
+
+def start_endless(engine: Engine) -> None:
+    """Have the engine in the middle of a long request."""
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    engine.core.submit(request("endless", [1, 2, 3], endless))
+    for _ in range(5):
+        engine.core.step()
+
+
+def step_until_it_fails(engine: Engine) -> None:
+    while True:
+        engine.core.step()
+
+
+def child_pids() -> list[int]:
+    """Workers that this process has spawned and that still run."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in children if b"proa_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_spawned_ranks_give_the_tokens_of_one_and_hold_half_each(folder: Path, single: dict[str, Result]) -> None:
+    with build_core(folder, **CONFIG) as alone:
+        [whole] = alone.executor.rank_sizes
+    with two_ranks(folder) as engine:
+        assert_equal_where_sure(run(engine, REQUESTS), single)
+        first, second = engine.executor.rank_sizes
+        [pid] = child_pids()
+    assert (first.num_kv_heads, second.num_kv_heads, whole.num_kv_heads) == (1, 1, 2)
+    assert first.block_bytes == second.block_bytes == whole.block_bytes // 2
+    assert first.weight_bytes == second.weight_bytes
+    replicated = 2 * first.weight_bytes - whole.weight_bytes  # norms and rotary angles
+    assert 0 <= replicated < 0.04 * whole.weight_bytes
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_sidecar_worker_and_engine_meet_again_after_both_were_restarted(
+    folder: Path, single: dict[str, Result], tmp_path: Path
+) -> None:
+    path = tmp_path / "rank-1.sock"
+    with worker(path) as first, two_ranks(folder, path) as engine:
+        assert_equal_where_sure(run(engine, REQUESTS), single)
+        first.kill()
+        with pytest.raises(ExecutorFailed, match=r"tensor-parallel rank 1 \(.*rank-1.sock\) closed its connection"):
+            step_until_it_fails(engine)
+    with worker(path) as second:
+        with two_ranks(folder, path) as engine:
+            assert_equal_where_sure(run(engine, REQUESTS), single)
+        assert second.wait(START_DEADLINE) == 0, "the engine said goodbye"
+
+
+def test_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -> None:
+    with two_ranks(folder) as engine:
+        start_endless(engine)
+        os.kill(*child_pids(), signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(ExecutorFailed, match=r"tensor-parallel rank 1 \(process \d+\) was killed by signal 9"):
+            step_until_it_fails(engine)
+        assert time.monotonic() - killed < DEADLINE
+        assert not engine.executor.is_alive()
+        with pytest.raises(ExecutorFailed, match="was killed by signal 9"):
+            engine.executor.sample_tokens()
+
+
+def test_stopped_worker_is_given_up_when_the_watchdog_says_so(folder: Path) -> None:
+    with two_ranks(folder) as engine:
+        start_endless(engine)
+        os.kill(*child_pids(), signal.SIGSTOP)
+        watchdog = threading.Timer(0.5, engine.executor.fail, ["a step has been running for 6 s"])
+        watchdog.start()
+        with pytest.raises(ExecutorFailed, match="a step has been running for 6 s"):
+            step_until_it_fails(engine)
+        watchdog.join()
+
+
+def test_worker_leaves_when_the_engine_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "rank-1.sock"
+    with worker(path) as process:
+        engine = connect(path)
+        engine.close()
+        assert process.wait(START_DEADLINE) == 1
+
+
+def test_rank_that_cannot_start_ends_the_others_too(folder: Path) -> None:
+    too_small = build_core(folder, tensor_parallel_size=2, num_gpu_blocks_override=3, **CONFIG)
+    with pytest.raises(ValueError, match="room for 3 blocks"), too_small:
+        pass
+    assert not child_pids()
