@@ -11,7 +11,7 @@ import pytest
 from support.processes import engine_process, gateway_process
 
 STREAMS = 64
-TOKENS = 48
+TOKENS = 16
 ROUTE = "/v1/chat/completions"
 QUESTIONS = (
     "What is {} plus {}?",
@@ -55,7 +55,8 @@ async def stream(client: httpx.AsyncClient, index: int) -> str:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with engine_process("--model", "builtin") as (_, address), gateway_process(address) as (_, port):
+    engine = engine_process("--model", "builtin", "--max-num-batched-tokens", "1024", env={"OMP_NUM_THREADS": "1"})
+    with engine as (_, address), gateway_process(address) as (_, port):
         yield f"http://127.0.0.1:{port}"
 
 

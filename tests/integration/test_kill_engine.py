@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proa_gateway.config import Deadlines
 from support.processes import engine_process, fake_engine_process, gateway_process
 from support.tiny_models import make_tiny_model
 
@@ -84,7 +85,7 @@ def test_a_hung_engine_ends_the_stream_and_a_new_one_on_its_address_is_taken_in(
         ):
             last, seconds = kill_in_mid_stream(client, hung.pid, signal.SIGSTOP)
             assert last["error"]["code"] == "engine_lost"
-            assert seconds < 2 * LIMIT  # silence is noticed later than a broken connection
+            assert seconds < Deadlines().heartbeat + 2 * LIMIT  # silence is noticed later than a broken connection
             hung.kill()
             hung.wait()
             with fake_engine_process("--text", "Here again.", port=port):

@@ -39,7 +39,7 @@ def process(
     command: Sequence[str],
     *,
     is_ready: Callable[[], bool],
-    seconds: float = 60.0,
+    seconds: float = 90.0,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running program that is ready. Ended with SIGTERM, after 10 s with SIGKILL.
@@ -89,7 +89,7 @@ def gateway_process(
 
 @contextmanager
 def engine_process(
-    *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 90.0
+    *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 180.0
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """An engine that has loaded its model, in its own process, and its address."""
     port = free_port()

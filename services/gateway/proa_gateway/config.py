@@ -9,7 +9,7 @@ class Deadlines:
     """How long each wait may last, in seconds."""
 
     connect: float = 3.0  # to an engine, until its Hello
-    heartbeat: float = 2.5  # of silence on a session; engines speak every 0.5 s
+    heartbeat: float = 5.0  # of silence on a session; engines speak every 0.5 s, a starved one later
     first_token: float = 600.0  # queueing in the engine and prefill included
     next_token: float = 120.0
     slow_reader: float = 120.0  # for a client that takes nothing of what waits for it
