@@ -43,7 +43,7 @@ class Gate:
         self._permits.release(num_steps)
 
     def _pass(self) -> None:
-        assert self._permits.acquire(timeout=20), "the test let no more steps pass"
+        assert self._permits.acquire(timeout=DEADLINE), "the test let no more steps pass"
 
 
 class AbortSpy:
@@ -55,7 +55,7 @@ class AbortSpy:
         server.parts.core.abort = self._on_abort  # type: ignore[method-assign]
 
     async def wait(self) -> None:
-        assert await asyncio.to_thread(self._asked.wait, 10), "the core was not asked to abort"
+        assert await asyncio.to_thread(self._asked.wait, DEADLINE), "the core was not asked to abort"
 
     def _on_abort(self, request_ids: Any) -> None:
         self._abort(request_ids)

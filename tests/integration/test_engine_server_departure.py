@@ -59,7 +59,7 @@ class Hang:
         self.executor = LoadedFakeExecutor(while_waiting=self._wait)
 
     def _wait(self) -> None:
-        self.let_go.wait(20)
+        self.let_go.wait(DEADLINE)
 
 
 async def until_ended(session: SessionClient) -> tuple[grpc.StatusCode, str]:
@@ -88,7 +88,7 @@ async def test_drain_finishes_what_runs_and_admits_nothing_new() -> None:
             hang.let_go.set()
             while await session.read():
                 pass
-        server.thread.join(10)
+        server.thread.join(DEADLINE)
 
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert (session.rejected[2].code, session.rejected[2].retryable) == (14, True)
@@ -108,7 +108,7 @@ async def test_request_that_outlasts_the_drain_is_given_up() -> None:
             server.server.request_stop()
             code, details = await until_ended(session)
             hang.let_go.set()
-        server.thread.join(10)
+        server.thread.join(DEADLINE)
 
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "shut down before" in details
@@ -119,10 +119,10 @@ async def test_idle_server_leaves_at_once() -> None:
     with running_server() as server:
         started = time.monotonic()
         server.server.request_stop()
-        server.thread.join(10)
+        server.thread.join(DEADLINE)
 
         assert server.result == [0]
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20  # not after the drain's 30 s
 
 
 async def test_failed_step_fails_the_sessions_with_its_reason() -> None:
@@ -135,7 +135,7 @@ async def test_failed_step_fails_the_sessions_with_its_reason() -> None:
                 code, details = await until_ended(session)
                 timeline.seen.append("session ended")
                 await timeline.until("liveness NOT_SERVING")
-        server.thread.join(10)
+        server.thread.join(DEADLINE)
 
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "step 3 failed" in details
@@ -195,7 +195,7 @@ async def test_hung_collective_ends_the_engine_when_its_step_is_late() -> None:
 
 async def test_nothing_is_admitted_before_the_model_is_loaded() -> None:
     release = threading.Event()
-    with running_server(before_load=lambda: release.wait(20), wait_until_loaded=False) as server:
+    with running_server(before_load=lambda: release.wait(DEADLINE), wait_until_loaded=False) as server:
         async with server.channel() as channel:
             stub = server.stub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:

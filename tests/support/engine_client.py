@@ -9,7 +9,7 @@ import grpc
 
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 
-DEADLINE = 20.0
+DEADLINE = 30.0  # seconds; far more than anything here takes on an idle machine
 
 
 def engine_request(

@@ -59,7 +59,7 @@ class RunningServer:
         return service_pb2_grpc.EngineServiceStub(channel)
 
 
-def wait_for_health(port: int, service: str, *, serving: bool = True, seconds: float = 10.0) -> None:
+def wait_for_health(port: int, service: str, *, serving: bool = True, seconds: float = 30.0) -> None:
     """Until the health of this service is as asked. Raises `grpc.RpcError` when that takes too long."""
     status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -74,7 +74,7 @@ def running_server(
     executor: LoadedFakeExecutor | None = None,
     *,
     tokenizer_folder: Path | None = None,
-    drain_timeout: float = 5.0,
+    drain_timeout: float = 30.0,
     step_timeout: float = 5.0,
     before_load: Callable[[], object] = lambda: None,
     wait_until_loaded: bool = True,
@@ -110,5 +110,5 @@ def running_server(
     finally:
         if thread.is_alive():
             server.request_stop()
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive(), "the server does not leave"

@@ -128,7 +128,7 @@ async def world(num_requests: int = 2, **options: int) -> AsyncIterator[World]:
 
 
 async def heard(made: World, condition: Callable[[], object]) -> None:
-    await wait_until(condition, seconds=5)
+    await wait_until(condition)
     assert not made.running.done()
 
 
