@@ -9,16 +9,18 @@ import torch
 
 CHUNK = 128  # tokens in one product of probabilities and values
 LENGTH_MULTIPLE = 16
-DECODE_TILE = 1 << 20  # numbers in a decode tile's keys: they stay in the caches
+DECODE_TILE = 1 << 18  # numbers in a decode tile's keys: with the values, they stay in the caches
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
     """n requests with one query token each, their gathered tokens padded to one `length`."""
 
-    tokens: torch.Tensor  # [n] int64: rows of the query
+    n: int
+    tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
     block_rows: torch.Tensor  # [n * kv_heads * length / block_size] int64: rows of the cache as [blocks * kv_heads, …]
-    masked: torch.Tensor  # [n, 1, length] bool
+    masked: torch.Tensor | None  # [n, 1, length - masked_from] bool; None: nothing is
+    masked_from: int
     stale_rows: torch.Tensor  # int64: rows of the gathered values [n * kv_heads * length, D] behind a request's end
     length: int
 
@@ -31,11 +33,12 @@ class PrefillTile:
     end: int
     num_tokens: int
     block_rows: torch.Tensor  # [kv_heads * length / block_size] int64, as above
+    length: int
 
-    def columns(self, position: int, num_queries: int, window: int | None) -> slice:
+    def columns(self, position: int, num_queries: int, window: int | None) -> tuple[int, int]:
         """The gathered tokens that `num_queries` queries from `position` on can see, cut where bits stay the same."""
         first = 0 if window is None else max(0, position - window + 1) // CHUNK * CHUNK
-        return slice(first, _round_up(min(position + num_queries, self.num_tokens), LENGTH_MULTIPLE))
+        return first, _round_up(min(position + num_queries, self.num_tokens), LENGTH_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,67 +48,8 @@ class ReferencePlan:
     decodes: tuple[DecodeTile, ...]
     prefills: tuple[PrefillTile, ...]
     window: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    seq_lens: list[int]
-    block_table: torch.Tensor  # int64
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    window: int | None
-
-    def first(self, request: int, num_queries: int) -> int:
-        """The first token to gather. A window's start is moved back to where a chunk and a block begin."""
-        if self.window is None or CHUNK % self.block_size:
-            return 0
-        return max(0, self.seq_lens[request] - num_queries - self.window + 1) // CHUNK * CHUNK
-
-    def padded(self, num_tokens: int) -> int:
-        return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))
-
-    def block_rows(self, requests: list[int], firsts: list[int], length: int) -> torch.Tensor:
-        """Places of the blocks of each request's `length` tokens from `first` on; behind its end, its own last one."""
-        steps = torch.arange(length // self.block_size)
-        last = torch.tensor([(self.seq_lens[r] - 1) // self.block_size for r in requests])
-        columns = torch.minimum(steps + torch.tensor(firsts)[:, None] // self.block_size, last[:, None])
-        blocks = self.block_table[torch.tensor(requests)].gather(1, columns)
-        return (blocks[:, None] * self.num_kv_heads + torch.arange(self.num_kv_heads)[:, None]).flatten()
-
-    def prefill(self, request: int, start: int, end: int) -> PrefillTile:
-        first = self.first(request, end - start)
-        num_tokens = self.seq_lens[request] - first
-        return PrefillTile(start, end, num_tokens, self.block_rows([request], [first], self.padded(num_tokens)))
-
-    def decodes(self, starts: list[int], num_decodes: int) -> list[DecodeTile]:
-        """Decodes by length, so that little is padding; a tile holds as many as stay in the caches."""
-        firsts = [self.first(r, 1) for r in range(num_decodes)]
-        waiting = sorted(range(num_decodes), key=lambda r: firsts[r] - self.seq_lens[r])
-        tiles = []
-        while waiting:
-            length = self.padded(self.seq_lens[waiting[0]] - firsts[waiting[0]])
-            most = max(1, DECODE_TILE // (length * self.num_kv_heads * self.head_dim))
-            # Requests half as long get a tile of their own, unless all are so short that the calls cost more.
-            long_enough = 0 if length <= CHUNK else length // 2
-            tile = [r for r in waiting[:most] if self.seq_lens[r] - firsts[r] > long_enough]
-            waiting = waiting[len(tile) :]
-            tiles.append(self.decode(tile, [firsts[r] for r in tile], starts, length))
-        return tiles
-
-    def decode(self, requests: list[int], firsts: list[int], starts: list[int], length: int) -> DecodeTile:
-        num_tokens = torch.tensor([self.seq_lens[r] for r in requests])[:, None] - torch.tensor(firsts)[:, None]
-        positions = torch.arange(length)
-        stale = positions >= num_tokens
-        masked = stale if self.window is None else stale | (positions < num_tokens - self.window)
-        stale_rows = stale[:, None].expand(-1, self.num_kv_heads, -1).flatten().nonzero().flatten()
-        return DecodeTile(
-            tokens=torch.tensor([starts[r] for r in requests]),
-            block_rows=self.block_rows(requests, firsts, length),
-            masked=masked[:, None],
-            stale_rows=stale_rows,
-            length=length,
-        )
+    # [2, numbers of the largest tile] float32: keys and values are gathered here, for fresh memory costs page faults.
+    workspace: torch.Tensor
 
 
 def plan_reference(
@@ -117,15 +61,93 @@ def plan_reference(
     window: int | None,
 ) -> ReferencePlan:
     """Cut a batch into tiles. `cache_shape` is that of the keys: [num_blocks, kv_heads, block_size, D]."""
-    _, num_kv_heads, block_size, head_dim = cache_shape
-    planner = _Planner(seq_lens.tolist(), block_table.long(), block_size, num_kv_heads, head_dim, window)
-    starts: list[int] = query_start_loc.tolist()
-    prefills = (
-        planner.prefill(request, starts[request], starts[request + 1])
-        for request in range(num_decodes, len(planner.seq_lens))
-        if starts[request + 1] > starts[request]
-    )
-    return ReferencePlan(tuple(planner.decodes(starts, num_decodes)), tuple(prefills), window)
+    planner = _Planner(query_start_loc.tolist(), seq_lens.tolist(), block_table.long(), cache_shape, window)
+    decodes = tuple(planner.decodes(num_decodes))
+    prefills = tuple(planner.prefills(num_decodes))
+    _, num_kv_heads, _, head_dim = cache_shape
+    most = max([tile.n * tile.length for tile in decodes] + [tile.length for tile in prefills], default=0)
+    return ReferencePlan(decodes, prefills, window, torch.empty(2, most * num_kv_heads * head_dim))
+
+
+class _Planner:
+    def __init__(
+        self,
+        starts: list[int],
+        seq_lens: list[int],
+        block_table: torch.Tensor,
+        cache_shape: torch.Size,
+        window: int | None,
+    ) -> None:
+        _, num_kv_heads, self.block_size, head_dim = cache_shape
+        self.starts = starts
+        self.seq_lens = seq_lens
+        self.block_table = block_table
+        self.heads = torch.arange(num_kv_heads)
+        self.width = num_kv_heads * head_dim
+        self.window = window
+        # The first token to gather of each request: a window's start is moved back to where chunk and block begin.
+        self.firsts = [0] * len(seq_lens)
+        if window is not None and CHUNK % self.block_size == 0:
+            for r, seq_len in enumerate(seq_lens):
+                num_queries = starts[r + 1] - starts[r]
+                self.firsts[r] = max(0, seq_len - num_queries - window + 1) // CHUNK * CHUNK
+        self.num_tokens = [seq_len - first for seq_len, first in zip(seq_lens, self.firsts, strict=True)]
+
+    def prefills(self, num_decodes: int) -> list[PrefillTile]:
+        return [self.prefill(r) for r in range(num_decodes, len(self.seq_lens)) if self.starts[r + 1] > self.starts[r]]
+
+    def prefill(self, r: int) -> PrefillTile:
+        length = self.padded(self.num_tokens[r])
+        block_rows = self.block_rows([r], length)
+        return PrefillTile(self.starts[r], self.starts[r + 1], self.num_tokens[r], block_rows, length)
+
+    def decodes(self, num_decodes: int) -> list[DecodeTile]:
+        """Decodes by length, so that little is padding; a tile holds as many as stay in the caches."""
+        waiting = sorted(range(num_decodes), key=self.num_tokens.__getitem__, reverse=True)
+        tiles = []
+        while waiting:
+            length = self.padded(self.num_tokens[waiting[0]])
+            most = max(1, DECODE_TILE // (length * self.width))
+            # Requests half as long get a tile of their own, unless all are so short that the calls cost more.
+            long_enough = 0 if length <= CHUNK else length // 2
+            tile = [r for r in waiting[:most] if self.num_tokens[r] > long_enough]
+            waiting = waiting[len(tile) :]
+            tiles.append(self.decode(tile, length))
+        return tiles
+
+    def decode(self, requests: list[int], length: int) -> DecodeTile:
+        """`requests` come longest first."""
+        num_tokens = torch.tensor([[self.num_tokens[r]] for r in requests])
+        shortest = self.num_tokens[requests[-1]]
+        end = torch.arange(shortest, length)
+        stale_request, stale_position = (end >= num_tokens).nonzero(as_tuple=True)
+        stale_rows = (stale_request * len(self.heads) + self.heads[:, None]) * length + (stale_position + shortest)
+        masked, masked_from = end >= num_tokens, shortest
+        if self.window is not None:
+            positions = torch.arange(length)
+            masked, masked_from = (positions >= num_tokens) | (positions < num_tokens - self.window), 0
+        starts = [self.starts[r] for r in requests]
+        is_whole = starts == list(range(len(self.seq_lens))) and self.starts[-1] == len(requests)
+        return DecodeTile(
+            n=len(requests),
+            tokens=None if is_whole else torch.tensor(starts),
+            block_rows=self.block_rows(requests, length),
+            masked=masked[:, None] if masked_from < length else None,
+            masked_from=masked_from,
+            stale_rows=stale_rows.flatten(),
+            length=length,
+        )
+
+    def block_rows(self, requests: list[int], length: int) -> torch.Tensor:
+        """Places of the blocks of each request's `length` tokens from `first` on; behind its end, its own last one."""
+        first = torch.tensor([[self.firsts[r] // self.block_size] for r in requests])
+        last = torch.tensor([[(self.seq_lens[r] - 1) // self.block_size] for r in requests])
+        columns = torch.minimum(torch.arange(length // self.block_size) + first, last)
+        blocks = self.block_table[requests].gather(1, columns)
+        return (blocks[:, None] * len(self.heads) + self.heads[:, None]).flatten()
+
+    def padded(self, num_tokens: int) -> int:
+        return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from proa_engine.kernels.attention_plan import CHUNK, DecodeTile, PrefillTile, ReferencePlan
 
 ROW_MULTIPLE = 4
-SCORES_LIMIT = 1 << 22  # numbers in the scores held at a time by a prefill
+SCORES_LIMIT = 1 << 19  # numbers in the scores held at a time by a prefill: they stay in the caches
 MIN_QUERIES = 16
 
 
@@ -29,28 +29,39 @@ def paged_attention_reference(
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]
     # Heads that share a KV head become rows of one product.
-    grouped = query.float().mul(scale).view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    grouped = (query.float() * scale).view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     out = torch.zeros_like(grouped)
     for decode in plan.decodes:
-        _decode(out, grouped, key_cache, value_cache, decode)
+        if decode.tokens is None:
+            out = _decode(grouped, key_cache, value_cache, decode, plan.workspace)
+        else:
+            rows = grouped.index_select(0, decode.tokens)
+            out.index_copy_(0, decode.tokens, _decode(rows, key_cache, value_cache, decode, plan.workspace))
     for prefill in plan.prefills:
-        _prefill(out, grouped, key_cache, value_cache, prefill, plan.window)
-    return out.view(num_tokens, num_heads, head_dim).to(query.dtype)
+        _prefill(out, grouped, key_cache, value_cache, prefill, plan)
+    return out.reshape(num_tokens, num_heads, head_dim).to(query.dtype)
 
 
 def _decode(
-    out: torch.Tensor, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, tile: DecodeTile
-) -> None:
-    num_kv_heads, group, head_dim = query.shape[1:]
-    n = tile.tokens.numel()
-    rows = F.pad(query.index_select(0, tile.tokens), (0, 0, 0, -group % ROW_MULTIPLE)).flatten(0, 1)
-    key = _gather(key_cache, tile.block_rows, n * num_kv_heads)
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    tile: DecodeTile,
+    workspace: torch.Tensor,
+) -> torch.Tensor:
+    """query [n, kv_heads, group, D] -> the same, of the tile's requests."""
+    n, num_kv_heads, group, head_dim = query.shape
+    padding = -group % ROW_MULTIPLE
+    rows = (F.pad(query, (0, 0, 0, padding)) if padding else query).view(n * num_kv_heads, group + padding, head_dim)
+    key = _gather(key_cache, tile.block_rows, workspace[0], n * num_kv_heads)
     scores = torch.bmm(rows, key.transpose(1, 2))
-    scores.view(n, -1, tile.length).masked_fill_(tile.masked, -torch.inf)
-    value = _gather(value_cache, tile.block_rows, n * num_kv_heads)
-    value.view(-1, head_dim).index_fill_(0, tile.stale_rows, 0)
-    result = _weighted_sum(torch.softmax(scores, dim=-1), value)
-    out.index_copy_(0, tile.tokens, result.view(n, num_kv_heads, -1, head_dim)[:, :, :group])
+    if tile.masked is not None:
+        scores.view(n, -1, tile.length)[:, :, tile.masked_from :].masked_fill_(tile.masked, -torch.inf)
+    value = _gather(value_cache, tile.block_rows, workspace[1], n * num_kv_heads)
+    if tile.stale_rows.numel():
+        value.view(-1, head_dim).index_fill_(0, tile.stale_rows, 0)
+    result = _weighted_sum(torch.softmax(scores, dim=-1), value).view(n, num_kv_heads, group + padding, head_dim)
+    return result[:, :, :group] if padding else result
 
 
 def _prefill(
@@ -59,43 +70,57 @@ def _prefill(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     tile: PrefillTile,
-    window: int | None,
+    plan: ReferencePlan,
 ) -> None:
     num_kv_heads, group, head_dim = query.shape[1:]
-    key = _gather(key_cache, tile.block_rows, num_kv_heads)
-    value = _gather(value_cache, tile.block_rows, num_kv_heads)
+    key = _gather(key_cache, tile.block_rows, plan.workspace[0], num_kv_heads).transpose(1, 2)
+    value = _gather(value_cache, tile.block_rows, plan.workspace[1], num_kv_heads)
     value[:, tile.num_tokens :] = 0
-    step = max(MIN_QUERIES, SCORES_LIMIT // (num_kv_heads * group * key.shape[1]) // ROW_MULTIPLE * ROW_MULTIPLE)
-    for start in range(tile.start, tile.end, step):
-        end = min(start + step, tile.end)
+    start = tile.start
+    while start < tile.end:
         position = tile.num_tokens - (tile.end - start)  # of the first query, among the gathered tokens
-        columns = tile.columns(position, end - start, window)
-        rows = F.pad(query[start:end], (0, 0, 0, 0, 0, 0, 0, -(end - start) % ROW_MULTIPLE))  # [t, kv, group, D]
+        limit = SCORES_LIMIT // (num_kv_heads * group * (position + MIN_QUERIES))
+        end = min(start + max(limit // ROW_MULTIPLE * ROW_MULTIPLE, MIN_QUERIES), tile.end)
+        first, last = tile.columns(position, end - start, plan.window)
+        rows = F.pad(query[start:end], (0, 0, 0, 0, 0, 0, 0, (start - end) % ROW_MULTIPLE))  # [t, kv_heads, group, D]
         num_rows = rows.shape[0]
-        scores = torch.bmm(rows.permute(1, 2, 0, 3).flatten(1, 2), key[:, columns].transpose(1, 2))
-        mask = _causal_mask(position - columns.start, num_rows, scores.shape[-1], window)
-        scores.view(num_kv_heads, group, num_rows, -1).masked_fill_(mask, -torch.inf)
-        result = _weighted_sum(torch.softmax(scores, dim=-1), value[:, columns])
+        scores = torch.bmm(rows.permute(1, 2, 0, 3).flatten(1, 2), key[:, :, first:last])
+        _mask(scores.view(num_kv_heads, group, num_rows, -1), position - first, plan.window)
+        result = _weighted_sum(torch.softmax(scores, dim=-1), value[:, first:last])
         out[start:end] = result.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)[: end - start]
+        start = end
 
 
-def _gather(cache: torch.Tensor, block_rows: torch.Tensor, batch: int) -> torch.Tensor:
-    """[num_blocks, kv_heads, block_size, D] -> [batch, length, D] float32, freshly written."""
-    head_dim = cache.shape[-1]
-    return cache.flatten(0, 1).flatten(1).index_select(0, block_rows).view(batch, -1, head_dim).float()
+def _gather(cache: torch.Tensor, block_rows: torch.Tensor, workspace: torch.Tensor, batch: int) -> torch.Tensor:
+    """[num_blocks, kv_heads, block_size, D] -> [batch, length, D] float32, in the workspace."""
+    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
+    rows = cache.view(num_blocks * num_kv_heads, block_size * head_dim)
+    gathered = workspace[: block_rows.numel() * block_size * head_dim].view(-1, block_size * head_dim)
+    if cache.dtype == torch.float32:
+        torch.index_select(rows, 0, block_rows, out=gathered)
+    else:
+        gathered.copy_(rows.index_select(0, block_rows))
+    return gathered.view(batch, -1, head_dim)
 
 
 def _weighted_sum(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """[B, rows, length] x [B, length, D] -> [B, rows, D]"""
+    length = value.shape[1]
+    if length <= CHUNK:
+        return torch.bmm(probabilities, value)
     total = torch.bmm(probabilities[:, :, :CHUNK], value[:, :CHUNK])
-    for start in range(CHUNK, value.shape[1], CHUNK):
+    for start in range(CHUNK, length, CHUNK):
         total.baddbmm_(probabilities[:, :, start : start + CHUNK], value[:, start : start + CHUNK])
     return total
 
 
-def _causal_mask(position: int, num_queries: int, length: int, window: int | None) -> torch.Tensor:
-    """[num_queries, length], true where query i, at `position` + i, must not look."""
+def _mask(scores: torch.Tensor, position: int, window: int | None) -> None:
+    """Hide from query i of scores [kv_heads, group, queries, length], at `position` + i, what it must not see."""
+    num_queries, length = scores.shape[2:]
+    first = position if window is None else 0
     query = torch.arange(position, position + num_queries)[:, None]
-    key = torch.arange(length)
+    key = torch.arange(first, length)
     hidden = key > query
-    return hidden if window is None else hidden | (key <= query - window)
+    if window is not None:
+        hidden |= key <= query - window
+    scores[..., first:].masked_fill_(hidden, -torch.inf)

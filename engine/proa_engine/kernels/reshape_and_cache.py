@@ -1,8 +1,31 @@
 """Write a step's keys and values to their places in the paged KV cache. One program a token; all heads in one tile."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """A step's slots as the CPU reads them: made once a step, used by every layer."""
+
+    rows: torch.Tensor  # [tokens * kv_heads] int64: rows of a cache seen as [num_blocks * kv_heads * block_size, D]
+    tokens: torch.Tensor | None  # int64: the tokens that are no padding; None: all
+
+
+def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size) -> CacheRows:
+    """`cache_shape` is that of the keys: [num_blocks, kv_heads, block_size, D]."""
+    _, num_heads, block_size, _ = cache_shape
+    tokens = None
+    if bool((slot_mapping < 0).any()):
+        tokens = (slot_mapping >= 0).nonzero().flatten()
+        slot_mapping = slot_mapping[tokens]
+    block = slot_mapping.div(block_size, rounding_mode="floor")
+    first = block * (num_heads - 1) * block_size + slot_mapping
+    rows = first[:, None] + torch.arange(0, num_heads * block_size, block_size)
+    return CacheRows(rows.flatten(), tokens)
 
 
 def reshape_and_cache(
@@ -11,29 +34,28 @@ def reshape_and_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    rows: CacheRows | None = None,
 ) -> None:
     """key, value [T, kv_heads, D] go to caches [num_blocks, kv_heads, block_size, D].
 
-    Token t's slot is block * block_size + offset; a slot of -1 is padding and written nowhere.
+    Token t's slot is block * block_size + offset; a slot of -1 is padding and written nowhere. `rows` spares the CPU
+    to work the same slots out again.
     """
-    write = _reshape_and_cache_triton if key.is_cuda else reshape_and_cache_reference
-    write(key, value, key_cache, value_cache, slot_mapping)
+    if key.is_cuda:
+        _reshape_and_cache_triton(key, value, key_cache, value_cache, slot_mapping)
+    else:
+        rows = rows or cache_rows(slot_mapping, key_cache.shape)
+        reshape_and_cache_reference(key, value, key_cache, value_cache, rows)
 
 
 def reshape_and_cache_reference(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: CacheRows
 ) -> None:
-    block_size = key_cache.shape[2]
-    if slot_mapping.numel() and int(slot_mapping.min()) < 0:
-        is_real = slot_mapping >= 0
-        key, value, slot_mapping = key[is_real], value[is_real], slot_mapping[is_real]
-    block, offset = slot_mapping // block_size, slot_mapping % block_size
-    key_cache[block, :, offset] = key
-    value_cache[block, :, offset] = value
+    if rows.tokens is not None:
+        key, value = key[rows.tokens], value[rows.tokens]
+    head_dim = key.shape[-1]
+    key_cache.view(-1, head_dim).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
+    value_cache.view(-1, head_dim).index_copy_(0, rows.rows, value.reshape(-1, head_dim))
 
 
 def _reshape_and_cache_triton(

@@ -9,14 +9,16 @@ import triton.language as tl
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D], cos and sin [T, D/2] float32 -> [T, heads, D] in x's type."""
+    """x [T, heads, D] -> [T, heads, D] in x's type.
+
+    cos, sin [T, D] float32 hold D/2 angles' values twice, in sin with the first half's sign turned.
+    """
     return _rotary_triton(x, cos, sin) if x.is_cuda else rotary_reference(x, cos, sin)
 
 
 def rotary_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
 
 
 def _rotary_triton(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -43,8 +45,8 @@ def _rotary_triton(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
 @triton.jit
 def rotary_kernel(
     x_ptr,  # [num_tokens, num_heads, 2 * half]
-    cos_ptr,  # [num_tokens, half]
-    sin_ptr,  # [num_tokens, half]
+    cos_ptr,  # [num_tokens, 2 * half]
+    sin_ptr,  # [num_tokens, 2 * half]: here the second half is read, which has its own sign
     out_ptr,  # [num_tokens, num_heads, 2 * half]
     num_heads,
     half,
@@ -58,8 +60,8 @@ def rotary_kernel(
     pair = tl.arange(0, BLOCK_HALF)[None, :]
     mask = (head < num_heads) & (pair < half)
     # [1, BLOCK_HALF]
-    cos = tl.load(cos_ptr + token * half + pair, mask=pair < half, other=0.0)
-    sin = tl.load(sin_ptr + token * half + pair, mask=pair < half, other=0.0)
+    cos = tl.load(cos_ptr + token * 2 * half + pair, mask=pair < half, other=0.0)
+    sin = tl.load(sin_ptr + (token * 2 + 1) * half + pair, mask=pair < half, other=0.0)
     # [BLOCK_HEADS, BLOCK_HALF]
     x_offsets = token * stride_x_token + head * stride_x_head + pair
     first = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32)

@@ -15,7 +15,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
     """By exp rather than `F.silu`, whose bits on a CPU depend on where a thread's share of the batch begins."""
     gate, up = x.chunk(2, dim=-1)
-    return gate.neg().exp_().add_(1).reciprocal_().mul_(gate).mul_(up)
+    return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
 
 
 def _silu_and_mul_triton(x: torch.Tensor) -> torch.Tensor:

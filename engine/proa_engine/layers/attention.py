@@ -3,13 +3,13 @@
 Heads are cut over ranks, KV heads with them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from proa_engine.kernels.attention_plan import ReferencePlan, plan_reference
 from proa_engine.kernels.paged_attention import paged_attention
-from proa_engine.kernels.reshape_and_cache import reshape_and_cache
+from proa_engine.kernels.reshape_and_cache import CacheRows, cache_rows, reshape_and_cache
 from proa_engine.kernels.rotary import rotary
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
@@ -33,9 +33,11 @@ class AttentionStep:
     """One step's batch as attention layers read it: made once, used by all layers."""
 
     metadata: AttentionMetadata
-    cos: torch.Tensor  # [T, head_dim / 2]
+    cos: torch.Tensor  # [T, head_dim], of `RotaryTable`
     sin: torch.Tensor
-    plans: dict[int | None, ReferencePlan]  # by window; empty on a GPU
+    # What a CPU works out once a step. On a GPU: nothing.
+    rows: CacheRows | None = None
+    plans: dict[int | None, ReferencePlan] = field(default_factory=dict)  # by window
 
 
 def plan_step(
@@ -46,18 +48,16 @@ def plan_step(
     windows: set[int | None],
 ) -> AttentionStep:
     """`kv_cache` is any layer's: only its shape and device count."""
-    plans = {}
-    if not kv_cache.is_cuda:
-        for window in windows:
-            plans[window] = plan_reference(
-                metadata.query_start_loc,
-                metadata.seq_lens,
-                metadata.block_table,
-                metadata.num_decodes,
-                kv_cache[0].shape,
-                window,
-            )
-    return AttentionStep(metadata, cos, sin, plans)
+    if kv_cache.is_cuda:
+        return AttentionStep(metadata, cos, sin)
+    shape = kv_cache.shape[1:]
+    plans = {
+        window: plan_reference(
+            metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.num_decodes, shape, window
+        )
+        for window in windows
+    }
+    return AttentionStep(metadata, cos, sin, cache_rows(metadata.slot_mapping, shape), plans)
 
 
 class Attention:
@@ -90,11 +90,12 @@ class Attention:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `kv_cache`."""
         metadata = step.metadata
         query, key, value = self._project(x, step.cos, step.sin)
-        reshape_and_cache(key, value, kv_cache[0], kv_cache[1], metadata.slot_mapping)
+        key_cache, value_cache = kv_cache.unbind()
+        reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, step.rows)
         out = paged_attention(
             query,
-            kv_cache[0],
-            kv_cache[1],
+            key_cache,
+            value_cache,
             metadata.query_start_loc,
             metadata.seq_lens,
             metadata.block_table,

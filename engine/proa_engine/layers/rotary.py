@@ -31,17 +31,19 @@ class RopeConfig:
 
 
 class RotaryTable:
-    """cos and sin of each position's angles, [max_positions, head_dim / 2] float32 each."""
+    """cos and sin of each position's angles as the kernel wants them, [max_positions, head_dim] float32 each: the first
+    half again as the second, in sin with the sign turned."""
 
     def __init__(self, config: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
         frequencies = _frequencies(config, head_dim)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
         factor = _attention_factor(config)
-        self.cos = (angles.cos() * factor).to(device)
-        self.sin = (angles.sin() * factor).to(device)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        self.cos = torch.cat((cos, cos), dim=-1).to(device)
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device)
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [T] -> cos, sin [T, head_dim / 2]"""
+        """positions [T] -> cos, sin [T, head_dim]"""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 

@@ -1,0 +1,100 @@
+"""Drives a model as a worker would, over a paged KV cache whose blocks are handed out at random and begin as NaN."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.models.base import CausalLM
+
+
+def attention_metadata(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    block_size: int,
+    device: torch.device | str = "cpu",
+) -> AttentionMetadata:
+    """Of requests whose last `query_lens[i]` of `seq_lens[i]` tokens are computed now; decodes must come first."""
+    starts = [0]
+    slots: list[int] = []
+    for query_len, seq_len, blocks in zip(query_lens, seq_lens, block_tables, strict=True):
+        starts.append(starts[-1] + query_len)
+        slots += [blocks[p // block_size] * block_size + p % block_size for p in range(seq_len - query_len, seq_len)]
+    width = max(map(len, block_tables)) + 2  # a worker's table is wider than any request
+    table = [[*blocks, *[0] * (width - len(blocks))] for blocks in block_tables]
+    return AttentionMetadata(
+        query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        block_table=torch.tensor(table, dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        max_query_len=max(query_lens),
+        max_seq_len=max(seq_lens),
+        num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
+    )
+
+
+@dataclass
+class CachedSequence:
+    """One request: its tokens, how many of them are in the cache, and where."""
+
+    token_ids: list[int]
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class PagedModel:
+    def __init__(
+        self,
+        model: CausalLM,
+        num_layers: int,
+        *,
+        num_blocks: int = 512,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.device = device
+        shape = model.kv_cache_shape(num_blocks, block_size)
+        self.kv_caches = [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.free_blocks = list(range(num_blocks))
+        random.Random(seed).shuffle(self.free_blocks)
+
+    def step(self, plan: Sequence[tuple[CachedSequence, int]]) -> list[torch.Tensor]:
+        """Compute the next n tokens of each sequence in one batch; returns hidden states [n, H], in plan order."""
+        order = sorted(range(len(plan)), key=lambda i: plan[i][1] != 1)
+        query_lens, seq_lens, ids, positions = [], [], [], []
+        for sequence, n in (plan[i] for i in order):
+            end = sequence.num_computed + n
+            while len(sequence.blocks) * self.block_size < end:
+                sequence.blocks.append(self.free_blocks.pop())
+            ids += sequence.token_ids[sequence.num_computed : end]
+            positions += range(sequence.num_computed, end)
+            query_lens.append(n)
+            seq_lens.append(end)
+            sequence.num_computed = end
+        tables = [plan[i][0].blocks for i in order]
+        hidden = self.model(
+            torch.tensor(ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            self.kv_caches,
+            attention_metadata(query_lens, seq_lens, tables, self.block_size, self.device),
+        )
+        results = [hidden[:0]] * len(plan)
+        for i, rows in zip(order, hidden.split(query_lens), strict=True):
+            results[i] = rows
+        return results
+
+    def prefill(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
+        """Hidden states [T, H] of one sequence alone, `chunk` tokens a step (default: all at once)."""
+        sequence = CachedSequence(token_ids)
+        chunk = chunk or len(token_ids)
+        parts = []
+        while sequence.num_computed < len(token_ids):
+            parts += self.step([(sequence, min(chunk, len(token_ids) - sequence.num_computed))])
+        return torch.cat(parts)
