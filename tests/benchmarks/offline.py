@@ -56,7 +56,8 @@ def make_transformers(folder: str, max_tokens: int) -> Generate:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
     model.generation_config.eos_token_id = None
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:

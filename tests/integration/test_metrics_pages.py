@@ -161,8 +161,9 @@ def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_request("/v1/chat/completions", 200)
     metrics.observe_rejection("requests")
-    times = {"duration": 1.1, "time_to_first_token": 0.1}
-    metrics.observe_generation(operation="chat", model="m", input_tokens=7, output_tokens=11, **times)
+    metrics.observe_generation(
+        operation="chat", model="m", duration=1.1, time_to_first_token=0.1, input_tokens=7, output_tokens=11
+    )
     metrics.observe_generation(operation="chat", model="m", duration=5.0, error_type="engine_lost")
     metrics.observe_engine("a:1", EngineLoad("m", 3, 4, 0.5))
     metrics.observe_engine("b:1", EngineLoad("m", 0, 0, 0.0))

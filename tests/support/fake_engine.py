@@ -150,7 +150,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = health.aio.HealthServicer()
         self.info = service_pb2.GetModelInfoResponse(
             model_name=model_name,
             model=f"/models/{model_name}",
@@ -173,7 +173,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     async def start(self, port: int = 0) -> str:
         """Serve on 127.0.0.1, on a port of the system's choice unless given one. Returns `host:port`."""
         self._server = grpc.aio.server(options=_OPTIONS)
-        service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         await self._server.start()
