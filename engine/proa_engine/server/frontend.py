@@ -5,6 +5,7 @@ Everything here runs on the I/O thread, so nothing is locked. It knows neither g
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -39,15 +40,11 @@ class Core(Protocol):
 class Sink(Protocol):
     """One Session or one Generate call. No method waits."""
 
-    def deliver(self, output: EngineCoreOutput) -> None:
-        """Take an output of one of its requests, for good."""
+    def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
+        """Take one step's outputs of its requests, for good."""
         ...
 
     def reject(self, request_id: str, error: EngineError) -> None: ...
-
-    def flush(self, timestamp: float, step: int) -> None:
-        """A step's outputs have all been delivered."""
-        ...
 
     def drain(self) -> None:
         """Nothing new is admitted."""
@@ -155,22 +152,19 @@ class Frontend:
         if self._engine is None:  # failed; the step was still on its way
             return
         self._engine.observer.stepped(outputs)
-        touched: set[int] = set()
+        by_client: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
         for output in outputs.outputs:
-            client = self._clients.get(output.client)
-            if client is not None:
-                client.sink.deliver(output)
-                touched.add(output.client)
+            by_client[output.client].append(output)
             if output.finish_reason is not None:
                 self._forget(output.request_id)
+        for number, of_client in by_client.items():
+            if (client := self._clients.get(number)) is not None:
+                client.sink.deliver(of_client, outputs.timestamp, outputs.step)
         for rejection in outputs.rejections:
-            client = self._clients.get(rejection.client)
             self._engine.observer.rejected(rejection.request_id, rejection.code, rejection.message)
-            if client is not None:
+            if (client := self._clients.get(rejection.client)) is not None:
                 client.sink.reject(rejection.request_id, REJECTIONS[rejection.code](rejection.message))
             self._forget(rejection.request_id)
-        for number in touched:
-            self._clients[number].sink.flush(outputs.timestamp, outputs.step)
 
     def load(self) -> tuple[SchedulerStats, float]:
         """Statistics of this moment, and the age in seconds of the step that runs now; zero when idle."""

@@ -1,6 +1,7 @@
 """GenerateCall: one request of one caller. Its outputs merge while the caller does not read."""
 
 import asyncio
+from collections.abc import Sequence
 
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
 from proa_engine.server.errors import EngineError
@@ -42,13 +43,12 @@ class GenerateCall:
         """The caller is gone or has everything; what is unfinished is aborted."""
         self._frontend.detach(self._client)
 
-    def deliver(self, output: EngineCoreOutput) -> None:
-        if self._pending is None:
-            self._pending = output
-        else:
-            merge_output(self._pending, output)
-
-    def flush(self, timestamp: float, step: int) -> None:
+    def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
+        for output in outputs:
+            if self._pending is None:
+                self._pending = output
+            else:
+                merge_output(self._pending, output)
         self._wake.set()
 
     def reject(self, request_id: str, error: EngineError) -> None:

@@ -4,7 +4,7 @@ Knows neither gRPC nor protobuf; handles and outputs go in, one batch comes out.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -37,25 +37,37 @@ class PendingOutputs:
         self._batch = OutputBatch()
         self.num_bytes = 0  # roughly what the message would take on the wire
 
-    def add(self, handle: int, output: EngineCoreOutput) -> None:
-        batch = self._batch
-        earlier = batch.outputs.get(handle)
-        if earlier is not None:
-            merge_output(earlier, output)
-            self.num_bytes += wire_bytes(output)
-        elif is_plain(output):
-            batch.plain_handles.append(handle)
-            batch.plain_token_ids.append(output.new_token_ids[0])
-            self.num_bytes += PLAIN_BYTES
-        else:
-            batch.outputs[handle] = output
-            self.num_bytes += wire_bytes(output)
+    def extend(self, outputs: Iterable[tuple[int | None, EngineCoreOutput]]) -> list[int]:
+        """Add one step's outputs with their handles, skipping those that have none; the handles that finished."""
+        batch, finished = self._batch, list[int]()
+        num_plain = len(batch.plain_handles)
+        entries, add_handle, add_token = batch.outputs, batch.plain_handles.append, batch.plain_token_ids.append
+        for handle, output in outputs:
+            if handle is None:
+                continue
+            if is_plain(output) and handle not in entries:
+                add_handle(handle)
+                add_token(output.new_token_ids[0])
+                continue
+            self._add_entry(handle, output)
+            if output.finish_reason is not None:
+                finished.append(handle)
+        self.num_bytes += PLAIN_BYTES * (len(batch.plain_handles) - num_plain)
+        return finished
 
     def take(self) -> OutputBatch:
         """Hand over everything and start anew."""
         batch, self._batch = self._batch, OutputBatch()
         self.num_bytes = 0
         return batch
+
+    def _add_entry(self, handle: int, output: EngineCoreOutput) -> None:
+        earlier = self._batch.outputs.get(handle)
+        if earlier is None:
+            self._batch.outputs[handle] = output
+        else:
+            merge_output(earlier, output)
+        self.num_bytes += wire_bytes(output)
 
 
 def is_plain(output: EngineCoreOutput) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
 from proa_engine.server import convert
@@ -67,15 +67,12 @@ class Session:
             _log.info("session %d ended with %d unfinished requests", self._client, len(self._handles))
             self._frontend.detach(self._client)
 
-    def deliver(self, output: EngineCoreOutput) -> None:
-        handle = self._handles.get(output.request_id)
-        if handle is None:  # aborted by the gateway, which wants no more of it
-            return
-        self._pending.add(handle, output)
-        if output.finish_reason is not None:
+    def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
+        # Those without a handle were aborted by the gateway, which wants no more of them.
+        handles = map(self._handles.get, (output.request_id for output in outputs))
+        finished = self._pending.extend(zip(handles, outputs, strict=True))
+        for handle in finished:
             self._forget(handle)
-
-    def flush(self, timestamp: float, step: int) -> None:
         self._timestamp, self._step = timestamp, step
         self._wake.set()
         self._check_size()

@@ -10,8 +10,8 @@ def output(*token_ids: int, **fields: object) -> EngineCoreOutput:
 
 def test_plain_tokens_go_to_the_columns() -> None:
     pending = PendingOutputs()
-    pending.add(1, output(10))
-    pending.add(2, output(20))
+    pending.extend([(1, output(10))])
+    pending.extend([(2, output(20))])
 
     batch = pending.take()
 
@@ -22,7 +22,7 @@ def test_plain_tokens_go_to_the_columns() -> None:
 def test_later_steps_append_to_the_columns_in_order() -> None:
     pending = PendingOutputs()
     for token_id in (10, 11, 12):
-        pending.add(1, output(token_id))
+        pending.extend([(1, output(token_id))])
 
     batch = pending.take()
 
@@ -31,9 +31,9 @@ def test_later_steps_append_to_the_columns_in_order() -> None:
 
 def test_plain_token_after_an_entry_merges_into_the_entry() -> None:
     pending = PendingOutputs()
-    pending.add(1, output(10, events=[Event(EventType.FIRST_TOKEN, 1.0)]))
-    pending.add(1, output(11))
-    pending.add(1, output(12, finish_reason=FinishReason.STOP, stop_reason=12, num_output_tokens=3))
+    pending.extend([(1, output(10, events=[Event(EventType.FIRST_TOKEN, 1.0)]))])
+    pending.extend([(1, output(11))])
+    pending.extend([(1, output(12, finish_reason=FinishReason.STOP, stop_reason=12, num_output_tokens=3))])
 
     batch = pending.take()
 
@@ -46,8 +46,8 @@ def test_plain_token_after_an_entry_merges_into_the_entry() -> None:
 
 def test_entry_after_plain_tokens_stays_behind_them() -> None:
     pending = PendingOutputs()
-    pending.add(1, output(10))
-    pending.add(1, output(11, finish_reason=FinishReason.LENGTH))
+    pending.extend([(1, output(10))])
+    pending.extend([(1, output(11, finish_reason=FinishReason.LENGTH))])
 
     batch = pending.take()
 
@@ -58,17 +58,26 @@ def test_entry_after_plain_tokens_stays_behind_them() -> None:
 def test_logprobs_are_joined() -> None:
     pending = PendingOutputs()
     for token_id in (1, 2):
-        pending.add(7, output(token_id, logprobs=(TokenLogprobs(token_id, -1.0, 1),)))
+        pending.extend([(7, output(token_id, logprobs=(TokenLogprobs(token_id, -1.0, 1),)))])
 
     assert [entry.token_id for entry in pending.take().outputs[7].logprobs] == [1, 2]
 
 
 def test_size_grows_with_what_waits_and_starts_anew() -> None:
     pending = PendingOutputs()
-    pending.add(1, output(1))
+    pending.extend([(1, output(1))])
     plain = pending.num_bytes
-    pending.add(2, output(1, logprobs=(TokenLogprobs(1, -1.0, 1, [1] * 20, [0.0] * 20),)))
+    pending.extend([(2, output(1, logprobs=(TokenLogprobs(1, -1.0, 1, [1] * 20, [0.0] * 20),)))])
 
     assert 0 < plain < pending.num_bytes - 160
     pending.take()
     assert pending.num_bytes == 0
+
+
+def test_finished_handles_are_told_and_unknown_ones_skipped() -> None:
+    pending = PendingOutputs()
+
+    finished = pending.extend([(1, output(10)), (None, output(11)), (2, output(12, finish_reason=FinishReason.STOP))])
+
+    assert finished == [2]
+    assert list(pending.take().plain_token_ids) == [10]
