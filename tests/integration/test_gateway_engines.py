@@ -10,11 +10,12 @@ import pytest
 
 from proa.engine.v1 import service_pb2
 from support.fake_engine import FakeEngine, say
-from support.gateway import QUICK, RunningGateway, chat_body, listening_socket, running_gateway, until
+from support.gateway import PATIENT, RunningGateway, chat_body, listening_socket, running_gateway, until
 from support.processes import fake_engine_process
 
 CHAT = "/v1/chat/completions"
 ENDLESS = say("one two three ", repeat=True)
+HASTY = replace(PATIENT, heartbeat=2.0)
 
 
 @pytest.fixture
@@ -146,27 +147,25 @@ async def test_an_engine_killed_in_mid_stream_ends_the_stream_with_a_typed_error
             assert (await gateway.chat()).status_code == 503
 
 
-async def test_a_silent_engine_is_a_dead_one(gateway: RunningGateway, engines: list[FakeEngine]) -> None:
-    engines[1].silent = True
-    await until(lambda: usable(gateway) == 1)
-    await go(engines)
-    stream = asyncio.create_task(gateway.events(CHAT, chat_body(max_tokens=4000)))
-    await engines[0].until(lambda engine: engine.step_count > 3)
-    engines[0].silent = True
-    events = await asyncio.wait_for(stream, QUICK.heartbeat + 3)
-    assert events[-2]["error"]["code"] == "engine_lost"
+async def test_a_silent_engine_is_a_dead_one(engines: list[FakeEngine]) -> None:
+    async with running_gateway(engines[0], deadlines=HASTY) as gateway:
+        engines[0].step_delay = 0.01
+        stream = asyncio.create_task(gateway.events(CHAT, chat_body(max_tokens=4000)))
+        await engines[0].until(lambda engine: engine.step_count > 3)
+        engines[0].silent = True
+        events = await asyncio.wait_for(stream, 20)
+        assert events[-2]["error"]["code"] == "engine_lost"
+        assert usable(gateway) == 0
 
 
-async def test_an_engine_that_speaks_keeps_its_session_through_a_long_step(
-    gateway: RunningGateway, engines: list[FakeEngine]
-) -> None:
-    engines[0].stuck = engines[1].stuck = True
-    task = asyncio.create_task(gateway.chat(max_tokens=2))
-    await asyncio.sleep(QUICK.heartbeat * 1.5)
-    assert usable(gateway) == 2
-    engines[0].stuck = engines[1].stuck = False
-    await go(engines)
-    assert (await task).status_code == 200
+async def test_an_engine_that_speaks_keeps_its_request_through_a_long_step(engines: list[FakeEngine]) -> None:
+    engines[0].stuck = True
+    async with running_gateway(engines[0], deadlines=HASTY) as gateway:
+        task = asyncio.create_task(gateway.chat(max_tokens=2))
+        await asyncio.sleep(HASTY.heartbeat * 1.5)
+        engines[0].stuck = False
+        await go(engines)
+        assert (await task).status_code == 200
 
 
 async def test_a_replica_with_another_tokenizer_is_refused() -> None:
@@ -240,7 +239,7 @@ async def test_the_connect_deadline_bounds_a_host_that_says_nothing() -> None:
     with listening_socket() as listener:
         listener.listen()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        deadlines = replace(QUICK, connect=0.3)
+        deadlines = replace(PATIENT, connect=0.3)
         async with running_gateway(address, ready=False, deadlines=deadlines) as gateway:
             started = time.monotonic()
             assert (await gateway.chat()).status_code == 503

@@ -16,7 +16,8 @@ from proa_gateway.gateway import Gateway
 from proa_gateway.server import make_server
 from support.fake_engine import FakeEngine
 
-QUICK = Deadlines(connect=2.0, heartbeat=1.5, shutdown=5.0)
+# The engines are in the same event loop, which a loaded machine may hold up.
+PATIENT = Deadlines(connect=10.0, heartbeat=10.0, shutdown=5.0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ async def events_of(response: httpx.Response) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def running_gateway(
-    *engines: FakeEngine | str, ready: bool = True, deadlines: Deadlines = QUICK, **settings: Any
+    *engines: FakeEngine | str, ready: bool = True, deadlines: Deadlines = PATIENT, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
     """A gateway before these engines, or addresses. `ready`: wait until it can use all of them."""
     addresses = tuple(engine if isinstance(engine, str) else engine.address for engine in engines)

@@ -5,15 +5,21 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
+from starlette.types import ASGIApp
 
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway, open_gateway
-from proa_gateway.http import BodyLimit, error_handlers
+from proa_gateway.http import BodyLimit, KeepServerSend, error_handlers
 from proa_gateway.routes import router
 
 
-def create_app(config: GatewayConfig) -> FastAPI:
+def create_app(config: GatewayConfig) -> ASGIApp:
     """The gateway runs from the application's start-up to its shutdown."""
+    return KeepServerSend(create_fastapi(config))
+
+
+def create_fastapi(config: GatewayConfig) -> FastAPI:
+    """The application that `create_app` wraps; its routes are the API's description."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:

@@ -3,8 +3,11 @@
 import argparse
 import logging
 import re
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from proa_gateway.config import Deadlines, GatewayConfig
 
@@ -15,9 +18,15 @@ _SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Until serving handles it. A container's first process is not ended by a signal that it leaves to the default.
+    signal.signal(signal.SIGTERM, _leave)
     from proa_gateway.server import serve  # after the arguments: --help should not wait for what serving needs
 
     serve(config_from(arguments))
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
 
 
 def config_from(arguments: argparse.Namespace) -> GatewayConfig:

@@ -17,19 +17,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, error_object
 
 _log = logging.getLogger(__name__)
+_SERVER_SEND = "proa.server_send"
 Handler = Callable[..., Awaitable[Response]]
 _CODES = {"missing": "missing_required_parameter", "json_invalid": "invalid_json"}
 
 
 class ClientBoundResponse(Response):
-    """Runs `work`, which answers through ASGI's `send`, and cancels it when the client goes away."""
+    """Runs `work`, which answers through ASGI's `send`, and cancels it when the client goes away.
 
-    def __init__(self, work: Callable[[Send], Coroutine[Any, Any, None]]) -> None:
+    `work` is given two of them: the usual one, with which an answer must begin, and the server's own, for events of
+    an answer that has begun. Every layer of the application wraps `send` once more to see whether an answer has
+    begun, which is half a microsecond an event.
+    """
+
+    def __init__(self, work: Callable[[Send, Send], Coroutine[Any, Any, None]]) -> None:
         super().__init__()
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        working = asyncio.create_task(self._work(send))
+        working = asyncio.create_task(self._work(send, scope[_SERVER_SEND]))
         watching = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -39,6 +45,17 @@ class ClientBoundResponse(Response):
             working.cancel()
             watching.cancel()
             await asyncio.gather(working, watching, return_exceptions=True)
+
+
+class KeepServerSend:
+    """Outermost: keeps the server's own `send` where `ClientBoundResponse` finds it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_SERVER_SEND] = send
+        await self._app(scope, receive, send)
 
 
 class BodyLimit:

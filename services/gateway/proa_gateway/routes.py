@@ -89,7 +89,7 @@ async def get_version() -> dict[str, str]:
 def _generate(operation: ChatOperation | CompletionOperation, request: Request) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
     serving = _gateway(request).serving
-    return ClientBoundResponse(lambda send: serving.respond(operation, headers, send))
+    return ClientBoundResponse(lambda send, send_event: serving.respond(operation, headers, send, send_event))
 
 
 def _gateway(request: Request) -> Gateway:

@@ -22,13 +22,15 @@ HEADERS = [
 class EventWriter:
     """`blocked` until `start`, and while the client takes nothing; then `write` must not be called.
 
-    `wake` is called when a write has blocked. `patience`: seconds that a client may take nothing.
+    `send` begins the response, `send_event` goes on with it. `wake` is called when a write has blocked. `patience`:
+    seconds that a client may take nothing.
     """
 
-    __slots__ = ("_patience", "_send", "_unfinished", "_wake", "blocked")
+    __slots__ = ("_patience", "_send", "_send_event", "_unfinished", "_wake", "blocked")
 
-    def __init__(self, send: Send, wake: Callable[[], None], *, patience: float) -> None:
+    def __init__(self, send: Send, send_event: Send, wake: Callable[[], None], *, patience: float) -> None:
         self._send = send
+        self._send_event = send_event
         self._wake = wake
         self._patience = patience
         self._unfinished: tuple[Generator[Any, Any, Any], Any] | None = None
@@ -39,7 +41,7 @@ class EventWriter:
         self.blocked = False
 
     def write(self, event: bytes) -> None:
-        steps = self._send({"type": "http.response.body", "body": event, "more_body": True}).__await__()
+        steps = self._send_event({"type": "http.response.body", "body": event, "more_body": True}).__await__()
         awaited = next(steps, _SENT)
         if awaited is _SENT:
             return
@@ -60,7 +62,7 @@ class EventWriter:
         await self.drain()
         self.blocked = True
         async with asyncio.timeout(self._patience):
-            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+            await self._send_event({"type": "http.response.body", "body": last, "more_body": False})
 
 
 @types.coroutine

@@ -37,14 +37,14 @@ class Answer:
         self._params = params
         self._config = config
 
-    async def stream(self, send: Send) -> None:
+    async def stream(self, send: Send, send_event: Send) -> None:
         """Raises `GatewayError` where the first token never came; later errors are events. Nothing is sent before
         the first token, so that errors until then have a status."""
         exchange, generation, operation = self._exchange, self._generation, self._exchange.operation
         options = operation.request.stream_options
         continuous = options is not None and options.continuous_usage_stats
         envelope = exchange.envelope()
-        events = EventWriter(send, generation.wake, patience=self._config.deadlines.slow_reader)
+        events = EventWriter(send, send_event, generation.wake, patience=self._config.deadlines.slow_reader)
         streams: list[ChoiceStream] = []
         openings: list[bytes] = []
         for index, prompt in enumerate(self._prompts()):

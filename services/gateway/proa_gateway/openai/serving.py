@@ -49,13 +49,14 @@ class Serving:
             max_requests=config.max_concurrent_requests, max_queued_tokens=config.max_queued_tokens
         )
 
-    async def respond(self, operation: Operation, headers: Mapping[str, str], send: Send) -> None:
-        """Answers over ASGI's `send`. Raises `GatewayError` where nothing has been sent yet. Cancelling it aborts."""
+    async def respond(self, operation: Operation, headers: Mapping[str, str], send: Send, send_event: Send) -> None:
+        """Answers over ASGI's `send`, and `send_event` for a stream that has begun. Raises `GatewayError` where nothing
+        has been sent yet. Cancelling it aborts."""
         trace = self._tracer.start_request(headers, operation.route)
         exchange = Exchange(operation, trace, operation.id_prefix + secrets.token_hex(12))
         self._metrics.requests_in_flight.inc()
         try:
-            await self._respond(exchange, send)
+            await self._respond(exchange, send, send_event)
         except GatewayError as error:
             exchange.error, exchange.status = error, error.status
             raise
@@ -74,7 +75,7 @@ class Serving:
             self._metrics.requests_in_flight.dec()
             exchange.report(self._metrics)
 
-    async def _respond(self, exchange: Exchange, send: Send) -> None:
+    async def _respond(self, exchange: Exchange, send: Send, send_event: Send) -> None:
         operation = exchange.operation
         request = operation.request
         num_choices = request.n or 1
@@ -97,7 +98,7 @@ class Serving:
             )
             answer = Answer(exchange, generation, model, params, self._config)
             try:
-                await (answer.stream(send) if request.stream else answer.complete(send))
+                await (answer.stream(send, send_event) if request.stream else answer.complete(send))
             finally:
                 generation.close()
             self._metrics.observe_request(operation.route, exchange.status)
