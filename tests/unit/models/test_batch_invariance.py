@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.paged_model import CachedSequence, PagedModel
-from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
+from support.paged_model import CachedSequence, PagedModel
+from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 NUM_LAYERS = 2
 VARIANTS = {

@@ -1,0 +1,81 @@
+"""What config.json may say, and the sentences that refuse the rest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.models.config import ModelConfig
+
+
+def config(**overrides: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 2048,
+    }
+    return settings | overrides
+
+
+def test_defaults_are_filled_in() -> None:
+    model = ModelConfig.from_dicts(config(), {})
+    assert (model.num_kv_heads, model.head_dim, model.layer_windows) == (4, 16, (None, None, None))
+    assert (model.torch_dtype, model.eos_token_ids, model.tie_word_embeddings) == (torch.float32, (), False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "MambaForCausalLM is not supported; supported: LlamaForCausalLM",
+        ),
+        ({"architectures": []}, "architecture none named is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization awq is not supported; supported: none"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling dynamic is not supported; supported: def"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling longrope is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"hidden_act": "gelu"}, "activation gelu is not supported"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ModelConfig.from_dicts(config(**overrides), {})
+
+
+def test_old_and_new_rope_fields_mean_the_same() -> None:
+    old = config(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0})
+    new = config(rope_parameters={"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0})
+    assert ModelConfig.from_dicts(old, {}).rope == ModelConfig.from_dicts(new, {}).rope
+
+
+def test_yarn_without_original_length_extends_the_models_own() -> None:
+    rope = ModelConfig.from_dicts(config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), {}).rope
+    assert rope.original_max_position_embeddings == 2048
+
+
+def test_end_tokens_of_the_generation_config_win() -> None:
+    assert ModelConfig.from_dicts(config(eos_token_id=1), {"eos_token_id": [2, 3]}).eos_token_ids == (2, 3)
+    assert ModelConfig.from_dicts(config(eos_token_id=1), {}).eos_token_ids == (1,)
+
+
+def test_sliding_windows_by_layer() -> None:
+    mistral = config(architectures=["MistralForCausalLM"], sliding_window=8)
+    assert ModelConfig.from_dicts(mistral, {}).layer_windows == (8, 8, 8)
+    qwen = config(architectures=["Qwen2ForCausalLM"], sliding_window=8, use_sliding_window=True, max_window_layers=2)
+    assert ModelConfig.from_dicts(qwen, {}).layer_windows == (None, None, 8)
+    assert ModelConfig.from_dicts(qwen | {"use_sliding_window": False}, {}).sliding_window is None
+
+
+def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is not a model folder: it has no config\.json"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config()))
+    assert ModelConfig.from_folder(tmp_path).architecture == "LlamaForCausalLM"

@@ -1,0 +1,144 @@
+"""Weights that do not fit are named; dummy weights do not depend on the ranks; names resolve to folders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Slice
+from proa_engine.models.base import CausalLM
+from proa_engine.models.checkpoint import RandomWeights
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.loader import LoadFormat, load_model, resolve_model
+from support.paged_model import PagedModel
+from support.tiny_models import make_tiny_model
+
+CPU = torch.device("cpu")
+
+
+def load(
+    folder: Path, *, load_format: LoadFormat = "auto", seed: int = 0, parallel: ParallelContext | None = None
+) -> tuple[CausalLM, list[str]]:
+    lines: list[str] = []
+    model = load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        dtype=torch.float32,
+        device=CPU,
+        parallel=parallel or ParallelContext(),
+        load_format=load_format,
+        seed=seed,
+        report=lines.append,
+    )
+    return model, lines
+
+
+def edit_weights(folder: Path, *, drop: tuple[str, ...] = (), add: dict[str, torch.Tensor] | None = None) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items() if name not in drop}
+    save_file(tensors | (add or {}), path)
+
+
+def test_progress_is_reported(tmp_path: Path) -> None:
+    _, lines = load(make_tiny_model(tmp_path))
+    assert lines[0].startswith("loading 21 tensors from 1 files of ")
+    assert lines[-1].startswith("weights loaded in ")
+
+
+def test_missing_misshapen_and_unexpected_weights_are_all_named(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    edit_weights(
+        folder,
+        drop=("model.norm.weight", "model.layers.1.mlp.up_proj.weight"),
+        add={"model.layers.0.self_attn.q_proj.weight": torch.zeros(3, 64), "model.extra.weight": torch.zeros(1)},
+    )
+    with pytest.raises(ValueError, match="do not fit the model") as error:
+        load(folder)
+    for words in (
+        "missing model.norm.weight [64]",
+        "missing model.layers.1.mlp.up_proj.weight [96, 64]",
+        "model.layers.0.self_attn.q_proj.weight has shape [3, 64], not [64, 64]",
+        "unexpected model.extra.weight",
+    ):
+        assert words in str(error.value)
+
+
+def test_redundant_tensors_are_no_fault(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, tie_word_embeddings=True)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weights(
+        folder,
+        add={"lm_head.weight": embedding.clone(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)},
+    )
+    load(folder)
+
+
+def test_a_folder_without_weights_or_with_a_torn_file_says_so(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, max_shard_size="100KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is not a readable safetensors file"):
+        load(folder)
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=f"lacks files that its index names: {shard.name}"):
+        load(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no \*\.safetensors weights"):
+        load(folder)
+
+
+def test_dummy_weights_follow_their_seed(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    (folder / "model.safetensors").unlink()  # not needed
+
+    def hidden(seed: int) -> torch.Tensor:
+        model, _ = load(folder, load_format="dummy", seed=seed)
+        return PagedModel(model, num_layers=2).prefill([1, 2, 3])
+
+    assert torch.equal(hidden(0), hidden(0))
+    assert not torch.equal(hidden(0), hidden(1))
+
+
+def test_dummy_weights_of_a_part_are_a_part_of_the_whole() -> None:
+    weights = RandomWeights(0, torch.float32, CPU)
+    whole = weights.take("a", (8, 6))
+    assert torch.equal(weights.take("a", (8, 6), Slice(0, 4, 4)), whole[4:])
+    assert torch.equal(weights.take("a", (8, 6), Slice(1, 0, 3)), whole[:, :3])
+    assert not torch.equal(weights.take("b", (8, 6)), whole)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "words"),
+    [
+        ({}, 4, r"number of KV heads \(2\) cannot be divided by tensor_parallel_size \(4\)"),
+        ({}, 3, r"number of attention heads \(4\) cannot be divided by tensor_parallel_size \(3\)"),
+        ({"intermediate_size": 97}, 2, r"outputs of gate_proj \(97\) cannot be divided by tensor_parallel_size \(2\)"),
+    ],
+)
+def test_sizes_that_cannot_be_shared_out_are_refused(
+    overrides: dict[str, int], world_size: int, words: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path, **overrides)
+    with pytest.raises(ValueError, match=words):
+        load(folder, parallel=ParallelContext(rank=0, world_size=world_size))
+
+
+def test_names_resolve_to_folders(tmp_path: Path) -> None:
+    assert resolve_model("builtin") == builtin_model_folder()
+    assert resolve_model(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="model folder /nowhere/at/all does not exist"):
+        resolve_model("/nowhere/at/all")
+    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
+        resolve_model("not a model!")
+
+
+def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="is not a folder here and could not be downloaded from the hub"):
+        resolve_model("proa-tests/no-such-model")

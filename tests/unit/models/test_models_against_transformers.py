@@ -1,0 +1,93 @@
+"""The same folder gives the same logits in Proa and in transformers, in float32, for each architecture and option."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.loader import load_model
+from support.paged_model import CachedSequence, PagedModel
+from support.tiny_models import VOCAB_SIZE, make_tiny_model
+
+TOLERANCE = 1e-4  # logits are of the order of 3
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama rope linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama rope yarn": ("llama", {"rope_parameters": YARN}),
+    "llama rope yarn, own attention factor": ("llama", {"rope_parameters": YARN | {"attention_factor": 1.5}}),
+    "llama odd heads": (
+        "llama",
+        {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 10, "hidden_size": 45},
+    ),
+    "llama one KV head": ("llama", {"num_key_value_heads": 1}),
+    "llama no sharing": ("llama", {"num_key_value_heads": 4}),
+    "llama sharded files": ("llama", {"max_shard_size": "100KB"}),
+    "mistral window": ("mistral", {"sliding_window": 24}),
+    "mistral window 1": ("mistral", {"sliding_window": 1}),
+    "mistral no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied, window above": (
+        "qwen2",
+        {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied, bias, yarn": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": YARN}),
+}
+
+
+@pytest.mark.parametrize(("architecture", "overrides"), CASES.values(), ids=CASES.keys())
+def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(tmp_path, architecture, seed=3, **overrides)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    config = ModelConfig.from_folder(folder)
+    cpu = torch.device("cpu")
+    ours = load_model(
+        folder, config, dtype=torch.float32, device=cpu, parallel=ParallelContext(), report=lambda line: None
+    )
+    tokens = torch.randint(0, VOCAB_SIZE, (2, 150), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        expected = theirs(tokens).logits
+        batch = PagedModel(ours, config.num_layers)
+        sequences = [CachedSequence(row) for row in tokens.tolist()]
+        parts: list[list[torch.Tensor]] = [[], []]
+        for lengths in ((40, 100), (70, 1), (40, 49)):
+            for part, hidden in zip(parts, batch.step(list(zip(sequences, lengths, strict=True))), strict=True):
+                part.append(hidden)
+        for part, logits in zip(parts, expected, strict=True):
+            torch.testing.assert_close(ours.compute_logits(torch.cat(part)), logits, atol=TOLERANCE, rtol=0)
+
+
+def test_bfloat16_runs_on_a_cpu_and_stays_near_float32(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3")
+    config = ModelConfig.from_folder(folder)
+    tokens = list(range(60))
+    logits = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_model(
+            folder,
+            config,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            parallel=ParallelContext(),
+            report=lambda line: None,
+        )
+        hidden = PagedModel(model, config.num_layers, dtype=dtype).prefill(tokens, 25)
+        logits.append(model.compute_logits(hidden))
+    torch.testing.assert_close(logits[1], logits[0], atol=0.2, rtol=0)
