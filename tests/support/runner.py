@@ -11,6 +11,7 @@ from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequ
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.step_inputs import StepInputs
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
@@ -64,7 +65,17 @@ class RunnerHarness:
         )
         self.num_blocks = 0
 
-    def step(
+    def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:
+        """Plan a step, as `plan` does, and run it."""
+        return self.run(self.runner.prepare(self.plan(*arguments, **options)))
+
+    def run(self, inputs: StepInputs | None) -> ModelRunnerOutput:
+        if inputs is None:
+            return ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
+        self.runner.forward(inputs)
+        return collect(self.runner.sample(), inputs)
+
+    def plan(
         self,
         new: Mapping[str, tuple[Sequence[int], int, SamplingParams]] | None = None,
         known: Mapping[str, int] | None = None,
@@ -72,7 +83,7 @@ class RunnerHarness:
         scheduled: Mapping[str, int] | None = None,
         finished: Sequence[str] = (),
         preempted: Sequence[str] = (),
-    ) -> ModelRunnerOutput:
+    ) -> SchedulerOutput:
         """`new`: id -> (tokens, prompt length, params); `known`: id -> tokens computed so far.
 
         New requests compute all of their tokens and known ones one, unless `scheduled` says otherwise.
@@ -81,7 +92,7 @@ class RunnerHarness:
         counts |= dict.fromkeys(known or {}, 1)
         counts |= scheduled or {}
         counts = dict(sorted(counts.items(), key=lambda item: item[1] != 1))
-        plan = SchedulerOutput(
+        return SchedulerOutput(
             step=1,
             new_requests=[
                 NewRequestData(
@@ -107,11 +118,6 @@ class RunnerHarness:
             finished_request_ids=list(finished),
             preempted_request_ids=list(preempted),
         )
-        inputs = self.runner.prepare(plan)
-        if inputs is None:
-            return ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
-        self.runner.forward(inputs)
-        return collect(self.runner.sample(), inputs)
 
     def generate(self, token_ids: Sequence[int], params: SamplingParams, count: int) -> list[int]:
         """That many tokens for one request, alone."""

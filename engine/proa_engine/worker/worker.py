@@ -188,7 +188,7 @@ class Worker:
         return free - peak - int(total * (1 - self._config.gpu_memory_utilization))
 
     def _warm_up(self, num_blocks: int) -> None:
-        """Two prefills, as the first touches everything for the first time and tells nothing of speed; then a decode."""
+        """Two prefills, as the first touches everything for the first time and is no measure; then a decode."""
         budget = self._config.max_num_batched_tokens
         most = budget if self.device.type == "cuda" else _CPU_WARM_UP_TOKENS
         num_tokens = min(most, budget, self.max_model_len - 1)

@@ -1,0 +1,42 @@
+"""What a step in flight owns: its inputs, its slots' tokens, its history, though later steps are already prepared."""
+
+from proa_engine.core.sampling_params import SamplingParams
+from support.runner import RunnerHarness
+
+GREEDY = SamplingParams(temperature=0)
+PENALIZED = SamplingParams(temperature=0, repetition_penalty=4.0, frequency_penalty=2.0)
+
+
+def test_step_prepared_later_changes_nothing_for_one_that_has_not_run_yet() -> None:
+    alone = RunnerHarness()
+    first_token, second_token = alone.generate([5, 6, 7], GREEDY, 2)
+    harness = RunnerHarness(max_num_seqs=2)
+    prepare = harness.runner.prepare
+    waiting = [
+        prepare(harness.plan({"a": ([5, 6, 7], 3, GREEDY), "b": ([9, 8], 2, GREEDY)})),
+        prepare(harness.plan(known={"a": 3, "b": 2})),  # reads tokens that step one will sample
+        prepare(harness.plan({"c": ([5, 6, 7], 3, GREEDY)}, finished=["a"])),  # takes over a's slot
+    ]
+    first, second, third = [harness.run(inputs) for inputs in waiting]
+    assert first.sampled_token_ids[0] == [first_token]
+    assert second.sampled_token_ids[0] == [second_token]
+    assert third.sampled_token_ids == [[first_token]]
+
+
+def test_finished_requests_extra_token_does_not_reach_the_next_owner_of_its_slot() -> None:
+    harness = RunnerHarness(max_num_seqs=1)
+    prepare = harness.runner.prepare
+    waiting = [
+        prepare(harness.plan({"old": ([5, 6, 7], 3, GREEDY)})),
+        prepare(harness.plan(known={"old": 3})),  # one step too many
+        prepare(harness.plan({"new": ([1] * 12, 12, PENALIZED)}, finished=["old"])),
+        prepare(harness.plan(known={"new": 12})),
+    ]
+    *_, first, second = [harness.run(inputs).sampled_token_ids[0] for inputs in waiting]
+    assert first + second == RunnerHarness().generate([1] * 12, PENALIZED, 2)
+
+
+def test_penalties_of_a_slots_new_owner_start_from_its_own_history() -> None:
+    harness = RunnerHarness(max_num_seqs=1)
+    harness.generate(list(range(100)), PENALIZED, 20)
+    assert harness.generate([3, 4], PENALIZED, 8) == RunnerHarness().generate([3, 4], PENALIZED, 8)
