@@ -1,20 +1,28 @@
 """EngineConfig: every choice of an engine, made once, passed explicitly. Field names are vLLM's where it has them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+LoadFormat = Literal["auto", "dummy"]
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the command line, the offline `LLM` and the tests ask for. `None` means: decide from model and machine."""
+    """What the command line, the offline `LLM` and the tests ask for. `None` means: decide from model and machine.
+
+    Raises `ValueError` naming the field that cannot be.
+    """
 
     model: str
     revision: str | None = None
     served_model_name: str | None = None
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
-    load_format: Literal["auto", "dummy"] = "auto"
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: float32 on a CPU, else the model's own
+    load_format: LoadFormat = "auto"
+    dtype: DType = "auto"  # auto: float32 on a CPU, else the model's own
     seed: int = 0  # of dummy weights
 
     max_model_len: int | None = None
@@ -27,9 +35,39 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     max_logprobs: int = 20
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     tensor_parallel_size: int = 1
     worker_sockets: tuple[str, ...] = ()  # one Unix socket for each rank from 1 that runs as a sidecar; empty: spawn
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name, choice in _CHOICES.items():
+            if getattr(self, name) not in get_args(choice):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(choice))}, got {getattr(self, name)}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
+        if self.worker_sockets and len(self.worker_sockets) != self.tensor_parallel_size - 1:
+            raise ValueError(
+                f"worker_sockets must name one for each rank from 1, {self.tensor_parallel_size - 1} for "
+                f"tensor_parallel_size {self.tensor_parallel_size}, got {len(self.worker_sockets)}"
+            )
+
+
+_LEAST = {
+    "max_model_len": 2,  # a prompt and an output
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_waiting_requests": 1,
+    "block_size": 1,
+    "num_gpu_blocks_override": 1,
+    "kv_cache_memory_bytes": 1,
+    "max_logprobs": 0,
+    "tensor_parallel_size": 1,
+}
+_CHOICES = {"load_format": LoadFormat, "dtype": DType, "scheduling_policy": SchedulingPolicy, "device": Device}

@@ -25,11 +25,6 @@ _LOSS_SECONDS = 1.0
 
 class MultiProcExecutor(UniProcExecutor):
     def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
-        if config.worker_sockets and len(config.worker_sockets) != config.tensor_parallel_size - 1:
-            raise ValueError(
-                f"tensor_parallel_size {config.tensor_parallel_size} needs a worker socket for each rank from 1, "
-                f"{config.tensor_parallel_size - 1}, but {len(config.worker_sockets)} were given"
-            )
         self._links: list[WorkerLink] = []
         self._lost = Event()
         self._directory: Path | None = None
