@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
 from proa_engine.core.sampling_params import SamplingParams
-from support.engine_client import DEADLINE, SessionClient, generate, generate_request
+from support.engine_client import DEADLINE, SessionClient, generate, generate_request, wait_until
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server
 from support.fake_executor import generate as expected_tokens
 
@@ -46,20 +47,20 @@ class Gate:
         assert self._permits.acquire(timeout=DEADLINE), "the test let no more steps pass"
 
 
-class AbortSpy:
-    """Tells when the core has been asked to abort."""
+class Spy:
+    """Counts how often the core was asked to abort, or to take a request."""
 
-    def __init__(self, server: RunningServer) -> None:
-        self._asked = threading.Event()
-        self._abort = server.parts.core.abort
-        server.parts.core.abort = self._on_abort  # type: ignore[method-assign]
+    def __init__(self, server: RunningServer, method: Literal["abort", "submit"]) -> None:
+        self._count = 0
+        self._call = getattr(server.parts.core, method)
+        setattr(server.parts.core, method, self._on_call)
 
-    async def wait(self) -> None:
-        assert await asyncio.to_thread(self._asked.wait, DEADLINE), "the core was not asked to abort"
+    async def wait(self, count: int = 1) -> None:
+        await wait_until(lambda: self._count >= count)
 
-    def _on_abort(self, request_ids: Any) -> None:
-        self._abort(request_ids)
-        self._asked.set()
+    def _on_call(self, argument: Any) -> None:
+        self._call(argument)
+        self._count += 1
 
 
 def expected(prompt: list[int], max_tokens: int = 4) -> list[int]:
@@ -107,7 +108,7 @@ async def test_cancelled_call_frees_its_memory_within_two_steps() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
-            spy = AbortSpy(server)
+            spy = Spy(server, "abort")
             call = server.stub(channel).Generate(generate_request([1] * 20, max_tokens=100), timeout=DEADLINE)
             gate.open(3)
             await call.read()
@@ -126,7 +127,7 @@ async def test_deadline_ends_a_request() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
-            spy = AbortSpy(server)
+            spy = Spy(server, "abort")
             code, _ = await code_of(server.stub(channel).Generate(generate_request(max_tokens=100), timeout=0.3))
             await spy.wait()
             gate.open(200)
@@ -138,7 +139,7 @@ async def test_end_of_a_session_aborts_its_requests() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
-            spy = AbortSpy(server)
+            spy = Spy(server, "abort")
             session = await SessionClient(server.stub(channel)).open()
             await session.add(1, max_tokens=100)
             gate.open(2)
@@ -151,7 +152,7 @@ async def test_end_of_a_session_aborts_its_requests() -> None:
 async def test_lost_connection_aborts_a_session() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
-        spy = AbortSpy(server)
+        spy = Spy(server, "abort")
         channel = server.channel()
         session = await SessionClient(server.stub(channel)).open()
         await session.add(1, max_tokens=100)
@@ -182,7 +183,7 @@ async def test_aborted_handle_is_not_heard_of_again() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
-            spy = AbortSpy(server)
+            spy = Spy(server, "abort")
             session = await SessionClient(server.stub(channel)).open()
             await session.add(1, [1], max_tokens=100)
             await session.add(2, [2], max_tokens=20)
@@ -247,9 +248,11 @@ async def test_full_queue_refuses_what_another_engine_may_take() -> None:
     gate = Gate()
     with running_server(gate.executor, max_num_seqs=1, max_waiting_requests=1) as server:
         async with server.channel() as channel:
+            spy = Spy(server, "submit")
             session = await SessionClient(server.stub(channel)).open()
             for handle in (1, 2, 3, 4):
                 await session.add(handle, [handle], max_tokens=30)
+            await spy.wait(4)
             gate.open(1000)
             while not session.rejected:
                 await session.read()
@@ -314,3 +317,11 @@ async def test_answers_do_not_depend_on_company(stub: Stub) -> None:
     together = await asyncio.gather(*(generate(stub, prompt, max_tokens=12) for prompt in prompts))
 
     assert together == [expected(prompt, 12) for prompt in prompts]
+
+
+async def test_idle_engine_uses_no_cpu(server: RunningServer) -> None:
+    clock = time.pthread_getcpuclockid(server.thread.ident or 0)
+    before = time.clock_gettime(clock)
+    await asyncio.sleep(0.5)
+
+    assert time.clock_gettime(clock) - before < 0.01

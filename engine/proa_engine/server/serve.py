@@ -8,16 +8,13 @@ import asyncio
 import gc
 import logging
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
 
-from proa.blocks import BLOCK_HASH_VERSION
 from proa.tokenizer_files import digest
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed
@@ -30,7 +27,7 @@ from proa_engine.server.engine_loop import EngineLoop, Handoff
 from proa_engine.server.frontend import Frontend, LoadedEngine
 from proa_engine.server.health import SETTLE_SECONDS, Health
 from proa_engine.server.io_thread import IoThread
-from proa_engine.server.model_info import ModelInfo
+from proa_engine.server.model_info import make_model_info, served_name
 from proa_engine.server.observer import RequestObserver
 from proa_engine.server.servicer import EngineServicer
 from proa_engine.server.signals import SignalPipe
@@ -38,7 +35,6 @@ from proa_engine.server.watchdog import STEP_SECONDS, StepLimits, Watchdog
 from proa_engine.telemetry import EngineTracer
 from proa_engine.tokenizer import read_tokenizer_files
 
-BUILTIN_NAME = "proa-builtin"
 HOPE_SECONDS = 60.0  # for a late step of a single process
 HOPE_SECONDS_PARALLEL = 0.0  # with several ranks, where late means that a collective hangs
 
@@ -208,30 +204,3 @@ class EngineServer:
         """On the I/O thread: a gateway is here, or has had the time to come."""
         if not self._health.facts.settled:
             self._settling = asyncio.ensure_future(self._health.update(settled=True))
-
-
-def served_name(config: EngineConfig) -> str:
-    return config.served_model_name or (BUILTIN_NAME if config.model == "builtin" else config.model)
-
-
-def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
-    config = parts.config
-    return ModelInfo(
-        instance_id=secrets.token_hex(8),
-        model_name=served_name(config),
-        model=config.model,
-        revision=config.revision or "",
-        max_model_len=parts.limits.max_model_len,
-        vocab_size=parts.limits.vocab_size,
-        block_size=config.block_size,
-        num_gpu_blocks=parts.executor.num_gpu_blocks,
-        block_hash_version=BLOCK_HASH_VERSION,
-        tokenizer_digest=tokenizer_digest,
-        eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_logprobs=config.max_logprobs,
-        max_waiting_requests=config.max_waiting_requests,
-        prefix_caching=config.enable_prefix_caching,
-        engine_version=version("proa-engine"),
-    )
