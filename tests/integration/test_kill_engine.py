@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ import pytest
 
 from proa_gateway.config import Deadlines
 from support.processes import engine_process, fake_engine_process, gateway_process
-from support.tiny_models import make_tiny_model
 
 LIMIT = 2.0  # seconds from the death of the engine to the end of the stream
 ROUTE = "/v1/chat/completions"
@@ -47,27 +45,21 @@ def kill_in_mid_stream(client: httpx.Client, pid: int, number: signal.Signals, *
     return last, time.monotonic() - killed
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=16384)
-
-
 @pytest.mark.parametrize("kind", ["fake", "real"])
 def test_a_killed_engine_ends_the_stream_with_a_typed_error_within_two_seconds(
-    kind: str, request: pytest.FixtureRequest
+    kind: str,
 ) -> None:
     engine: AbstractContextManager[tuple[subprocess.Popen[bytes], str]]
     if kind == "fake":
         engine = fake_engine_process(*SLOWLY)
     else:
-        folder = str(request.getfixturevalue("tiny_model"))
-        engine = engine_process("--model", folder, "--max-num-batched-tokens=64", f"--kv-cache-memory-bytes={1 << 28}")
+        engine = engine_process("--model=builtin", "--max-num-batched-tokens=256", env={"OMP_NUM_THREADS": "1"})
     with (
         engine as (process, address),
         gateway_process(address) as (_, port),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
-        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=16_000)
+        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=4_000)
         assert last["error"]["code"] == "engine_lost"
         assert last["error"]["type"] == "server_error"
         assert seconds < LIMIT

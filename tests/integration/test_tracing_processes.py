@@ -12,7 +12,6 @@ import pytest
 from support.otlp import OtlpReceiver
 from support.processes import engine_process, free_port, gateway_process
 from support.scrape import Scrape
-from support.tiny_models import make_tiny_model
 
 ROUTE = "/v1/chat/completions"
 TOKENS = 12
@@ -27,11 +26,11 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+def stack() -> Iterator[Stack]:
     port = free_port()
-    arguments = ["--model", str(folder), "--served-model-name", "tiny", "--tensor-parallel-size", "2"]
-    arguments += ["--metrics-port", str(port), "--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "64"]
+    arguments = ["--model", "builtin", "--served-model-name", "tiny", "--tensor-parallel-size", "2"]
+    arguments += ["--metrics-port", str(port), "--max-num-batched-tokens", "128", "--num-gpu-blocks-override=64"]
+    arguments += ["--max-model-len=1024"]
     with (
         OtlpReceiver() as receiver,
         engine_process(*arguments, env={**receiver.environment, "OMP_NUM_THREADS": "1"}) as (_, engine),
