@@ -1,0 +1,72 @@
+"""Chat templates as models bring them, in a sandbox."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proa_gateway.chat_template import ChatTemplate, ChatTemplateError, special_tokens, template_source
+
+MESSAGES = [{"role": "user", "content": "Grüße <b>"}]
+
+
+def render(source: str, messages: Any = MESSAGES, **variables: Any) -> str:
+    return ChatTemplate(source, special_tokens={"bos_token": "<s>"}).render(messages, **variables)
+
+
+def test_special_tokens_and_variables_are_visible() -> None:
+    assert render("{{ bos_token }}{{ thinking }}{{ add_generation_prompt }}", thinking=1) == "<s>1True"
+
+
+def test_blocks_leave_no_lines_behind() -> None:
+    source = "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}"
+    assert render(source) == "Grüße <b>\n"
+
+
+def test_json_is_plain_json() -> None:
+    assert render("{{ messages | tojson }}") == json.dumps(MESSAGES, ensure_ascii=False)
+    assert render("{{ messages[0] | tojson(indent=2) }}") == json.dumps(MESSAGES[0], ensure_ascii=False, indent=2)
+
+
+def test_loop_controls_and_generation_blocks_are_known() -> None:
+    source = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert render(source) == "01"
+    assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}!") == "user!"
+
+
+def test_the_date_is_todays() -> None:
+    assert render("{{ strftime_now('%Y') }}").isdigit()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('not like this') }}",
+        "{{ messages[5].content + 'x' }}",
+        "{{ 1 / 0 }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}{{ ().__class__.__bases__[0].__subclasses__() }}",
+        "{{ 'x' | int + 'y' }}",
+    ],
+)
+def test_what_a_template_refuses_is_a_value_error(source: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        render(source)
+
+
+def test_a_template_that_does_not_compile_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="does not compile"):
+        ChatTemplate("{% if %}")
+
+
+def test_template_comes_from_its_file_then_the_configuration() -> None:
+    assert template_source({"chat_template": "a"}, b"file") == "file"
+    assert template_source({"chat_template": "a"}, None) == "a"
+    several = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    assert template_source({"chat_template": several}, None) == "d"
+    assert template_source({}, None) is None
+
+
+def test_special_tokens_are_texts_or_objects() -> None:
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "other": "x"}
+    assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}

@@ -1,0 +1,142 @@
+"""Tokens to deltas: what a sequence's consumer is given, and when it ends."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from proa.text import TextStream, Vocabulary
+from proa_gateway.errors import GatewayError, InternalError
+from proa_gateway.output_processor import Delta, OutputProcessor
+from proa_gateway.types import EngineOutput, FinishReason, TokenLogprobs
+from support.tokenizers import byte_level_tokenizer
+
+TOKENIZER = byte_level_tokenizer()
+VOCABULARY = Vocabulary(TOKENIZER)
+EOS = 0
+
+
+@dataclass
+class Recorder:
+    """Consumer and owner at once."""
+
+    texts: list[str] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+    def text(self, text: str) -> None:
+        self.texts.append(text)
+
+    def delta(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self.texts.append(delta.text)
+
+    def started(self, sequence: OutputProcessor) -> None:
+        self.events.append("started")
+
+    def ended(self, sequence: OutputProcessor) -> None:
+        self.events.append("ended")
+
+    def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
+        self.events.append(f"failed {type(error).__name__} {retryable}")
+
+
+def make(wants_tokens: bool = False, **text: Any) -> tuple[OutputProcessor, Recorder]:
+    recorder = Recorder()
+    return OutputProcessor(TextStream(VOCABULARY, **text), recorder, recorder, wants_tokens=wants_tokens), recorder
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text).ids
+
+
+def logprobs(token_ids: list[int]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(token_id, -1.0, 1) for token_id in token_ids]
+
+
+def test_plain_tokens_become_text_as_they_come() -> None:
+    sequence, recorder = make()
+    for token_id in ids("The quick brown"):
+        sequence.token(token_id)
+    assert recorder.texts == ["The", " quick", " brown"]
+    assert recorder.deltas == []
+    assert recorder.events == ["started"]
+    assert sequence.num_tokens == 3
+
+
+def test_a_character_over_several_tokens_comes_whole() -> None:
+    sequence, recorder = make()
+    for token_id in ids("👩‍👩‍👧 €"):
+        sequence.token(token_id)
+    assert "".join(recorder.texts) == "👩‍👩‍👧 €"
+    assert "�" not in "".join(recorder.texts)
+    assert sequence.num_tokens == sequence.num_received == len(ids("👩‍👩‍👧 €"))
+
+
+def test_the_end_token_counts_and_shows_nothing() -> None:
+    sequence, recorder = make()
+    sequence.token(ids("The")[0])
+    sequence.output(EngineOutput(new_token_ids=[EOS], finish_reason=FinishReason.STOP))
+    assert "".join(recorder.texts) == "The"
+    assert (recorder.deltas[-1].finish_reason, recorder.deltas[-1].stop_reason) == ("stop", None)
+    assert sequence.num_tokens == 2
+    assert recorder.events == ["started", "ended"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_stop_string_cuts_text_tokens_and_logprobs_alike(size: int) -> None:
+    all_ids = ids("one two three four five six")
+    sequence, recorder = make(wants_tokens=True, stop=[" four"])
+    for start in range(0, len(all_ids), size):
+        if "ended" not in recorder.events:
+            chunk = all_ids[start : start + size]
+            sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
+    assert "".join(recorder.texts) == "one two three"
+    kept = [token_id for delta in recorder.deltas for token_id in delta.token_ids]
+    assert kept == [entry.token_id for delta in recorder.deltas for entry in delta.logprobs] == ids("one two three")
+    assert sequence.num_tokens == len(kept)
+    assert (recorder.deltas[-1].finish_reason, recorder.deltas[-1].stop_reason) == ("stop", " four")
+    assert recorder.events == ["started", "ended"]
+
+
+def test_text_that_may_become_a_stop_string_is_held_back_and_let_go() -> None:
+    sequence, recorder = make(stop=["two five"])
+    for token_id in ids("one two"):
+        sequence.token(token_id)
+    assert "".join(recorder.texts) == "one "
+    sequence.token(ids(" three")[0])
+    assert "".join(recorder.texts).startswith("one two")
+    sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH))
+    assert recorder.deltas[-1].finish_reason == "length"
+
+
+def test_tokens_wait_for_their_logprobs_text() -> None:
+    sequence, recorder = make(wants_tokens=True, stop=["xyz"])
+    chunk = ids("one")
+    sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
+    assert [len(delta.token_ids) for delta in recorder.deltas] == [len(chunk)]
+
+
+def test_prompt_logprobs_come_with_the_first_delta() -> None:
+    sequence, recorder = make(wants_tokens=True)
+    for token_id in (5, 6):  # a chunk of prefill each
+        sequence.output(EngineOutput(prompt_logprobs=logprobs([token_id])))
+    assert recorder.events == []
+    chunk = ids("one")[:1]
+    for _ in range(2):
+        sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
+    assert [len(delta.prompt_logprobs) for delta in recorder.deltas] == [2, 0]
+
+
+def test_an_engines_error_is_a_failure_that_nobody_retries() -> None:
+    sequence, recorder = make()
+    sequence.output(EngineOutput(finish_reason=FinishReason.ERROR, error="NaN"))
+    assert recorder.events == ["failed InternalError False"]
+
+
+def test_only_a_sequence_without_tokens_may_move_to_another_engine() -> None:
+    sequence, recorder = make()
+    sequence.failed(InternalError("lost"), retryable=True)
+    sequence.token(ids("The")[0])
+    sequence.failed(InternalError("lost"), retryable=True)
+    assert recorder.events == ["failed InternalError True", "started", "failed InternalError False"]

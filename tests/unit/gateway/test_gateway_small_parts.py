@@ -1,0 +1,98 @@
+"""Admission, the command line, and what the package must not import."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proa_gateway.admission import Admission
+from proa_gateway.cli import main
+from proa_gateway.config import GatewayConfig
+from proa_gateway.errors import Overloaded
+
+
+def make_admission(max_requests: int = 4, max_queued_tokens: int = 100) -> Admission:
+    return Admission(max_requests=max_requests, max_queued_tokens=max_queued_tokens)
+
+
+def test_requests_over_the_limit_are_refused_until_one_ends() -> None:
+    admission = make_admission()
+    with admission.admit(3):
+        with pytest.raises(Overloaded):
+            admission.admit(2)
+        assert admission.num_requests == 3
+    with admission.admit(4):
+        pass
+    assert admission.num_requests == 0
+
+
+def test_queued_tokens_are_freed_by_the_first_output_token() -> None:
+    admission = make_admission()
+    with admission.admit(1) as first, admission.admit(1) as second:
+        first.queue(60)
+        with pytest.raises(Overloaded):
+            second.queue(60)
+        first.started(60)
+        second.queue(60)
+        assert admission.num_queued_tokens == 60
+    assert admission.num_queued_tokens == 0
+
+
+def test_a_prompt_over_the_limit_is_admitted_alone() -> None:
+    admission = make_admission()
+    with admission.admit(1) as only:
+        only.queue(1000)
+        with admission.admit(1) as other, pytest.raises(Overloaded):
+            other.queue(1)
+
+
+def test_a_request_that_fails_leaves_nothing_behind() -> None:
+    admission = make_admission()
+
+    def fail() -> None:
+        with admission.admit(2) as ticket:
+            ticket.queue(50)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (admission.num_requests, admission.num_queued_tokens) == (0, 0)
+
+
+def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[GatewayConfig] = []
+    monkeypatch.setattr("proa_gateway.server.serve", served.append)
+    main(
+        ["serve", "--engine", "a:1", "--engine", "b:2", "--port", "9", "--stream-interval", "3", "--drain-timeout", "7"]
+    )
+    config = served[0]
+    assert config.engines == ("a:1", "b:2")
+    assert (config.port, config.stream_interval, config.deadlines.shutdown) == (9, 3, 7.0)
+    main(["serve", "--engine-service", "engine.proa:50051"])
+    assert served[1].engine_service == "engine.proa:50051"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve"],
+        ["serve", "--engine", "nowhere"],
+        ["serve", "--engine", "a:1", "--engine-service", "b.c:2"],
+        ["serve", "--engine-service", "engine:50051"],
+        ["serve", "--engine", "a:1", "--tokenizer", "/nowhere"],
+        ["serve", "--engine", "a:1", "--max-concurrent-requests", "0"],
+    ],
+)
+def test_a_command_line_that_makes_no_sense_ends_with_a_sentence(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "error:" in capsys.readouterr().err
+
+
+def test_the_gateway_never_imports_torch_or_the_engine() -> None:
+    code = "import sys, proa_gateway.server; print([n for n in ('torch', 'triton', 'proa_engine') if n in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
+    assert printed.stdout.strip() == "[]"
