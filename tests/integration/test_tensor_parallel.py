@@ -94,7 +94,7 @@ def step_until_it_fails(engine: Engine) -> None:
 
 def child_pids() -> list[int]:
     """Workers that this process has spawned and that still run."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
     return [int(pid) for pid in children if b"proa_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -109,7 +109,7 @@ def test_spawned_ranks_give_the_tokens_of_one_and_hold_half_each(folder: Path, s
     assert first.block_bytes == second.block_bytes == whole.block_bytes // 2
     assert first.weight_bytes == second.weight_bytes
     replicated = 2 * first.weight_bytes - whole.weight_bytes  # norms and rotary angles
-    assert 0 <= replicated < 0.04 * whole.weight_bytes
+    assert 0 <= replicated < 0.05 * whole.weight_bytes
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -119,6 +119,7 @@ def test_sidecar_worker_and_engine_meet_again_after_both_were_restarted(
     path = tmp_path / "rank-1.sock"
     with worker(path) as first, two_ranks(folder, path) as engine:
         assert_equal_where_sure(run(engine, REQUESTS), single)
+        start_endless(engine)
         first.kill()
         with pytest.raises(ExecutorFailed, match=r"tensor-parallel rank 1 \(.*rank-1.sock\) closed its connection"):
             step_until_it_fails(engine)
