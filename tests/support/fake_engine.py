@@ -147,7 +147,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self._running: list[_Running] = []
         self._draining = False
         self._last_step = time.monotonic()
-        self._changed = asyncio.Condition()
+        self._waiters: list[tuple[Callable[[FakeEngine], bool], asyncio.Future[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
@@ -205,10 +205,13 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             await session.send(service_pb2.SessionResponse(draining=service_pb2.Draining()))
         await self._close_drained()
 
-    async def until(self, predicate: Callable[["FakeEngine"], bool], seconds: float = 10.0) -> None:
+    async def until(self, predicate: Callable[["FakeEngine"], bool], seconds: float | None = 10.0) -> None:
         """Wait for something that a request, an abort, a step or a session changes."""
-        async with asyncio.timeout(seconds), self._changed:
-            await self._changed.wait_for(lambda: predicate(self))
+        if not predicate(self):
+            reached = asyncio.get_running_loop().create_future()
+            self._waiters.append((predicate, reached))
+            async with asyncio.timeout(seconds):
+                await reached
 
     @property
     def num_sessions(self) -> int:
@@ -262,7 +265,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         for caller, output in calls:
             await caller.send(service_pb2.GenerateResponse(output=output))
         await self._close_drained()
-        await self._notify()
+        self._notify()
 
     # EngineService
 
@@ -273,7 +276,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         hello = service_pb2.Hello(instance_id=self.instance_id, model=self.info, stats=self.stats())
         await context.write(service_pb2.SessionResponse(hello=hello))
         self._sessions.append(session)
-        await self._notify()
+        self._notify()
         reader = asyncio.create_task(self._read_session(session, request_iterator))
         try:
             while (message := await session.queue.get()) is not None:
@@ -291,7 +294,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         if rejected := self._admit(caller, 0, request.request):
             code = next(code for code in grpc.StatusCode if code.value[0] == rejected.code)
             await context.abort(code, rejected.message)
-        await self._notify()
+        self._notify()
         try:
             while (message := await caller.queue.get()) is not None:
                 await context.write(message)
@@ -327,7 +330,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 handles = set(message.abort.handles)
                 gone = [item for item in self._unfinished() if item.caller is session and item.handle in handles]
                 await self._abort(gone)
-            await self._notify()
+            self._notify()
         await session.send(None)
 
     def _admit(self, caller: _Caller, handle: int, request: core_pb2.EngineCoreRequest) -> service_pb2.Rejected | None:
@@ -398,7 +401,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             if tell and not item.caller.is_session:
                 output = core_pb2.EngineCoreOutput(finish_reason=core_pb2.FINISH_REASON_ABORT)
                 await item.caller.send(service_pb2.GenerateResponse(output=output))
-        await self._notify()
+        self._notify()
 
     async def _leave(self, caller: _Caller) -> None:
         caller.close()
@@ -413,8 +416,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     async def _run(self) -> None:
         while True:
-            async with self._changed:
-                await self._changed.wait_for(self._may_step)
+            await self.until(FakeEngine._may_step, seconds=None)
             await asyncio.sleep(self.step_delay or 0.0)
             if self._may_step():
                 await self.step()
@@ -429,11 +431,14 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             for session in [] if self.silent else list(self._sessions):
                 with suppress(asyncio.QueueFull):
                     session.queue.put_nowait(service_pb2.SessionResponse(outputs=outputs))
-            await self._notify()  # attributes that a test set are seen within a heartbeat
+            self._notify()  # attributes that a test set are seen within a heartbeat
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _notify(self) -> None:
+        for predicate, reached in list(self._waiters):
+            if reached.done() or predicate(self):
+                self._waiters.remove((predicate, reached))
+                if not reached.done():
+                    reached.set_result(None)
 
     async def _set_health(self, status: Any) -> None:
         for service in ("", SERVICE, "startup", "liveness"):
