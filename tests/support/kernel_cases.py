@@ -1,0 +1,73 @@
+"""Inputs for kernels, and what they must give: shared by the tests in Triton's interpreter and those on a GPU."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from proa_engine.layers.attention_metadata import AttentionMetadata
+from support.paged_model import attention_metadata
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    query: torch.Tensor  # [T, heads, D]
+    key_cache: torch.Tensor  # [num_blocks, kv_heads, block_size, D], NaN where no token is
+    value_cache: torch.Tensor
+    metadata: AttentionMetadata
+    expected: torch.Tensor  # [T, heads, D] float32, by a dense softmax in float64
+
+
+def attention_case(
+    lens: list[tuple[int, int]],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    block_size: int = 16,
+    window: int | None = None,
+    scale: float = 0.25,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> AttentionCase:
+    """Of requests with (query length, sequence length) each, decodes first, in blocks handed out at random."""
+    generator = torch.Generator().manual_seed(len(lens) + num_heads)
+    num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lens) + 3
+    free = list(range(num_blocks))
+    random.Random(0).shuffle(free)
+    caches = torch.full((2, num_blocks, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
+    queries, expected, tables = [], [], []
+    for query_len, seq_len in lens:
+        table = [free.pop() for _ in range(-(-seq_len // block_size))]
+        tables.append(table)
+        query = torch.randn(query_len, num_heads, head_dim, generator=generator).to(dtype)
+        key, value = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=generator).to(dtype)
+        for position in range(seq_len):
+            place = (table[position // block_size], slice(None), position % block_size)
+            caches[0][place], caches[1][place] = key[position], value[position]
+        queries.append(query)
+        expected.append(dense_attention(query, key, value, scale, window))
+    query_lens, seq_lens = zip(*lens, strict=True)
+    return AttentionCase(
+        torch.cat(queries).to(device),
+        caches[0].to(device),
+        caches[1].to(device),
+        attention_metadata(query_lens, seq_lens, tables, block_size, device),
+        torch.cat(expected).to(device),
+    )
+
+
+def dense_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """query [t, heads, D] at the end of key and value [seq_len, kv_heads, D] -> [t, heads, D] float32."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.double().repeat_interleave(group, 1), value.double().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
+    position = torch.arange(key.shape[0] - query.shape[0], key.shape[0])[:, None]
+    other = torch.arange(key.shape[0])
+    hidden = other > position
+    if window is not None:
+        hidden |= other <= position - window
+    probabilities = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", probabilities, value).float()

@@ -1,0 +1,117 @@
+"""The plain-torch kernels, which are the CPU's backend, against their definitions."""
+
+import pytest
+import torch
+
+from proa_engine.kernels.linear import Linear, linear_reference
+from proa_engine.kernels.paged_attention import paged_attention
+from proa_engine.kernels.reshape_and_cache import reshape_and_cache
+from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
+from proa_engine.kernels.rotary import rotary
+from proa_engine.kernels.silu_and_mul import silu_and_mul
+from support.kernel_cases import AttentionCase, attention_case
+
+
+def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25) -> torch.Tensor:
+    metadata = case.metadata
+    return paged_attention(
+        case.query,
+        case.key_cache,
+        case.value_cache,
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        metadata.block_table,
+        max_query_len=metadata.max_query_len,
+        num_decodes=metadata.num_decodes,
+        scale=scale,
+        window=window,
+    )
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 150])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
+        {"num_heads": 7, "num_kv_heads": 1, "head_dim": 10},
+        {"num_heads": 3, "num_kv_heads": 3, "head_dim": 64, "block_size": 5},
+    ],
+)
+def test_mixed_batch_equals_dense_attention(shape: dict[str, int], window: int | None) -> None:
+    lens = [(1, 1), (1, 16), (1, 17), (1, 300), (1, 420), (5, 5), (33, 290), (130, 130), (2, 129)]
+    case = attention_case(lens, window=window, **shape)
+    torch.testing.assert_close(attend(case, window), case.expected, atol=2e-5, rtol=0)
+
+
+def test_a_long_prompt_is_worked_off_in_slices() -> None:
+    case = attention_case([(1500, 2000)], num_heads=8, num_kv_heads=2, head_dim=8)
+    torch.testing.assert_close(attend(case), case.expected, atol=2e-5, rtol=0)
+
+
+def test_padding_tokens_behind_the_batch_give_zeros_and_write_nothing() -> None:
+    case = attention_case([(1, 9), (1, 20)])
+    padded = torch.cat((case.query, torch.full_like(case.query, torch.nan)))
+    metadata = case.metadata
+    out = paged_attention(
+        padded,
+        case.key_cache,
+        case.value_cache,
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        metadata.block_table,
+        max_query_len=1,
+        num_decodes=2,
+        scale=0.25,
+    )
+    torch.testing.assert_close(out[:2], case.expected, atol=2e-5, rtol=0)
+    assert torch.equal(out[2:], torch.zeros_like(case.query))
+
+
+def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
+    caches = torch.zeros(2, 6, 3, 4, 5)
+    key, value = torch.randn(2, 4, 3, 5)
+    reshape_and_cache(key, value, caches[0], caches[1], torch.tensor([9, -1, 23, 0]))
+    expected = torch.zeros_like(caches)
+    for token, (block, offset) in {0: (2, 1), 2: (5, 3), 3: (0, 0)}.items():
+        expected[0, block, :, offset] = key[token]
+        expected[1, block, :, offset] = value[token]
+    assert torch.equal(caches, expected)
+
+
+def test_norms() -> None:
+    x, residual, weight = torch.randn(5, 24), torch.randn(5, 24), torch.randn(24)
+
+    def expected(row: torch.Tensor) -> torch.Tensor:
+        return row / (row.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), expected(x))
+    total = x + residual
+    normed, new_residual = add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
+    torch.testing.assert_close(new_residual, total)
+    torch.testing.assert_close(normed, expected(total))
+
+
+def test_rotary_turns_pairs_by_their_angles() -> None:
+    x, angles = torch.randn(6, 3, 8), torch.randn(6, 4)
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones(6, 1, 4), angles[:, None])
+    cos, sin = angles.cos(), angles.sin()
+    out = rotary(x, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    torch.testing.assert_close(out, torch.cat((turned.real, turned.imag), -1))
+
+
+def test_silu_and_mul() -> None:
+    x = torch.randn(3, 14) * 50  # far enough for exp to overflow
+    torch.testing.assert_close(silu_and_mul(x), torch.nn.functional.silu(x[:, :7]) * x[:, 7:])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("k", "n"), [(16, 16), (33, 65), (192, 320), (700, 256)])
+def test_rows_of_a_product_do_not_depend_on_their_number(k: int, n: int, bias: bool) -> None:
+    weight, x = torch.randn(n, k), torch.randn(300, k)
+    offset = torch.randn(n) if bias else None
+    linear = Linear(weight, offset)
+    for multiply in (linear, lambda rows: linear_reference(rows, weight, offset)):
+        whole = multiply(x)
+        torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, offset), atol=1e-3, rtol=0)
+        for rows in (*range(1, 20), 64, 100, 257):
+            assert torch.equal(multiply(x[3 : 3 + rows]), whole[3 : 3 + rows]), f"{rows} rows"
