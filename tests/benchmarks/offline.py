@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="builtin", help="a folder, or builtin")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")
     arguments = parser.parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # before anything imports torch
