@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from proa.engine.v1 import service_pb2
 from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.server import departure
 from support.engine_client import DEADLINE, SessionClient, generate_request, wait_until
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server, wait_for_health
 from support.fake_executor import generate as expected_tokens
@@ -113,6 +114,21 @@ async def test_request_that_outlasts_the_drain_is_given_up() -> None:
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "shut down before" in details
         assert server.result == [0]
+
+
+async def test_step_that_never_ends_does_not_keep_a_drained_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "LEAVE_SECONDS", 0.1)
+    hang = Hang()
+    with running_server(hang.executor, drain_timeout=0.1) as server:
+        async with server.channel() as channel:
+            session = await SessionClient(server.stub(channel)).open()
+            await session.add(1, max_tokens=100)
+            await wait_until(lambda: hang.executor.plans)
+            server.server.request_stop()
+            await wait_until(lambda: server.exits)
+        hang.let_go.set()
+
+        assert server.exits == [1]
 
 
 async def test_idle_server_leaves_at_once() -> None:

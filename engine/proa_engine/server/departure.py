@@ -21,6 +21,7 @@ from proa_engine.server.health import Health
 from proa_engine.server.watchdog import Verdict
 
 FAREWELL_SECONDS = 0.5  # for last words to reach the network
+LEAVE_SECONDS = 8.0  # for the last step to end and the workers to leave, once nothing is waited for
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +104,9 @@ class Departure:
             _log.warning("requests still run after %.0f s; they are given up", self._drain_timeout)
             self._frontend.fail(Draining("the engine shut down before this request could finish"))
         stop()
+        await asyncio.sleep(LEAVE_SECONDS)  # ended when the main thread stops this one
+        _log.error("the running step does not end: leaving all the same")
+        self._exit_process(1)
 
     async def _fail(self, error: EngineDead) -> None:
         self._frontend.fail(error)
