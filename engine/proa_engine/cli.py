@@ -6,11 +6,12 @@ comes only after the number of its threads is set.
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from importlib.metadata import version
-from types import UnionType
+from types import FrameType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from proa_engine.config import EngineConfig
@@ -48,8 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.captureWarnings(True)
+    # Until serving handles it. A container's first process is not ended by a signal that it leaves to the default.
+    signal.signal(signal.SIGTERM, _leave)
     command: int = arguments.run(arguments)
     return command
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ PROA_IMAGE_REGISTRY and PROA_IMAGE_TAG name the images (default localhost:5000 a
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from support.kube import Release, run
 
 
 @pytest.fixture(scope="session")
-def release() -> Iterator[Release]:
+def release(request: pytest.FixtureRequest) -> Iterator[Release]:
     registry = os.environ.get("PROA_IMAGE_REGISTRY", "localhost:5000")
     tag = os.environ.get("PROA_IMAGE_TAG", "dev")
     release = Release("proa", f"proa-e2e-{secrets.token_hex(3)}", registry, tag)
@@ -22,13 +23,13 @@ def release() -> Iterator[Release]:
         release.install()
         yield release
     finally:
-        for command in (["get", "pods", "--output=wide"], ["logs", "--selector=app.kubernetes.io/instance=proa",
-                        "--all-containers", "--prefix", "--tail=60"]):  # fmt: skip
-            print(release.kubectl(*command, check=False))
+        if request.session.testsfailed or sys.exc_info()[0] is not None:
+            with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+                print("\n" + release.describe())
         run("kubectl", "delete", "namespace", release.namespace, "--ignore-not-found", "--timeout=3m", check=False)
 
 
 @pytest.fixture
 def client(release: Release) -> Iterator[OpenAI]:
-    with release.gateway() as url:
-        yield OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0)
+    with release.client() as client:
+        yield client

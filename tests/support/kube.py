@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openai import OpenAI
+
 CHART = Path(__file__).parents[2] / "charts" / "proa"
 
 
@@ -47,10 +49,13 @@ class Release:
     def uninstall(self) -> None:
         run("helm", "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout=5m", timeout=330)
 
+    def selector(self, component: str) -> str:
+        return f"--selector=app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+
     def pods(self, component: str) -> list[Any]:
         """The pods of a component that are not on their way out."""
-        selector = f"--selector=app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
-        return [pod for pod in self.get("pods", selector)["items"] if "deletionTimestamp" not in pod["metadata"]]
+        pods = self.get("pods", self.selector(component))["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def generated_tokens(self, pod: str) -> float:
         """Tokens that an engine pod has generated, from its own metrics."""
@@ -58,16 +63,29 @@ class Release:
         text = run("kubectl", "get", "--raw", path)
         return sum(float(value) for value in re.findall(r"^vllm:generation_tokens_total\S*\s+(\S+)", text, re.M))
 
+    def describe(self) -> str:
+        """Pods, events and the ends of all logs, for people who look into a failure."""
+        selector = f"--selector=app.kubernetes.io/instance={self.name}"
+        commands = (
+            ["get", "pods", "--output=wide"],
+            ["get", "events", "--sort-by=.lastTimestamp"],
+            ["logs", selector, "--all-containers", "--prefix", "--tail=60"],
+        )
+        return "\n".join(self.kubectl(*command, check=False) for command in commands)
+
     @contextmanager
-    def gateway(self) -> Iterator[str]:
-        """A port-forward to the gateway's Service; yields its URL."""
+    def client(self) -> Iterator[OpenAI]:
+        """The official client, which never tries again by itself, through a port-forward to the gateway's Service."""
         command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{self.name}-gateway", ":80"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 match = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
                 assert match, "kubectl port-forward named no port"
-                yield f"http://127.0.0.1:{match[1]}"
+                with OpenAI(
+                    base_url=f"http://127.0.0.1:{match[1]}/v1", api_key="none", timeout=60, max_retries=0
+                ) as client:
+                    yield client
             finally:
                 process.terminate()
 
