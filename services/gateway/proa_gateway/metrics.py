@@ -68,6 +68,7 @@ class GatewayMetrics:
         self.requests_in_flight = Gauge(
             "proa_gateway_requests_in_flight", "Requests being answered.", registry=registry
         )
+        self.sessions = Gauge("proa_gateway_sessions", "Open sessions with engines.", registry=registry)
         registry.register(self)
 
     def observe_request(self, route: str, status: int) -> None:
@@ -131,5 +132,4 @@ class GatewayMetrics:
             running.add_metric(values, load.num_requests_running)
             waiting.add_metric(values, load.num_requests_waiting)
             usage.add_metric(values, load.kv_cache_usage)
-        sessions = GaugeMetricFamily("proa_gateway_sessions", "Open sessions with engines.", value=len(self._engines))
-        yield from (running, waiting, usage, sessions)
+        yield from (running, waiting, usage)
