@@ -4,6 +4,7 @@ Knows addresses and loads, nothing of sessions' contents, text or HTTP.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Collection, Iterable
 
@@ -13,6 +14,8 @@ from proa_gateway.errors import EngineUnavailable, ModelNotFound
 
 # An engine whose step takes longer than this, in seconds, gets requests only where no other can.
 STALLED = 10.0
+
+_log = logging.getLogger(__name__)
 
 Observer = Callable[[EngineClient], None]
 
@@ -86,7 +89,9 @@ class EnginePool:
         self._tasks[address] = task
 
     def _ended(self, address: str, task: asyncio.Task[None]) -> None:
-        """A retired engine's session is over, or the gateway closes."""
+        """A retired engine's session is over, or the gateway closes. Anything else is our own fault, and is seen."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("engine %s is no longer used", address, exc_info=error)
         if self._tasks.get(address) is task:
             del self._tasks[address], self._clients[address]
 

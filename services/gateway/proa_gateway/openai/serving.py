@@ -59,6 +59,8 @@ class Serving:
             await self._respond(exchange, send, send_event)
         except GatewayError as error:
             exchange.error, exchange.status = error, error.status
+            if isinstance(error, EngineUnavailable):
+                self._metrics.observe_rejection("no_engine")
             raise
         except asyncio.CancelledError:
             exchange.status = 499
