@@ -5,6 +5,7 @@ import itertools
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -149,7 +150,18 @@ async def keep_adding(session: SessionClient) -> None:
 
 def test_unknown_folder_is_told_in_a_sentence() -> None:
     done = subprocess.run(
-        ["proa-engine", "serve", "--model", "/no/such/folder", "--port", "0", "--metrics-port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "proa_engine",
+            "serve",
+            "--model",
+            "/no/such/folder",
+            "--port",
+            "0",
+            "--metrics-port",
+            "0",
+        ],
         capture_output=True,
         text=True,
         timeout=90,
