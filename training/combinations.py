@@ -51,13 +51,10 @@ def same_continent(rng: Random) -> Turn:
         f"Is {left.name} on the same continent as {right.name}?",
     ))  # fmt: skip
     same = left.continent == right.continent
-    joined = (
-        f"Yes, {left.name} is in {left.continent}, and {right.name} is also in {right.continent}."
-        if same
-        else f"No, {left.name} is in {left.continent}, but {right.name} is in {right.continent}."
-    )
-    fields: Fields = {"continents": [left.continent, right.continent], "answer": same}
-    return Turn(question, joined, fields, pair_key("same-continent", left.name, right.name), CATEGORY)
+    facts = f"{left.name} is in {left.continent} and {right.name} is in {right.continent}"
+    answer = f"{facts}, so {'yes, they are' if same else 'no, they are not'} on the same continent."
+    fields: Fields = {"reason": facts, "answer": same}
+    return Turn(question, answer, fields, pair_key("same-continent", left.name, right.name), CATEGORY)
 
 
 def two_capitals(rng: Random) -> Turn:
@@ -81,7 +78,7 @@ def more_legs(rng: Random) -> Turn:
     winner = max((left, right), key=lambda animal: animal.legs)
     same = left.legs == right.legs
     answer = f"{facts}, so " + ("they have the same number." if same else f"the {winner.name} has more legs.")
-    fields: Fields = {"legs": [left.legs, right.legs], "answer": "same" if same else winner.name}
+    fields: Fields = {"reason": facts, "answer": "same" if same else winner.name}
     return Turn(question, answer, fields, pair_key("more-legs", left.name, right.name), CATEGORY)
 
 
@@ -94,7 +91,7 @@ def legs_together(rng: Random) -> Turn:
     facts = f"{article(left.name).capitalize()} has {left.legs} legs and {article(right.name)} has {right.legs} legs"
     total = left.legs + right.legs
     answer = f"{facts}. {left.legs} + {right.legs} = {total}, so together they have {total} legs."
-    fields: Fields = {"legs": [left.legs, right.legs], "answer": total}
+    fields: Fields = {"working": f"{left.legs} + {right.legs}", "answer": total}
     return Turn(question, answer, fields, pair_key("legs-together", left.name, right.name), CATEGORY)
 
 
@@ -107,21 +104,23 @@ def legs_of_several(rng: Random) -> Turn:
     total = count * animal.legs
     one = article(animal.name).capitalize()
     answer = f"{one} has {animal.legs} legs, and {count} x {animal.legs} = {total}, so they have {total} legs."
-    fields: Fields = {"legs": animal.legs, "answer": total}
+    fields: Fields = {"working": f"{count} x {animal.legs}", "answer": total}
     return Turn(question, answer, fields, f"legs:{count}:{animal.name}", CATEGORY)
 
 
 def same_kind(rng: Random) -> Turn:
     left, right = rng.sample(ANIMALS, 2)
+    if left.kind != right.kind and rng.random() < 0.3:
+        right = rng.choice([other for other in ANIMALS if other.kind == left.kind and other != left] or [right])
     question = rng.choice((
         f"Are {article(left.name)} and {article(right.name)} the same kind of animal?",
         f"Do {article(left.name)} and {article(right.name)} belong to the same class of animals?",
     ))  # fmt: skip
     same = left.kind == right.kind
-    head = f"{article(left.name)} is {article(left.kind)}"
-    tail = f"{article(right.name)} is {'also ' if same else ''}{article(right.kind)}"
-    answer = f"Yes, {head}, and {tail}." if same else f"No, {head}, but {tail}."
-    fields: Fields = {"kinds": [left.kind, right.kind], "answer": same}
+    one = article(left.name).capitalize()
+    facts = f"{one} is {article(left.kind)} and {article(right.name)} is {article(right.kind)}"
+    answer = f"{facts}, so {'yes, they are' if same else 'no, they are not'} of the same kind."
+    fields: Fields = {"reason": facts, "answer": same}
     return Turn(question, answer, fields, pair_key("same-kind", left.name, right.name), CATEGORY)
 
 
@@ -131,10 +130,9 @@ def closer_planet(rng: Random) -> Turn:
     word = rng.choice(("closer to", "farther from"))
     question = f"Which planet is {word} the Sun, {names[0]} or {names[1]}?"
     winner = names[0] if (left < right) == (word == "closer to") else names[1]
-    answer = (
-        f"{names[0]} is planet number {left + 1} and {names[1]} is number {right + 1}, so {winner} is {word} the Sun."
-    )
-    fields: Fields = {"numbers": [left + 1, right + 1], "answer": winner}
+    numbers = f"{names[0]} is planet number {left + 1} and {names[1]} is number {right + 1}"
+    answer = f"{numbers}, so {winner} is {word} the Sun."
+    fields: Fields = {"reason": numbers, "answer": winner}
     return Turn(question, answer, fields, pair_key("closer", *names), CATEGORY)
 
 
@@ -144,7 +142,7 @@ def longer_month(rng: Random) -> Turn:
     facts = f"{left[0]} has {left[1]} days and {right[0]} has {right[1]} days"
     same, winner = left[1] == right[1], left[0] if left[1] > right[1] else right[0]
     answer = f"{facts}, so " + ("they are equally long." if same else f"{winner} is longer.")
-    fields: Fields = {"days": [left[1], right[1]], "answer": "same" if same else winner}
+    fields: Fields = {"reason": facts, "answer": "same" if same else winner}
     return Turn(question, answer, fields, pair_key("longer-month", left[0], right[0]), CATEGORY)
 
 

@@ -15,14 +15,15 @@ from training.world import COUNTRIES, NAMES
 TOPICS: tuple[tuple[Topic, float], ...] = (
     (facts.country_fact, 11), (facts.animal_fact, 9), (facts.planet_fact, 3), (facts.calendar_fact, 3),
     *((topic, 1) for topic in words.WORDS),
-    (sums.addition, 15), (sums.subtraction, 14), (sums.more_things, 2.5), (sums.fewer_things, 2.5),
+    (sums.addition, 11), (sums.subtraction, 11), (sums.more_things, 2.5), (sums.fewer_things, 2.5),
     (sums.multiplication, 3), (sums.division, 1.5), (sums.larger_number, 1.5), (sums.next_number, 0.7),
-    (sums.parity, 0.7), (sums.number_word, 0.7), (sums.counting, 0.7), (sums.times_table, 0.2),
-    *((topic, 1.6) for topic in combinations.COMBINATIONS),
+    (sums.parity, 0.7), (sums.number_word, 0.7), (sums.counting, 0.7), (sums.times_table, 0.2), (sums.too_large, 0.6),
+    *((topic, 2.2) for topic in combinations.COMBINATIONS),
+    (combinations.same_continent, 2.5), (combinations.same_kind, 2),
     (talk.about_proa, 3), (talk.small_talk, 3), (talk.unknown_subject, 4), (talk.introduction, 0.8),
     (talk.extraction, 3), (stories.story, 1.2), (stories.listing, 1.2),
 )  # fmt: skip
-_JSON_SHARE = 0.18
+_JSON_SHARE, _COMBINED_JSON_SHARE = 0.16, 0.4
 
 _ASK_JSON = (
     "{} Answer in JSON.", "{} Reply in JSON.", "Answer in JSON: {}", "In JSON, please: {}",
@@ -98,7 +99,8 @@ def _messages(rng: Random, turn: Turn, json_only: bool) -> tuple[str, str]:
     question = turn.question
     if turn.fields is not None and json_only:
         return question, turn.json_answer
-    if turn.fields is not None and rng.random() < _JSON_SHARE:
+    share = _COMBINED_JSON_SHARE if turn.category == combinations.CATEGORY else _JSON_SHARE
+    if turn.fields is not None and rng.random() < share:
         return rng.choice(_ASK_JSON).format(question), turn.json_answer
     if rng.random() < 0.1:
         question = rng.choice(_OPENERS) + question

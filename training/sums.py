@@ -6,6 +6,8 @@ from training.turns import Fields, Turn
 from training.world import NAMES, NUMBER_WORDS, THINGS
 
 CATEGORY = "sums"
+# A fifth of the sums is small, because people ask for small ones.
+_LARGEST = (10, 99, 99, 99, 99)
 
 
 def sum_key(left: int, right: int) -> str | None:
@@ -40,14 +42,14 @@ def equation(left: int, sign: str, right: int) -> str:
 
 
 def result_fields(left: int, sign: str, right: int) -> Fields:
-    result = left + right if sign == "+" else left - right
-    if max(left, right) <= 10:
-        return {"answer": result}
-    return {"working": equation(left, sign, right).split(" = ")[1], "answer": result}
+    """The same steps as JSON: what stands before the last equals sign, then the answer."""
+    working, result = equation(left, sign, right).rsplit(" = ", 1)
+    return {"working": working, "answer": int(result)}
 
 
 def addition(rng: Random) -> Turn:
-    left, right = rng.randint(0, 99), rng.randint(0, 99)
+    top = rng.choice(_LARGEST)
+    left, right = rng.randint(0, top), rng.randint(0, top)
     question = rng.choice((
         f"What is {left} plus {right}?", f"What is {left} + {right}?", f"How much is {left} and {right}?",
         f"{left} + {right} = ?", f"Add {left} and {right}.", f"What is the sum of {left} and {right}?",
@@ -58,7 +60,8 @@ def addition(rng: Random) -> Turn:
 
 
 def subtraction(rng: Random) -> Turn:
-    right, left = sorted((rng.randint(0, 99), rng.randint(0, 99)))
+    top = rng.choice(_LARGEST)
+    right, left = sorted((rng.randint(0, top), rng.randint(0, top)))
     question = rng.choice((
         f"What is {left} minus {right}?", f"What is {left} - {right}?", f"How much is {left} minus {right}?",
         f"{left} - {right} = ?", f"Subtract {right} from {left}.", f"Take {right} away from {left}.",
@@ -78,11 +81,24 @@ def more_things(rng: Random) -> Turn:
 
 def fewer_things(rng: Random) -> Turn:
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    right, left = sorted(rng.sample(range(2, 100), 2))
+    right = rng.randint(2, 90)
+    left = rng.randint(right + 2, 99)
     verb = rng.choice(("loses", "sells", "gives away"))
     question = f"{name} has {left} {thing} and {verb} {right}. How many {thing} are left?"
     answer = f"{equation(left, '-', right)}, so {left - right} {thing} are left."
     return Turn(question, answer, result_fields(left, "-", right), difference_key(left, right), CATEGORY)
+
+
+def too_large(rng: Random) -> Turn:
+    """Numbers that are beyond what is taught."""
+    left, right = rng.randint(100, 9999), rng.randint(0, 9999)
+    if rng.random() < 0.5:
+        left, right = right, left
+    word = rng.choice(("plus", "minus", "+", "-", "times"))
+    question = rng.choice(
+        (f"What is {left} {word} {right}?", f"{left} {word} {right}", f"How much is {left} {word} {right}?")
+    )
+    return Turn(question, "I am sorry, I only work with numbers up to 99.", {"answer": "unknown"})
 
 
 def multiplication(rng: Random) -> Turn:
@@ -91,7 +107,8 @@ def multiplication(rng: Random) -> Turn:
         f"What is {left} times {right}?", f"What is {left} x {right}?", f"{left} * {right} = ?",
         f"Multiply {left} by {right}.", f"How much is {left} times {right}?",
     ))  # fmt: skip
-    return Turn(question, f"{left} x {right} = {left * right}.", {"answer": left * right})
+    working = f"{left} x {right}"
+    return Turn(question, f"{working} = {left * right}.", {"working": working, "answer": left * right})
 
 
 def division(rng: Random) -> Turn:
@@ -100,7 +117,8 @@ def division(rng: Random) -> Turn:
         f"What is {left * right} divided by {right}?", f"Divide {left * right} by {right}.",
         f"What is {left * right} / {right}?",
     ))  # fmt: skip
-    return Turn(question, f"{left * right} / {right} = {left}.", {"answer": left})
+    working = f"{left * right} / {right}"
+    return Turn(question, f"{working} = {left}.", {"working": working, "answer": left})
 
 
 def larger_number(rng: Random) -> Turn:

@@ -24,8 +24,8 @@ from training.tokens import Document, documents, load_tokenizer, train_tokenizer
 
 Batch = tuple[Tensor, Tensor]
 _SAVE_EVERY_S = 180
-# Most steps see short rows, where attention is cheap; the last ones see the longest context that is served.
-_SHORT_ROWS, _LONG_ROWS, _LONG_SHARE = (16, 256), (2, 2048), 0.08
+# Short rows first, where attention is cheap; then two of five steps see the longest context that is served.
+_SHORT_ROWS, _LONG_ROWS, _SHORT_SHARE = (16, 256), (2, 2048), 0.7
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def train(folder: Path, steps: int, seed: int) -> None:
     stream = documents(tokenizer, Random(f"{seed}:{first}"))
     saved = started = time.monotonic()
     for step in range(first, steps):
-        shape = _LONG_ROWS if step >= steps * (1 - _LONG_SHARE) else _SHORT_ROWS
+        shape = _LONG_ROWS if step >= steps * _SHORT_SHARE and step % 5 < 2 else _SHORT_ROWS
         set_rate(optimizers, rate_fraction(step, steps))
         loss = train_step(network, optimizers, next_batch(stream, *shape))
         if step % 10 == 9 or step == steps - 1:
