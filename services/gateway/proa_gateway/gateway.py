@@ -49,6 +49,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             deadlines=config.deadlines,
             observe=lambda client: _observe(client, metrics, models),
         )
+        metrics.sessions.set_function(lambda: sum(engine.model_name is not None for engine in pool.engines))
         serving = Serving(config, pool=pool, models=models, tracer=tracer, metrics=metrics)
         following = asyncio.create_task(_follow(discovery, pool), name="discovery")
         try:
