@@ -83,9 +83,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_batched_tokens_equal_those_of_transformers(
-    case: tuple[Path, list[Expected]], setting: str, record_property: Any
-) -> None:
+def test_batched_tokens_equal_those_of_transformers(case: tuple[Path, list[Expected]], setting: str) -> None:
     folder, expected = case
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     config = {"max_model_len": 128, "block_size": 8} | SETTINGS[setting]
@@ -96,7 +94,7 @@ def test_batched_tokens_equal_those_of_transformers(
     for index, want in enumerate(expected):
         assert results[str(index)].token_ids[: want.num_sure] == want.token_ids[: want.num_sure], f"prompt {index}"
     share = 1 - sum(want.num_sure for want in expected) / (NUM_PROMPTS * NUM_TOKENS)
-    record_property("share_of_steps_with_small_margin", share)
+    print(f"{folder.name}, {setting}: {share:.2%} of the steps come after a margin below {MARGIN}")
     assert share < 0.05
     assert (stats.num_preemptions > 0) == (setting != "no preemption")
     assert (stats.prefix_cache_hits > 0) == (setting != "no prefix caching")
