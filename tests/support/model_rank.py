@@ -1,0 +1,57 @@
+"""One rank of a tensor parallel model as a process: loads its share, runs a prompt, saves what a test looks at."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.loader import LoadFormat, load_model
+from support.paged_model import PagedModel
+
+RankResult = tuple[torch.Tensor, dict[str, tuple[int, ...]]]  # logits; shapes by name
+
+
+def run_rank(
+    rank: int, world_size: int, meeting: Path, folders: list[Path], load_format: LoadFormat, out: Path
+) -> None:
+    """Write `out`/rank.pt: for each folder the logits of a fixed prompt and the shapes of what this rank holds."""
+    torch.set_num_threads(1)
+    group = None
+    if world_size > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's own name may not resolve
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+        group = dist.group.WORLD
+    results = [run_model(folder, load_format, ParallelContext(rank, world_size, group)) for folder in folders]
+    torch.save(results, out / f"{rank}.pt")
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) -> RankResult:
+    config = ModelConfig.from_folder(folder)
+    model = load_model(
+        folder,
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=parallel,
+        load_format=load_format,
+        report=lambda line: None,
+    )
+    assert isinstance(model, DecoderForCausalLM)
+    hidden = PagedModel(model, config.num_layers).prefill(list(range(100)), 33)
+    layer = model.layers[0]
+    shapes = {
+        "qkv": tuple(layer.attention.qkv.linear.shape),
+        "o": tuple(layer.attention.output.linear.shape),
+        "gate_up": tuple(layer.mlp.gate_up.linear.shape),
+        "down": tuple(layer.mlp.down.linear.shape),
+        "embedding": tuple(model.embedding.rows.shape),
+        "lm_head": tuple(model.lm_head.linear.shape),
+        "kv_cache": model.kv_cache_shape(7, 16),
+    }
+    return model.compute_logits(hidden), shapes

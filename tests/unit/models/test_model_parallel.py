@@ -1,0 +1,67 @@
+"""Two ranks, as processes over gloo, give the logits of one, and each holds half of what is cut."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.loader import LoadFormat
+from support.model_rank import RankResult, run_model, run_rank
+from support.tiny_models import VOCAB_SIZE, make_tiny_model
+
+SECONDS = 250  # a loaded machine imports torch slowly
+
+
+def run_ranks(folders: list[Path], load_format: LoadFormat, world_size: int, out: Path) -> list[list[RankResult]]:
+    # One process imports torch, the ranks are its children.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.model_rank"])
+    ranks = [
+        context.Process(target=run_rank, args=(rank, world_size, out / "meeting", folders, load_format, out))
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(SECONDS)
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in ranks] == [0] * world_size
+    return [torch.load(out / f"{rank}.pt") for rank in range(world_size)]
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_two_ranks_give_the_logits_of_one_and_hold_half_each(tmp_path: Path) -> None:
+    folders = [
+        make_tiny_model(tmp_path / "llama", "llama", attention_bias=True, mlp_bias=True),
+        make_tiny_model(tmp_path / "mistral", "mistral"),
+        make_tiny_model(tmp_path / "qwen2", "qwen2", tie_word_embeddings=True),
+        make_tiny_model(tmp_path / "qwen3", "qwen3"),
+    ]
+    ranks = run_ranks(folders, "auto", 2, tmp_path)
+    for folder, first, second in zip(folders, *ranks, strict=True):
+        logits, whole = run_model(folder, "auto", ParallelContext())
+        assert torch.equal(first[0], second[0]), "ranks must agree to the bit, for each samples by itself"
+        assert first[0].shape == (100, VOCAB_SIZE)
+        torch.testing.assert_close(first[0], logits, atol=1e-5, rtol=0)
+        half_vocab = -(-VOCAB_SIZE // 2)
+        for _, shapes in (first, second):
+            for name in ("qkv", "gate_up"):
+                assert shapes[name] == (whole[name][0] // 2, whole[name][1])
+            for name in ("o", "down"):
+                assert shapes[name] == (whole[name][0], whole[name][1] // 2)
+            assert shapes["embedding"] == shapes["lm_head"] == (half_vocab, whole["embedding"][1])
+            assert shapes["kv_cache"] == (2, 7, whole["kv_cache"][2] // 2, 16, whole["kv_cache"][4])
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_four_ranks_with_dummy_weights_give_the_logits_of_one(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", num_key_value_heads=4)
+    ranks = run_ranks([folder], "dummy", 4, tmp_path)
+    logits, _ = run_model(folder, "dummy", ParallelContext())
+    for [(of_rank, _)] in ranks:
+        assert torch.equal(of_rank, ranks[0][0][0])
+        torch.testing.assert_close(of_rank, logits, atol=1e-5, rtol=0)
