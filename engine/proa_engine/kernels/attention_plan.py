@@ -1,10 +1,14 @@
-"""How the CPU's attention cuts a step's batch into tiles: made once a step, used by every layer. Lists and index
-tensors only; the arithmetic is in `paged_attention_reference`, which also says where these sizes come from.
+"""How the CPU's attention cuts a step's batch into tiles: made once a step, used by every layer.
+
+Indices only, in NumPy, whose calls on small arrays cost a third of torch's; the arithmetic on tensors is in
+`paged_attention_reference`, which also says where these sizes come from.
 """
 
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 CHUNK = 128  # tokens in one product of probabilities and values
@@ -61,7 +65,7 @@ def plan_reference(
     window: int | None,
 ) -> ReferencePlan:
     """Cut a batch into tiles. `cache_shape` is that of the keys: [num_blocks, kv_heads, block_size, D]."""
-    planner = _Planner(query_start_loc.tolist(), seq_lens.tolist(), block_table.long(), cache_shape, window)
+    planner = _Planner(query_start_loc.tolist(), seq_lens.tolist(), block_table.numpy(), cache_shape, window)
     decodes = tuple(planner.decodes(num_decodes))
     prefills = tuple(planner.prefills(num_decodes))
     _, num_kv_heads, _, head_dim = cache_shape
@@ -74,7 +78,7 @@ class _Planner:
         self,
         starts: list[int],
         seq_lens: list[int],
-        block_table: torch.Tensor,
+        block_table: npt.NDArray[np.int32],
         cache_shape: torch.Size,
         window: int | None,
     ) -> None:
@@ -82,7 +86,7 @@ class _Planner:
         self.starts = starts
         self.seq_lens = seq_lens
         self.block_table = block_table
-        self.heads = torch.arange(num_kv_heads)
+        self.heads = np.arange(num_kv_heads)
         self.width = num_kv_heads * head_dim
         self.window = window
         # The first token to gather of each request: a window's start is moved back to where chunk and block begin.
@@ -117,34 +121,33 @@ class _Planner:
 
     def decode(self, requests: list[int], length: int) -> DecodeTile:
         """`requests` come longest first."""
-        num_tokens = torch.tensor([[self.num_tokens[r]] for r in requests])
+        num_tokens = np.array([[self.num_tokens[r]] for r in requests])
         shortest = self.num_tokens[requests[-1]]
-        end = torch.arange(shortest, length)
-        stale_request, stale_position = (end >= num_tokens).nonzero(as_tuple=True)
+        masked, masked_from = np.arange(shortest, length) >= num_tokens, shortest
+        stale_request, stale_position = masked.nonzero()
         stale_rows = (stale_request * len(self.heads) + self.heads[:, None]) * length + (stale_position + shortest)
-        masked, masked_from = end >= num_tokens, shortest
         if self.window is not None:
-            positions = torch.arange(length)
+            positions = np.arange(length)
             masked, masked_from = (positions >= num_tokens) | (positions < num_tokens - self.window), 0
         starts = [self.starts[r] for r in requests]
-        is_whole = starts == list(range(len(self.seq_lens))) and self.starts[-1] == len(requests)
+        is_whole = len(starts) == self.starts[-1] and starts == list(range(len(self.seq_lens)))
         return DecodeTile(
             n=len(requests),
             tokens=None if is_whole else torch.tensor(starts),
             block_rows=self.block_rows(requests, length),
-            masked=masked[:, None] if masked_from < length else None,
+            masked=torch.from_numpy(masked[:, None]) if masked_from < length else None,
             masked_from=masked_from,
-            stale_rows=stale_rows.flatten(),
+            stale_rows=torch.from_numpy(stale_rows.ravel()),
             length=length,
         )
 
     def block_rows(self, requests: list[int], length: int) -> torch.Tensor:
         """Places of the blocks of each request's `length` tokens from `first` on; behind its end, its own last one."""
-        first = torch.tensor([[self.firsts[r] // self.block_size] for r in requests])
-        last = torch.tensor([[(self.seq_lens[r] - 1) // self.block_size] for r in requests])
-        columns = torch.minimum(torch.arange(length // self.block_size) + first, last)
-        blocks = self.block_table[requests].gather(1, columns)
-        return (blocks[:, None] * len(self.heads) + self.heads[:, None]).flatten()
+        first = np.array([[self.firsts[r] // self.block_size] for r in requests])
+        last = np.array([[(self.seq_lens[r] - 1) // self.block_size] for r in requests])
+        columns = np.minimum(np.arange(length // self.block_size) + first, last)
+        blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
+        return torch.from_numpy((blocks[:, None] * len(self.heads) + self.heads[:, None]).ravel())
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))
