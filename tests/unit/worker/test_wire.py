@@ -33,7 +33,7 @@ PLAN = SchedulerOutput(
     preempted_request_ids=[],
 )
 TO_WORKER: list[wire.ToWorker] = [
-    wire.Init(EngineConfig(model="m", worker_sockets=("/run/1.sock",)), 2**62, 4711),
+    wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, 4711),
     wire.Start(12),
     wire.Step(PLAN),
     wire.Shutdown(),
