@@ -11,15 +11,16 @@ _LARGEST = (10, 99, 99, 99, 99)
 
 
 def sum_key(left: int, right: int) -> str | None:
-    """Names a sum in either order. None for sums that are taught: up to 20 + 20, and the steps of others' working."""
+    """Names a sum in either order. None where nothing is held out: up to 20 + 20, the steps of others'
+    working, and beyond 99, where all sums are refused."""
     small, large = sorted((left, right))
     is_step = any(tens % 10 == 0 and ones <= 18 for tens, ones in ((left, right), (right, left)))
-    return None if large <= 20 or is_step else f"sum:{small}:{large}"
+    return None if large <= 20 or large > 99 or is_step else f"sum:{small}:{large}"
 
 
 def difference_key(left: int, right: int) -> str | None:
-    """Names left - right. None for differences that are taught: from up to 20, and the steps of others' working."""
-    return None if left <= 20 or right <= 9 else f"difference:{left}:{right}"
+    """Names left - right. None where nothing is held out, as for sums."""
+    return None if left <= 20 or left > 99 or right <= 9 else f"difference:{left}:{right}"
 
 
 def sum_working(left: int, right: int) -> str:
