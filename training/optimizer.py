@@ -1,7 +1,7 @@
 """The optimizers: Muon for the matrices inside the blocks, AdamW for the embedding and the norms.
 
 Muon (Keller Jordan, 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the nearest
-orthogonal matrix. It needs about half of AdamW's steps here, for a tenth more time a step.
+orthogonal matrix.
 """
 
 from collections.abc import Iterable
