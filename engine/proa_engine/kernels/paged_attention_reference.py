@@ -12,6 +12,8 @@ ends add exact zeros), and products over at most 128 tokens (longer ones are cut
 Slots behind a request's end may hold anything, NaN included: their scores are overwritten, their values zeroed.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -79,8 +81,7 @@ def _prefill(
     start = tile.start
     while start < tile.end:
         position = tile.num_tokens - (tile.end - start)  # of the first query, among the gathered tokens
-        limit = SCORES_LIMIT // (num_kv_heads * group * (position + MIN_QUERIES))
-        end = min(start + max(limit // ROW_MULTIPLE * ROW_MULTIPLE, MIN_QUERIES), tile.end)
+        end = min(start + _slice_length(position, num_kv_heads * group), tile.end)
         first, last = tile.columns(position, end - start, plan.window)
         rows = F.pad(query[start:end], (0, 0, 0, 0, 0, 0, 0, (start - end) % ROW_MULTIPLE))  # [t, kv_heads, group, D]
         num_rows = rows.shape[0]
@@ -89,6 +90,12 @@ def _prefill(
         result = _weighted_sum(torch.softmax(scores, dim=-1), value[:, first:last])
         out[start:end] = result.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)[: end - start]
         start = end
+
+
+def _slice_length(position: int, num_heads: int) -> int:
+    """The most queries q, from `position` on, whose num_heads * q * (position + q) scores keep to the limit."""
+    most = (math.isqrt(position**2 + 4 * SCORES_LIMIT // num_heads) - position) // 2
+    return max(most // MIN_QUERIES * MIN_QUERIES, MIN_QUERIES)
 
 
 def _gather(cache: torch.Tensor, block_rows: torch.Tensor, workspace: torch.Tensor, batch: int) -> torch.Tensor:
