@@ -26,7 +26,7 @@ def release(request: pytest.FixtureRequest) -> Iterator[Release]:
         if request.session.testsfailed or sys.exc_info()[0] is not None:
             with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
                 print("\n" + release.describe())
-        run("kubectl", "delete", "namespace", release.namespace, "--ignore-not-found", "--timeout=3m", check=False)
+        run("kubectl", "delete", "namespace", release.namespace, "--ignore-not-found", "--wait=false", check=False)
 
 
 @pytest.fixture
