@@ -28,8 +28,12 @@ setup: ## make .venv with everything locked (PYTHON, TORCH_INDEX); a no-op once 
 
 test: lint types imports verify-protos chart-checks unit ## everything that has to pass
 
+# One thread a process: tests share the cores with the processes they start, and torch's idle threads spin.
 unit: setup ## the unit and integration tests alone (PYTEST_ARGS)
-	pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 pytest $(PYTEST_ARGS)
+
+test-gpu: ## on a GPU: kernels, models, equality with transformers, the server
+	python -m pytest tests/gpu tests/integration/test_equality_*.py tests/integration/test_engine_server_process.py
 
 lint: setup ## style of the code and of the contract
 	ruff check
@@ -81,4 +85,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench images train evaluate setup test unit lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
+.PHONY: run bench images train evaluate setup test unit test-gpu lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
