@@ -13,7 +13,7 @@ import torch
 
 CHUNK = 128  # tokens in one product of probabilities and values
 LENGTH_MULTIPLE = 16
-DECODE_TILE = 1 << 18  # numbers in a decode tile's keys: with the values, they stay in the caches
+DECODE_TILE = 1 << 20  # numbers in a decode tile's keys (4 MB): measured best of 2^16 … 2^21 for 64 decodes
 
 
 @dataclass(frozen=True, slots=True)
