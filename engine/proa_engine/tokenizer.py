@@ -5,19 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
-from proa.tokenizer_files import FILE_NAMES
+from proa.tokenizer_files import read_tokenizer_files as read_files
 
 
 def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
     """The tokenizer's files that there are, by name; empty without a tokenizer.json."""
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return {}
-    return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+    files = {} if folder is None else read_files(folder)
+    return files if "tokenizer.json" in files else {}
 
 
 class Tokenizer:
@@ -30,8 +28,9 @@ class Tokenizer:
         self._tokenizer = HuggingFaceTokenizer.from_buffer(files["tokenizer.json"])
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        self._chat_template = _chat_template(files, self._config)
+        config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
+        source = template_source(config, files.get("chat_template.jinja"))
+        self._chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
         self.vocabulary = Vocabulary(self._tokenizer)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -51,12 +50,7 @@ class Tokenizer:
         where the template refuses the messages."""
         if self._chat_template is None:
             raise ValueError("the model has no chat template")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.globals["raise_exception"] = _raise_exception
-        environment.filters["tojson"] = _to_json
-        text = environment.from_string(self._chat_template).render(
-            messages=messages, add_generation_prompt=True, **self._special_tokens()
-        )
+        text = self._chat_template.render(messages)
         return self.encode(text, add_special_tokens=False)
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -67,29 +61,3 @@ class Tokenizer:
             for prefix in ("", " ")
         )
         return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
-
-    def _special_tokens(self) -> dict[str, str]:
-        tokens = {}
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-            token = self._config.get(name)
-            if token is not None:
-                tokens[name] = token["content"] if isinstance(token, dict) else token
-        return tokens
-
-
-def _chat_template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several by name
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template
-
-
-def _raise_exception(message: str) -> None:
-    raise ValueError(message)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """JSON as templates expect it: jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 FILE_NAMES: Final = (
@@ -12,6 +13,11 @@ FILE_NAMES: Final = (
     "tokenizer_config.json",
 )
 """Sent by GetTokenizer where they exist, in this order, which is that of their names."""
+
+
+def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files that a model folder has, by name."""
+    return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
 
 
 def digest(files: Mapping[str, bytes]) -> str:

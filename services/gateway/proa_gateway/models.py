@@ -11,10 +11,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proa.tokenizer_files import digest
+from proa.tokenizer_files import digest, read_tokenizer_files
 from proa_gateway.engine_client import EngineRefused, ReadFiles
 from proa_gateway.errors import EngineUnavailable
-from proa_gateway.tokenizer import Tokenizer, read_folder
+from proa_gateway.tokenizer import Tokenizer
 from proa_gateway.types import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ModelRegistry:
     async def _load(self, info: ModelInfo, read_files: ReadFiles) -> Tokenizer:
         started = time.monotonic()
         if self._folder is not None:
-            files: Mapping[str, bytes] = read_folder(self._folder)
+            files: Mapping[str, bytes] = read_tokenizer_files(self._folder)
         elif not info.tokenizer_digest:
             raise EngineRefused("it has no tokenizer, and the gateway was given none (--tokenizer)")
         else:

@@ -8,14 +8,12 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
-from proa.tokenizer_files import FILE_NAMES
-from proa_gateway.chat_template import ChatTemplate, special_tokens, template_source
 
 # Longer texts, in characters, are encoded on another thread: this many take about half a millisecond.
 INLINE_CHARACTERS = 2000
@@ -67,11 +65,6 @@ class Tokenizer:
     def _encode_released(self, text: str, add_special_tokens: bool) -> list[int]:
         """Only the batch call lets go of the interpreter lock."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-
-def read_folder(folder: Path) -> dict[str, bytes]:
-    """The tokenizer's files in a model folder."""
-    return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
 
 
 def _json(data: bytes | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proa_gateway.chat_template import ChatTemplateError
+from proa.chat_template import ChatTemplateError
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.models import ServedModel
 from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage

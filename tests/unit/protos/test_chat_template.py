@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.chat_template import ChatTemplate, ChatTemplateError, special_tokens, template_source
+from proa.chat_template import ChatTemplate, ChatTemplateError, special_tokens, template_source
 
 MESSAGES = [{"role": "user", "content": "Grüße <b>"}]
 
