@@ -1,12 +1,9 @@
 """Request traces of the engine: `llm_request` and its stages, and one `worker.rank` span a rank.
 
-The only file here that knows the OpenTelemetry SDK, which it loads on first use. It knows neither gRPC nor tensors:
-stages come from lifecycle events, context from the request's trace headers. The global tracer provider is never
-touched. Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
+It knows neither gRPC nor tensors: stages come from lifecycle events, context from the request's trace headers. Names
+follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
 """
 
-import logging
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +15,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from proa.telemetry import make_tracer_provider
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import (
     EngineCoreOutput,
@@ -33,32 +31,6 @@ if TYPE_CHECKING:
 TRACE_HEADERS = ("traceparent", "tracestate")
 PROVIDER_NAME = "proa"
 _PROPAGATOR = TraceContextTextMapPropagator()
-_log = logging.getLogger(__name__)
-
-
-def make_tracer_provider(service_name: str) -> "TracerProvider | None":
-    """A provider that exports over OTLP/gRPC as the `OTEL_*` variables say, or None where they name no endpoint.
-
-    `service_name` is used where neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES names the service.
-    """
-    env = os.environ
-    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if not endpoint or env.get("OTEL_TRACES_EXPORTER") == "none" or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    protocol = env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
-    if protocol != "grpc":
-        _log.warning("no traces: the OTLP protocol %r is not supported, only grpc is", protocol)
-        return None
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    named = "OTEL_SERVICE_NAME" in env or "service.name=" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    resource = Resource.create({} if named else {"service.name": service_name})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
 
 
 @dataclass(slots=True)

@@ -1,12 +1,9 @@
 """Request traces of the gateway: one SERVER span a request, a child for each stage, one CLIENT span an attempt.
 
-The only file here that knows the OpenTelemetry SDK, which it loads on first use. It knows neither HTTP nor gRPC:
-headers come and go as mappings. Contexts are passed explicitly; the global tracer provider is never touched.
+It knows neither HTTP nor gRPC: headers come and go as mappings, and contexts are passed explicitly.
 Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
 """
 
-import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,37 +14,13 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from proa.telemetry import make_tracer_provider
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 PROVIDER_NAME = "proa"
 _PROPAGATOR = TraceContextTextMapPropagator()
-_log = logging.getLogger(__name__)
-
-
-def make_tracer_provider(service_name: str) -> "TracerProvider | None":
-    """A provider that exports over OTLP/gRPC as the `OTEL_*` variables say, or None where they name no endpoint.
-
-    `service_name` is used where neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES names the service.
-    """
-    env = os.environ
-    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if not endpoint or env.get("OTEL_TRACES_EXPORTER") == "none" or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    protocol = env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
-    if protocol != "grpc":
-        _log.warning("no traces: the OTLP protocol %r is not supported, only grpc is", protocol)
-        return None
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    named = "OTEL_SERVICE_NAME" in env or "service.name=" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    resource = Resource.create({} if named else {"service.name": service_name})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
 
 
 class GatewayTracer:
