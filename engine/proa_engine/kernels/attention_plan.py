@@ -52,8 +52,8 @@ class ReferencePlan:
     decodes: tuple[DecodeTile, ...]
     prefills: tuple[PrefillTile, ...]
     window: int | None
-    # [2, numbers of the largest tile] float32: keys and values are gathered here, for fresh memory costs page faults.
-    workspace: torch.Tensor
+    # [numbers of the largest tile] float32 each: keys and values are gathered here, for fresh memory costs page faults.
+    workspace: tuple[torch.Tensor, torch.Tensor]
 
 
 def plan_reference(
@@ -70,7 +70,8 @@ def plan_reference(
     prefills = tuple(planner.prefills(num_decodes))
     _, num_kv_heads, _, head_dim = cache_shape
     most = max([tile.n * tile.length for tile in decodes] + [tile.length for tile in prefills], default=0)
-    return ReferencePlan(decodes, prefills, window, torch.empty(2, most * num_kv_heads * head_dim))
+    size = most * num_kv_heads * head_dim
+    return ReferencePlan(decodes, prefills, window, (torch.empty(size), torch.empty(size)))
 
 
 class _Planner:

@@ -23,7 +23,8 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
         if self.packed:
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            # The overload by its name, for looking it up costs as much as a small addition.
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
             return y
         return F.linear(x, self.weight, self.bias) if x.is_cuda else linear_reference(x, self.weight, self.bias)
 

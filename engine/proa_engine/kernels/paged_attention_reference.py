@@ -32,15 +32,16 @@ def paged_attention_reference(
     num_kv_heads = key_cache.shape[1]
     # Heads that share a KV head become rows of one product.
     grouped = (query.float() * scale).view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = torch.zeros_like(grouped)
-    for decode in plan.decodes:
-        if decode.tokens is None:
-            out = _decode(grouped, key_cache, value_cache, decode, plan.workspace)
-        else:
+    if plan.decodes and plan.decodes[0].tokens is None:
+        out = _decode(grouped, key_cache, value_cache, plan.decodes[0], plan.workspace)
+    else:
+        out = torch.zeros_like(grouped)
+        for decode in plan.decodes:
+            assert decode.tokens is not None  # a tile that is the whole batch is alone
             rows = grouped.index_select(0, decode.tokens)
             out.index_copy_(0, decode.tokens, _decode(rows, key_cache, value_cache, decode, plan.workspace))
-    for prefill in plan.prefills:
-        _prefill(out, grouped, key_cache, value_cache, prefill, plan)
+        for prefill in plan.prefills:
+            _prefill(out, grouped, key_cache, value_cache, prefill, plan)
     return out.reshape(num_tokens, num_heads, head_dim).to(query.dtype)
 
 
@@ -49,7 +50,7 @@ def _decode(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     tile: DecodeTile,
-    workspace: torch.Tensor,
+    workspace: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """query [n, kv_heads, group, D] -> the same, of the tile's requests."""
     n, num_kv_heads, group, head_dim = query.shape

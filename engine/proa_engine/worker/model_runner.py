@@ -63,8 +63,8 @@ class ModelRunner:
         arrays = list(self._staging.ship(inputs.packer))
         self._apply(inputs.edits, arrays)
         batch = self._batch
-        input_ids = batch.token_ids.view(-1)[arrays[inputs.token_positions]].long()
-        blocks = batch.block_table.view(-1)[arrays[inputs.block_positions]].long()
+        input_ids = batch.token_ids.view(-1).index_select(0, arrays[inputs.token_positions]).long()
+        blocks = batch.block_table.view(-1).index_select(0, arrays[inputs.block_positions]).long()
         num_blocks = -(-inputs.max_seq_len // self._block_size)
         metadata = AttentionMetadata(
             query_start_loc=arrays[inputs.query_start_loc].int(),

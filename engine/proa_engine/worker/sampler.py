@@ -48,7 +48,7 @@ class Sampler:
         `arrays` is what the step's packer became on the device.
         """
         raw = _take(logits, inputs.logprobs, arrays).clone() if inputs.logprobs.count else None
-        params = self._batch.params[arrays[inputs.slots]]  # [rows, NUM_COLUMNS]
+        params = self._batch.params.index_select(0, arrays[inputs.slots])  # [rows, NUM_COLUMNS]
         if inputs.rules is not None:
             self._apply_bias(logits, inputs.rules, arrays)
         if inputs.penalized.count:
