@@ -59,7 +59,7 @@ def test_a_killed_engine_ends_the_stream_with_a_typed_error_within_two_seconds(
         gateway_process(address) as (_, port),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
-        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=4_000)
+        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL, max_tokens=1_900)
         assert last["error"]["code"] == "engine_lost"
         assert last["error"]["type"] == "server_error"
         assert seconds < LIMIT

@@ -95,7 +95,7 @@ def step_until_it_fails(engine: Engine) -> None:
 def child_pids() -> list[int]:
     """Workers that this process has spawned and that still run."""
     children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [int(pid) for pid in children if b"proa_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_spawned_ranks_give_the_tokens_of_one_and_hold_half_each(folder: Path, single: dict[str, Result]) -> None:
