@@ -16,9 +16,11 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from core_step import InstantExecutor
+
 from proa_engine.config import EngineConfig
 from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
+from proa_engine.core.types import EngineCoreRequest
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.serve import EngineServer, ServeOptions
 
@@ -26,19 +28,8 @@ NUM_REQUESTS = 256
 MAX_MODEL_LEN = 1 << 20
 
 
-class Done:
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
-
-    def done(self) -> bool:
-        return True
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        return self._output
-
-
-class InstantExecutor:
-    """Every planned request gets token 7 at once."""
+class ServedExecutor(InstantExecutor):
+    """With what a server asks of an executor."""
 
     model_config = SimpleNamespace(vocab_size=1000)
     max_model_len = MAX_MODEL_LEN
@@ -47,20 +38,12 @@ class InstantExecutor:
     longest_warm_up_step = 0.0
     failure: str | None = None
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._ids = list(scheduler_output.num_scheduled_tokens)
-
-    def sample_tokens(self) -> Done:
-        return Done(ModelRunnerOutput(request_ids=self._ids, sampled_token_ids=[[7]] * len(self._ids)))
-
     def fail(self, reason: str) -> None: ...
-
-    def shutdown(self) -> None: ...
 
 
 def make_parts() -> EngineParts:
     config = EngineConfig(model="none", enable_prefix_caching=False, max_num_seqs=NUM_REQUESTS)
-    return assemble_engine(config, InstantExecutor(), None)
+    return assemble_engine(config, ServedExecutor(), None)
 
 
 def submit_all(parts: EngineParts) -> None:

@@ -5,8 +5,9 @@ rows), its rows never depend on their number, and one row costs 0.4 of what it c
 oneDNN cannot take the type, `F.linear` with rows padded to a multiple of 8: its rows agree only from there on.
 
 A oneDNN call has 20 us of its own, which is most of a small weight's time. FBGEMM's weighted sum of rows is the same
-product for one row, in a fifth of that; both add in the order of the inputs, each with one fused multiply-add, as long
-as oneDNN does not cut the sum (measured: 1024 inputs). Whether their bits agree here is tried when a weight is loaded.
+product for one row, in a quarter to a half of the time; both add in the order of the inputs, each with one fused
+multiply-add, as long as oneDNN does not cut the sum (measured: 1024 inputs). Whether their bits agree here is tried
+when a weight is loaded.
 """
 
 import torch
