@@ -158,3 +158,19 @@ class GetLoadResponse(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     stats: _core_pb2.SchedulerStats
     def __init__(self, stats: _Optional[_Union[_core_pb2.SchedulerStats, _Mapping]] = ...) -> None: ...
+
+class SubscribeKvEventsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubscribeKvEventsResponse(_message.Message):
+    __slots__ = ("sequence", "snapshot", "stored", "removed")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    stored: bytes
+    removed: bytes
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...

@@ -65,6 +65,11 @@ class EngineServiceStub:
                 request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/proa.engine.v1.EngineService/SubscribeKvEvents',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -115,6 +120,14 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubscribeKvEvents(self, request, context):
+        """SubscribeKvEvents streams which blocks the prefix cache holds: all of them first, then what changes. An engine
+        without prefix caching answers FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +160,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.GetLoadRequest.FromString,
                     response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +330,33 @@ class EngineService:
             '/proa.engine.v1.EngineService/GetLoad',
             proa_dot_engine_dot_v1_dot_service__pb2.GetLoadRequest.SerializeToString,
             proa_dot_engine_dot_v1_dot_service__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/SubscribeKvEvents',
+            proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,
