@@ -1,0 +1,79 @@
+"""The models that speed is measured on: their real shapes, for random weights. Knows nothing of engines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 40960,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3-0.6B": _QWEN3
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "Llama-3.1-8B": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "eos_token_id": 128009,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+    },
+    "Qwen3-30B-A3B": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def write_model(name: str, folder: Path) -> Path:
+    """Write the model's config.json to `folder` and return it. Any other name is taken for a model's own folder."""
+    if name not in SHAPES:
+        return Path(name)
+    (folder / "config.json").write_text(json.dumps(SHAPES[name]))
+    return folder
