@@ -31,6 +31,7 @@ class EnginePool:
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: set[str] = set()  # every name ever served
+        self._changed = asyncio.Event()  # set whenever an engine says something of itself
 
     @property
     def engines(self) -> Collection[EngineClient]:
@@ -68,6 +69,16 @@ class EnginePool:
             raise self._nobody(model)
         return min(candidates, key=_preference)
 
+    async def wait_for(self, model: str, seconds: float) -> None:
+        """Returns once an engine can take a request for the model. Raises `EngineUnavailable` after the time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._serves(model):
+                    self._changed.clear()  # whoever waits beside us has been woken by then
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"No engine got ready for the model {model!r} within {seconds:g} s.") from None
+
     async def close(self) -> None:
         """Ends all sessions; their requests fail."""
         tasks = list(self._tasks.values())
@@ -99,6 +110,10 @@ class EnginePool:
         if client.model_name:
             self._models.add(client.model_name)
         self._observe(client)
+        self._changed.set()
+
+    def _serves(self, model: str) -> bool:
+        return any(client.usable and client.model_name == model for client in self._clients.values())
 
     def _nobody(self, model: str) -> ModelNotFound | EngineUnavailable:
         if self._models and model not in self._models:
