@@ -2,9 +2,8 @@
 
     python tests/benchmarks/engine_profile.py --model Llama-3.1-8B --profile decode-1
 
-Times are of one step, or of one prefill of the whole workload. What the kernels leave of the wall time is gaps between
-them and the host. It needs a GPU. With the profiler on, the host is slower than without, so the wall time of the same work without it
-stands beside.
+It needs a GPU. Times are of one step, or of one prefill of the whole workload. What the kernels leave of the wall time
+is gaps between them and the host; the wall time is that of the same work without the profiler, which slows the host.
 """
 
 import json
