@@ -15,9 +15,9 @@ from openai import OpenAI
 CHART = Path(__file__).parents[2] / "charts" / "proa"
 
 
-def run(*command: str, timeout: float = 300, check: bool = True) -> str:
+def run(*command: str, timeout: float = 300, check: bool = True, stdin: str = "") -> str:
     """Run a command and return what it prints; an error carries both of its streams."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=stdin)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout

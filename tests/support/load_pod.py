@@ -1,0 +1,105 @@
+"""Streaming clients that run as a pod, so that they reach the Service as any pod does. Standard library only.
+
+Each client sends chat requests one after the other until its number is reached or `--stop-file` exists. One line of
+JSON for every request: what was asked, the text, how it ended, when it began and ended (Unix seconds), and the longest
+silence between two events of its stream.
+"""
+
+import argparse
+import http.client
+import json
+import threading
+import time
+from pathlib import Path
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is 3 plus 4?",
+    "Tell me about a small boat on the sea.",
+    "Who are you?",
+    "Count from 1 to 40.",
+)
+
+
+def ask(host: str, port: int, body: dict, timeout: float, key: str) -> dict:
+    """One streamed request, as the record that is printed; `error` is empty where all went well."""
+    record = {"began": time.time(), "text": "", "events": 0, "silence": 0.0, "finish_reason": None, "error": ""}
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise OSError(f"status {response.status}: {response.read(300).decode(errors='replace')}")
+        read_events(response, record)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        record["error"] = f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+    return record | {"ended": time.time()}
+
+
+def read_events(response: http.client.HTTPResponse, record: dict) -> None:
+    """Read to [DONE]. Raises ValueError for an error event and for a stream that ends before."""
+    heard = time.monotonic()
+    for line in response:
+        if not line.startswith(b"data: "):
+            continue
+        now = time.monotonic()
+        record["silence"], heard = max(record["silence"], now - heard), now
+        if line.strip() == b"data: [DONE]":
+            return
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise ValueError(json.dumps(event["error"]))
+        record["events"] += 1
+        for choice in event["choices"]:
+            record["text"] += choice["delta"].get("content") or ""
+            record["finish_reason"] = choice["finish_reason"] or record["finish_reason"]
+    raise ValueError("the stream ended before [DONE]")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, default=80)
+    parser.add_argument("--model", default="proa-builtin")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=1_000_000, help="of each client")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--ignore-eos", action="store_true")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no request is begun after so long")
+    parser.add_argument("--stop-file", type=Path, default=Path("/tmp/stop"))
+    parser.add_argument("--key", default="none")
+    arguments = parser.parse_args()
+    printing = threading.Lock()
+    deadline = time.monotonic() + arguments.seconds
+
+    def client(number: int) -> None:
+        for index in range(arguments.requests):
+            if arguments.stop_file.exists() or time.monotonic() > deadline:
+                return
+            question = QUESTIONS[(number + index) % len(QUESTIONS)]
+            body = {
+                "model": arguments.model,
+                "messages": [{"role": "user", "content": question}],
+                "max_tokens": arguments.max_tokens,
+                "temperature": arguments.temperature,
+                "seed": number,
+                "ignore_eos": arguments.ignore_eos,
+            }
+            record = ask(arguments.host, arguments.port, body, arguments.timeout, arguments.key)
+            with printing:
+                print(json.dumps(record | {"client": number, "question": question}), flush=True)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(arguments.clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
