@@ -16,7 +16,7 @@ from proa_gateway.metrics import GatewayMetrics
 from proa_gateway.output_processor import Consumer, OutputProcessor
 from proa_gateway.pool import EnginePool
 from proa_gateway.telemetry import Attempt, RequestTrace
-from proa_gateway.types import EngineRequest
+from proa_gateway.types import EngineRequest, RouteWish
 
 MAX_ATTEMPTS = 3
 
@@ -26,6 +26,7 @@ class _Running:
     """Where a sequence is."""
 
     request: EngineRequest
+    wish: RouteWish
     abort: Callable[[], None] | None = None
     attempt: Attempt | None = None
     tried: list[str] = field(default_factory=list)  # addresses
@@ -63,11 +64,17 @@ class Generation:
         return not self._running
 
     def add(
-        self, request: EngineRequest, stream: TextStream, consumer: Consumer, *, wants_tokens: bool
+        self,
+        request: EngineRequest,
+        wish: RouteWish,
+        stream: TextStream,
+        consumer: Consumer,
+        *,
+        wants_tokens: bool,
     ) -> OutputProcessor:
         sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
-        self._running[sequence] = _Running(request)
+        self._running[sequence] = _Running(request, wish)
         return sequence
 
     def start(self) -> None:
@@ -132,7 +139,7 @@ class Generation:
 
     def _submit(self, sequence: OutputProcessor, running: _Running) -> None:
         with self._trace.span("route"):
-            engine = self._pool.pick(self._model, avoid=running.tried)
+            engine = self._pool.pick(self._model, running.wish, avoid=running.tried)
         running.tried.append(engine.address)
         running.attempt = self._trace.start_attempt(engine.address, len(running.tried))
         running.since = asyncio.get_running_loop().time()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from proa_gateway.config import Deadlines
 from proa_gateway.engine_client import Accept, EngineClient
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
+from proa_gateway.types import RouteWish
 
 # An engine whose step takes longer than this, in seconds, gets requests only where no other can.
 STALLED = 10.0
@@ -55,7 +56,7 @@ class EnginePool:
             if task is None or task.done():
                 self._start(address)
 
-    def pick(self, model: str, *, avoid: Collection[str] = ()) -> EngineClient:
+    def pick(self, model: str, wish: RouteWish, *, avoid: Collection[str] = ()) -> EngineClient:
         """The least loaded engine that serves the model; equals are drawn from. `avoid` holds addresses.
 
         Raises `ModelNotFound` for a name never heard of, `EngineUnavailable` where no engine can take a request now.
@@ -68,6 +69,11 @@ class EnginePool:
         if not candidates:
             raise self._nobody(model)
         return min(candidates, key=_preference)
+
+    def check(self, model: str) -> None:
+        """Raises what `pick` would raise."""
+        if not self._serves(model):
+            raise self._nobody(model)
 
     async def wait_for(self, model: str, seconds: float) -> None:
         """Returns once an engine can take a request for the model. Raises `EngineUnavailable` after the time."""

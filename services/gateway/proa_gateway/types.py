@@ -51,6 +51,14 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteWish:
+    """What the choice of an engine goes by, beside the engines' loads."""
+
+    block_hashes: Sequence[bytes] = ()  # of the prompt's full blocks, in order
+    session: str | None = None  # whatever the client calls its conversation
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log probabilities at one position, of the model's own distribution."""
 

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from proa_gateway.errors import EngineUnavailable
+from proa_gateway.types import RouteWish
 from support.fake_engine import FakeEngine
 from support.gateway import running_gateway
 from support.processes import free_port
@@ -22,7 +23,7 @@ async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> N
         await engine.start(port)
         try:
             await asyncio.gather(*waiting)
-            assert pool.pick("fake").address == engine.address
+            assert pool.pick("fake", RouteWish()).address == engine.address
             await pool.wait_for("fake", 0.0)
         finally:
             await engine.stop()

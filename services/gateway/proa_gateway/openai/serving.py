@@ -125,7 +125,7 @@ class Serving:
             if not names:
                 raise EngineUnavailable("No engine is ready.")
             name = names[0]
-        self._pool.pick(name)
+        self._pool.check(name)
         return self._models.get(name)
 
     def _describe(self, exchange: Exchange, params: SamplingParams) -> None:
