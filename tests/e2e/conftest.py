@@ -1,4 +1,4 @@
-"""One release of the chart for the whole run, in a namespace of its own, from images that the cluster can pull.
+"""One release of the chart for each file of tests, in a namespace of its own, from images that the cluster can pull.
 
 PROA_IMAGE_REGISTRY and PROA_IMAGE_TAG name the images (default localhost:5000 and dev).
 """
@@ -14,7 +14,7 @@ from openai import OpenAI
 from support.kube import Release, run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def release(request: pytest.FixtureRequest) -> Iterator[Release]:
     registry = os.environ.get("PROA_IMAGE_REGISTRY", "localhost:5000")
     tag = os.environ.get("PROA_IMAGE_TAG", "dev")

@@ -57,11 +57,14 @@ class Release:
         pods = self.get("pods", self.selector(component))["items"]
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
-    def generated_tokens(self, pod: str) -> float:
-        """Tokens that an engine pod has generated, from its own metrics."""
+    def metric(self, pod: str, name: str) -> float:
+        """The sum of a metric's values over its labels, from an engine pod's own metrics."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:9400/proxy/metrics"
         text = run("kubectl", "get", "--raw", path)
-        return sum(float(value) for value in re.findall(r"^vllm:generation_tokens_total\S*\s+(\S+)", text, re.M))
+        return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})?\s+(\S+)", text, re.M))
+
+    def generated_tokens(self, pod: str) -> float:
+        return self.metric(pod, "vllm:generation_tokens_total")
 
     def describe(self) -> str:
         """Pods, events and the ends of all logs, for people who look into a failure."""
