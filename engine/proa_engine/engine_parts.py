@@ -62,22 +62,36 @@ class EngineParts:
     tokenizer_folder: Path | None
 
 
-def load_engine(config: EngineConfig, report: Callable[[str], None]) -> EngineParts:
-    """Load the model and build the engine. Raises `ValueError` with a sentence for the user where that cannot be."""
+def untraced(executor: Executor) -> Executor:
+    return executor
+
+
+def load_engine(
+    config: EngineConfig, report: Callable[[str], None], trace_steps: Callable[[Executor], Executor] = untraced
+) -> EngineParts:
+    """Load the model and build the engine; its core steps what `trace_steps` makes of the executor.
+
+    Raises `ValueError` with a sentence for the user where that cannot be.
+    """
     from proa_engine.executor import make_executor
     from proa_engine.models.loader import resolve_model
 
     executor = make_executor(config, report)
     if config.skip_tokenizer_init:
-        return assemble_engine(config, executor, None)
+        return assemble_engine(config, executor, None, trace_steps)
     folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
-    return assemble_engine(config, executor, folder)
+    return assemble_engine(config, executor, folder, trace_steps)
 
 
-def assemble_engine(config: EngineConfig, executor: LoadedExecutor, tokenizer_folder: Path | None) -> EngineParts:
+def assemble_engine(
+    config: EngineConfig,
+    executor: LoadedExecutor,
+    tokenizer_folder: Path | None,
+    trace_steps: Callable[[Executor], Executor] = untraced,
+) -> EngineParts:
     """An engine over an executor that has loaded its model."""
     core = make_core(
-        executor,
+        trace_steps(executor),
         hash_block=hash_block,
         root_hash=root_hash(config.model, config.revision or ""),
         num_gpu_blocks=executor.num_gpu_blocks,

@@ -1,4 +1,4 @@
-"""Request traces of the engine: `llm_request` and its stages, and one `worker.rank` span a rank.
+"""Request traces of the engine: `llm_request` and its stages, and one `worker.rank` span a rank. Steps: step_spans.py.
 
 It knows neither gRPC nor tensors: stages come from lifecycle events, context from the request's trace headers. Names
 follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
@@ -16,6 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from proa.telemetry import make_tracer_provider
+from proa_engine.core.executor import Executor
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import (
     EngineCoreOutput,
@@ -24,6 +25,7 @@ from proa_engine.core.types import (
     EventType,
     FinishReason,
 )
+from proa_engine.step_spans import TracedExecutor
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -36,6 +38,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 @dataclass(slots=True)
 class _Traced:
     span: Span
+    num_known: int  # tokens that it came with
+    num_chunks: int = 0  # steps that computed a part of those
     events: list[Event] = field(default_factory=list)
 
 
@@ -68,10 +72,18 @@ class EngineTracer:
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes)
         if not span.get_span_context().trace_flags.sampled:
             return {}
-        self._traced[request.request_id] = _Traced(span)
+        self._traced[request.request_id] = _Traced(
+            span, num_known=len(request.prompt_token_ids) + len(request.resumed_token_ids)
+        )
         headers: dict[str, str] = {}
         _PROPAGATOR.inject(headers, trace.set_span_in_context(span, Context()))
         return headers
+
+    def trace_steps(self, executor: Executor) -> Executor:
+        """The executor, its steps traced where anything is."""
+        if self._provider is None:
+            return executor
+        return TracedExecutor(executor, self._tracer, self._count_chunk)
 
     def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Take in one step's lifecycle events, and end the spans of requests that finished."""
@@ -97,6 +109,12 @@ class EngineTracer:
             self.end_request(request_id, "shutdown")
         if self._provider is not None:
             self._provider.shutdown()
+
+    def _count_chunk(self, request_id: str, num_known: int) -> None:
+        """A preempted request that comes back with output of its own does not begin its prefill again."""
+        traced = self._traced.get(request_id)
+        if traced is not None and num_known == traced.num_known:
+            traced.num_chunks += 1
 
     def _finish(self, output: EngineCoreOutput, reason: FinishReason) -> None:
         traced = self._traced.pop(output.request_id)
@@ -127,8 +145,10 @@ class EngineTracer:
             is_last = index == len(starts) - 1
             stop = end if is_last else starts[index + 1][1]
             span = self._tracer.start_span(name, context, start_time=start)
-            if name == "prefill" and cached_tokens is not None:
-                span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached_tokens)
+            if name == "prefill":
+                span.set_attribute("proa.prefill.chunks", traced.num_chunks)
+                if cached_tokens is not None:
+                    span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached_tokens)
             for event in traced.events:
                 moment = _nanoseconds(event.timestamp)
                 if event.type in _MOMENTS and start <= moment and (moment < stop or is_last):

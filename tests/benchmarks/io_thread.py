@@ -73,7 +73,7 @@ def served(seconds: float, *, with_session: bool) -> dict[str, float]:
     """The same steps in the server; a Session's requests, or requests of nobody."""
     parts = make_parts()
     options = ServeOptions(config=parts.config, host="127.0.0.1", port=0, metrics_port=0)
-    server = EngineServer(options, load=lambda config, report: parts)
+    server = EngineServer(options, load=lambda *_: parts)
     clocks: dict[str, int] = {}
 
     def run() -> None:

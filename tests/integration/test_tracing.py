@@ -98,7 +98,9 @@ def body(**changes: object) -> dict[str, object]:
     return {"messages": messages, "stream": True, "max_tokens": 6, "ignore_eos": True, **changes}
 
 
-def test_a_request_is_one_trace_with_a_complete_parent_chain(client: httpx.Client, caller: Caller) -> None:
+def test_a_request_is_one_trace_with_a_complete_parent_chain(
+    client: httpx.Client, caller: Caller, receiver: OtlpReceiver
+) -> None:
     answer = client.post(ROUTE, json=body(), headers=caller.headers)
     assert answer.text.endswith("data: [DONE]\n\n")
     spans = caller.spans(ROOT, *PARENTS)
@@ -116,6 +118,9 @@ def test_a_request_is_one_trace_with_a_complete_parent_chain(client: httpx.Clien
     assert spans["queue"].end == spans["prefill"].start
     assert spans["prefill"].end == spans["decode"].start
     assert spans["decode"].end == spans["llm_request"].end
+    assert spans["prefill"].attributes["proa.prefill.chunks"] == 1
+    linked = [spans["llm_request"].span_id]
+    receiver.wait(lambda spans: sum(span.name == "step" and span.links == linked for span in spans) == 6)
 
 
 def test_each_choice_is_an_attempt_of_its_own(client: httpx.Client, caller: Caller, receiver: OtlpReceiver) -> None:

@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.executor import Executor
 from proa_engine.core.factory import make_core
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import (
@@ -15,6 +16,7 @@ from proa_engine.core.types import (
     FinishReason,
     Rejection,
 )
+from proa_engine.engine_parts import untraced
 from support.fake_executor import FakeExecutor, generate
 
 EOS = frozenset({0})
@@ -77,6 +79,7 @@ class CoreRun:
         eos_token_ids: frozenset[int] = EOS,
         block_order: Sequence[int] | None = None,
         clock: Callable[[], float] | None = None,
+        trace_steps: Callable[[Executor], Executor] = untraced,
     ) -> None:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
@@ -85,7 +88,7 @@ class CoreRun:
             max_in_flight=2 if async_scheduling else 1,
         )
         self.core: EngineCore = make_core(
-            self.executor,
+            trace_steps(self.executor),
             hash_block=hash_block,
             root_hash=b"root",
             num_gpu_blocks=num_blocks,

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from proa.engine.v1 import service_pb2_grpc
 from proa_engine.config import EngineConfig
+from proa_engine.core.executor import Executor
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.serve import EngineServer, ServeOptions
 from support.fake_executor import VOCAB_SIZE, FakeExecutor
@@ -47,10 +48,14 @@ class LoadedFakeExecutor(FakeExecutor):
 class RunningServer:
     server: EngineServer
     port: int
-    parts: EngineParts
+    loaded: list[EngineParts]  # one, or none yet
     exits: list[int]  # statuses with which the process would have left
     result: list[int]  # what run() returned
     thread: threading.Thread
+
+    @property
+    def parts(self) -> EngineParts:
+        return self.loaded[0]
 
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=CLIENT_OPTIONS)
@@ -83,9 +88,8 @@ def running_server(
     """A server that has loaded, unless that is not waited for; told to leave at the end, if it has not left before."""
     executor = executor or LoadedFakeExecutor()
     choices: dict[str, Any] = {"block_size": executor.block_size, "max_num_batched_tokens": 64, **config}
-    parts = assemble_engine(EngineConfig(model="fake", **choices), executor, tokenizer_folder)
     options = ServeOptions(
-        config=parts.config,
+        config=EngineConfig(model="fake", **choices),
         host="127.0.0.1",
         port=0,
         metrics_port=0,
@@ -95,9 +99,14 @@ def running_server(
     exits: list[int] = []
     result: list[int] = []
 
-    def load(config: EngineConfig, report: Callable[[str], None]) -> EngineParts:
+    loaded: list[EngineParts] = []
+
+    def load(
+        config: EngineConfig, report: Callable[[str], None], trace_steps: Callable[[Executor], Executor]
+    ) -> EngineParts:
         before_load()
-        return parts
+        loaded.append(assemble_engine(config, executor, tokenizer_folder, trace_steps))
+        return loaded[0]
 
     server = EngineServer(options, load=load, exit_process=exits.append)
     port = server.start()
@@ -106,7 +115,7 @@ def running_server(
     try:
         if wait_until_loaded:
             wait_for_health(port, "startup")
-        yield RunningServer(server, port, parts, exits, result, thread)
+        yield RunningServer(server, port, loaded, exits, result, thread)
     finally:
         if thread.is_alive():
             server.request_stop()

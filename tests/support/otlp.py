@@ -25,6 +25,7 @@ class ReceivedSpan:
     end: int
     attributes: dict[str, Any]
     events: dict[str, int]  # name -> time
+    links: list[str]  # span ids
     failed: bool
 
 
@@ -88,6 +89,7 @@ def _received(service: str, span: trace_pb2.Span) -> ReceivedSpan:
         end=span.end_time_unix_nano,
         attributes={item.key: _value(item.value) for item in span.attributes},
         events={event.name: event.time_unix_nano for event in span.events},
+        links=[link.span_id.hex() for link in span.links],
         failed=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
     )
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from proa.tokenizer_files import digest
 from proa_engine.config import EngineConfig
-from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.executor import Executor, ExecutorFailed
 from proa_engine.core.types import EngineCoreRequest
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
@@ -34,6 +34,8 @@ from proa_engine.server.signals import SignalPipe
 from proa_engine.server.watchdog import STEP_SECONDS, StepLimits, Watchdog
 from proa_engine.telemetry import EngineTracer
 from proa_engine.tokenizer import read_tokenizer_files
+
+Load = Callable[[EngineConfig, Callable[[str], None], Callable[[Executor], Executor]], EngineParts]
 
 HOPE_SECONDS = 60.0  # for a late step of a single process
 HOPE_SECONDS_PARALLEL = 0.0  # with several ranks, where late means that a collective hangs
@@ -72,7 +74,7 @@ class EngineServer:
         self,
         options: ServeOptions,
         *,
-        load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_engine,
+        load: Load = load_engine,
         exit_process: Callable[[int], None] = os._exit,
     ) -> None:
         self._options = options
@@ -136,7 +138,7 @@ class EngineServer:
 
     def _load_engine(self) -> EngineParts:
         try:
-            return self._load(self._options.config, _log.info)
+            return self._load(self._options.config, _log.info, self._tracer.trace_steps)
         except (ValueError, OSError, ExecutorFailed) as error:
             raise StartError(str(error)) from error
 
