@@ -9,7 +9,8 @@ class Deadlines:
     """How long each wait may last, in seconds."""
 
     connect: float = 3.0  # to an engine, until its Hello
-    heartbeat: float = 5.0  # of silence on a session; engines speak every 0.5 s, a starved one later
+    heartbeat: float = 10.0  # of silence on a session that lives; engines speak every 0.5 s, a starved one later
+    failover: float = 30.0  # for an engine that can go on with what a lost one began
     first_token: float = 600.0  # queueing in the engine and prefill included
     next_token: float = 120.0
     slow_reader: float = 120.0  # for a client that takes nothing of what waits for it

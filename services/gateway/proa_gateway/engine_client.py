@@ -14,6 +14,7 @@ import grpc
 
 from proa.blocks import BLOCK_HASH_VERSION
 from proa_gateway import convert
+from proa_gateway.breaker import BreakerState, CircuitBreaker
 from proa_gateway.config import Deadlines
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.session import OutputSink, Session, describe
@@ -21,11 +22,16 @@ from proa_gateway.types import EngineRequest, EngineStats, Hello, ModelInfo
 
 FIRST_RETRY = 0.1  # seconds
 LAST_RETRY = 2.0
+# Seconds of silence, or of one step, after which an engine gets requests only where no other can.
+SUSPICIOUS_SILENCE = 1.5
+STALLED_STEP = 10.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 3000),
+    # A node whose power is cut sends no FIN. gRPC's own threads send pings and answer them, however busy Python is on
+    # either side, so that an engine without a moment for its heartbeats is not taken for a dead one.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
@@ -66,6 +72,8 @@ class EngineClient:
         self.hello: Hello | None = None
         self.load_stats = EngineStats()
         self.retired = False
+        self._breaker = CircuitBreaker()
+        self._known_model: str | None = None
         self._client_id = client_id
         self._accept = accept
         self._deadlines = deadlines
@@ -81,7 +89,22 @@ class EngineClient:
     @property
     def usable(self) -> bool:
         """Whether new requests may be sent."""
-        return self.state is EngineState.READY and not self.retired
+        return self.state is EngineState.READY and not self.retired and self.breaker_state is not BreakerState.OPEN
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        return self._breaker.state(asyncio.get_running_loop().time())
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether others should be preferred, for it may be dead, starved or stuck in a step."""
+        silence = self._session.silence if self._session else 0.0
+        return silence > SUSPICIOUS_SILENCE or self.load_stats.last_step_age > STALLED_STEP
+
+    def may_serve(self, model: str) -> bool:
+        """Whether it can be hoped that it takes requests for the model, now or later."""
+        known = self._known_model is None or self._known_model == model
+        return known and not self.retired and self.state is not EngineState.DRAINING
 
     @property
     def load(self) -> int:
@@ -94,6 +117,7 @@ class EngineClient:
         if self._session is None:
             raise EngineUnavailable(f"engine {self.address} is not connected")
         self._sent_since_stats += 1
+        self._breaker.sent(asyncio.get_running_loop().time())
         return partial(self._session.abort, self._session.submit(request, sink))
 
     def retire(self) -> None:
@@ -109,6 +133,13 @@ class EngineClient:
         _log.info("engine %s is draining", self.address)
         self.state = EngineState.DRAINING
         self._on_change(self)
+
+    def answered(self) -> None:
+        self._breaker.succeeded()
+
+    def faulted(self) -> None:
+        if self.state is not EngineState.DRAINING:  # one that leaves has every reason to say no
+            self._breaker.failed(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         retry = FIRST_RETRY
@@ -153,12 +184,15 @@ class EngineClient:
     async def _serve(self, call: convert.SessionCall, hello: Hello) -> str:
         session = Session(call, self, heartbeat=self._deadlines.heartbeat)
         self._session, self.hello, self.state = session, hello, EngineState.READY
+        self._known_model = hello.model.model_name
         _log.info("engine %s serves %s", self.address, hello.model.model_name)
         reason = "the gateway is shutting down"
         try:
             self.stats(hello.stats)
             reason = await session.run()
         finally:
+            if session.num_unfinished:
+                self.faulted()
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
             self._on_change(self)
             session.close(reason)

@@ -11,10 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from proa_gateway.config import Deadlines
 from proa_gateway.engine_client import Accept, EngineClient
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
+from proa_gateway.retries import RetryBudget
 from proa_gateway.types import RouteWish
-
-# An engine whose step takes longer than this, in seconds, gets requests only where no other can.
-STALLED = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +30,7 @@ class EnginePool:
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: set[str] = set()  # every name ever served
+        self.retry_budget = RetryBudget()
         self._changed = asyncio.Event()  # set whenever an engine says something of itself
 
     @property
@@ -75,11 +74,15 @@ class EnginePool:
         if not self._serves(model):
             raise self._nobody(model)
 
-    async def wait_for(self, model: str, seconds: float) -> None:
+    def expects(self, model: str, *, avoid: Collection[str] = ()) -> bool:
+        """Whether an engine that is known, but for those to avoid, may yet take requests for the model."""
+        return any(client.may_serve(model) and client.address not in avoid for client in self._clients.values())
+
+    async def wait_for(self, model: str, seconds: float, *, avoid: Collection[str] = ()) -> None:
         """Returns once an engine can take a request for the model. Raises `EngineUnavailable` after the time."""
         try:
             async with asyncio.timeout(seconds):
-                while not self._serves(model):
+                while not self._serves(model, avoid):
                     self._changed.clear()  # whoever waits beside us has been woken by then
                     await self._changed.wait()
         except TimeoutError:
@@ -118,8 +121,11 @@ class EnginePool:
         self._observe(client)
         self._changed.set()
 
-    def _serves(self, model: str) -> bool:
-        return any(client.usable and client.model_name == model for client in self._clients.values())
+    def _serves(self, model: str, avoid: Collection[str] = ()) -> bool:
+        return any(
+            client.usable and client.model_name == model and client.address not in avoid
+            for client in self._clients.values()
+        )
 
     def _nobody(self, model: str) -> ModelNotFound | EngineUnavailable:
         if self._models and model not in self._models:
@@ -129,4 +135,4 @@ class EnginePool:
 
 def _preference(client: EngineClient) -> tuple[bool, int, float]:
     """Smaller is better; the last number breaks ties at random, so that gateways do not all choose alike."""
-    return client.load_stats.last_step_age > STALLED, client.load, random.random()
+    return client.suspicious, client.load, random.random()

@@ -11,8 +11,8 @@ from typing import Protocol
 import grpc
 
 from proa_gateway import convert
-from proa_gateway.errors import EngineLost, GatewayError, InternalError, InvalidRequest, Overloaded
-from proa_gateway.types import Draining, EngineOutput, EngineRequest, EngineStats, Rejected, StepOutputs
+from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, InternalError, InvalidRequest, Overloaded
+from proa_gateway.types import Draining, EngineOutput, EngineRequest, EngineStats, FinishReason, Rejected, StepOutputs
 
 # Tokens worked off before the event loop gets a turn: about half a millisecond.
 SLICE = 64
@@ -30,7 +30,7 @@ class OutputSink(Protocol):
     def output(self, output: EngineOutput) -> None: ...
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
-        """The engine will not go on. `retryable`: another engine may take the request if it has no token yet."""
+        """The engine will not go on. `retryable`: another engine may. What was received so far stays received."""
 
 
 class SessionListener(Protocol):
@@ -39,6 +39,12 @@ class SessionListener(Protocol):
     def stats(self, stats: EngineStats) -> None: ...
 
     def draining(self) -> None: ...
+
+    def answered(self) -> None:
+        """It began or ended an output as it should."""
+
+    def faulted(self) -> None:
+        """It failed or turned away a request that is not to blame for it."""
 
 
 class Session:
@@ -58,6 +64,11 @@ class Session:
     @property
     def num_unfinished(self) -> int:
         return len(self._sinks)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine last said something."""
+        return asyncio.get_running_loop().time() - self._heard
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> int:
         """Sends the request with the next write and returns its handle."""
@@ -116,7 +127,8 @@ class Session:
                 await self._call.write(self._to_add.pop(handle))
 
     async def _watch(self) -> None:
-        """A silent engine is a dead one; but while this process itself was held up, nobody was listening."""
+        """An engine that says nothing for so long hangs, though its connection lives: a dead one is given away by
+        HTTP/2's pings long before. But while this process itself was held up, nobody was listening."""
         loop = asyncio.get_running_loop()
         period = self._heartbeat / 5
         while True:
@@ -155,6 +167,10 @@ class Session:
             return
         if output.finish_reason is not None:
             del self._sinks[handle]
+        if output.finish_reason is FinishReason.ERROR:
+            self._listener.faulted()
+        else:
+            self._listener.answered()
         try:
             sink.output(output)
         except Exception:
@@ -169,7 +185,10 @@ class Session:
     def _reject(self, rejected: Rejected) -> None:
         sink = self._sinks.pop(rejected.handle, None)
         if sink is not None:
-            sink.failed(_error_from_rejected(rejected), retryable=rejected.retryable)
+            error = _error_from_rejected(rejected)
+            if isinstance(error, EngineUnavailable):
+                self._listener.faulted()  # one that is full is well, and one that says no to nonsense even more so
+            sink.failed(error, retryable=rejected.retryable)
 
 
 class _Ended(Exception):
@@ -181,7 +200,7 @@ def _error_from_rejected(rejected: Rejected) -> GatewayError:
         return InvalidRequest(rejected.message)
     if rejected.code == _RESOURCE_EXHAUSTED:
         return Overloaded(rejected.message)
-    return EngineLost(rejected.message)
+    return EngineUnavailable(rejected.message)
 
 
 def describe(error: BaseException) -> str:
