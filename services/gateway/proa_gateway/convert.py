@@ -172,6 +172,7 @@ def _hello_from_pb(message: service_pb2.Hello) -> Hello:
         vocab_size=model.vocab_size,
         tokenizer_digest=model.tokenizer_digest,
         block_hash_version=model.block_hash_version,
+        max_num_seqs=model.max_num_seqs,
         max_logprobs=model.max_logprobs,
         eos_token_ids=tuple(model.eos_token_ids),
     )

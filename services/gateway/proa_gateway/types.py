@@ -101,6 +101,7 @@ class ModelInfo:
     vocab_size: int
     tokenizer_digest: str  # empty: the engine has no tokenizer
     block_hash_version: int
+    max_num_seqs: int  # in one batch
     max_logprobs: int
     eos_token_ids: tuple[int, ...] = ()
 
