@@ -3,10 +3,14 @@
 GatewayError
 ├── InvalidRequest       400  the client's mistake; says which parameter and why
 │   └── ContextOverflow  400  the prompt, or prompt and output, do not fit the model's context
+├── InvalidApiKey        401  a key is asked for, and there was none or a wrong one
 ├── ModelNotFound        404  no engine serves this model
 ├── BodyTooLarge         413  the request body is over the limit
 ├── Overloaded           429  too much is waiting already; try again after `retry_after` seconds
+├── RateLimited          429  the API key has used up what it may
 ├── EngineUnavailable    503  no engine can take the request now
+├── QueueTimeout         503  waited for its turn for as long as may be
+├── ShuttingDown         503  waited for its turn when the gateway was told to end
 ├── EngineLost           503  the engine went away with the request
 ├── EngineTimeout        504  the engine lives but this request's next token did not come in time
 └── InternalError        500  our own fault
@@ -28,6 +32,10 @@ class GatewayError(Exception):
         self.message = message
         self.param = param
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
     def to_dict(self) -> dict[str, Any]:
         """OpenAI's error object, as it stands in a response body or in an event of a stream."""
         return error_object(self.message, self.type, self.param, self.code)
@@ -41,6 +49,16 @@ class InvalidRequest(GatewayError):
 
 class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidApiKey(GatewayError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
 
 
 class ModelNotFound(GatewayError):
@@ -62,9 +80,36 @@ class Overloaded(GatewayError):
     retry_after = 1
 
 
+class RateLimited(GatewayError):
+    """`kind`: of what it was too much, `requests` or `tokens`."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+    def to_dict(self) -> dict[str, Any]:
+        return error_object(self.message, self.kind, self.param, self.code)
+
+
 class EngineUnavailable(GatewayError):
     status = 503
     code = "engine_unavailable"
+    retry_after = 1
+
+
+class QueueTimeout(GatewayError):
+    status = 503
+    code = "queue_timeout"
+    retry_after = 5
+
+
+class ShuttingDown(GatewayError):
+    status = 503
+    code = "shutting_down"
     retry_after = 1
 
 

@@ -1,0 +1,149 @@
+"""Limits of a key, by a clock that the test turns."""
+
+import random
+
+import pytest
+
+from proa_gateway.errors import RateLimited
+from proa_gateway.limits import Bucket, KeyLimits, Usage
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_minutes_worth_may_be_spent_at_once_and_refills_evenly() -> None:
+    bucket = Bucket(60, clock := Clock())
+    bucket.take(60)
+    assert bucket.level == 0
+    assert bucket.seconds_until(1) == 1
+    clock.now += 30
+    assert bucket.level == 30
+    clock.now += 3600
+    assert bucket.level == 60
+
+
+def test_what_is_owed_is_paid_before_anything_is_there_again() -> None:
+    bucket = Bucket(60, clock := Clock())
+    bucket.take(90)
+    assert bucket.seconds_until(10) == 40
+    clock.now += 30
+    assert bucket.level == 0
+
+
+def test_who_wants_more_than_a_minutes_worth_waits_for_a_full_bucket() -> None:
+    bucket = Bucket(60, clock := Clock())
+    assert bucket.seconds_until(1000) == 0
+    bucket.take(30)
+    assert bucket.seconds_until(1000) == 30
+    clock.now += 30
+    assert bucket.seconds_until(1000) == 0
+
+
+def test_requests_at_once_are_limited_until_one_ends() -> None:
+    usage = Usage(KeyLimits(max_concurrent_requests=2), Clock())
+    with usage.lease(), usage.lease():
+        with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
+            usage.lease()
+        assert refused.value.headers == {"retry-after": "1"}
+    assert usage.num_requests == 0
+    with usage.lease():
+        pass
+
+
+def test_requests_a_minute_are_limited_and_the_refusal_says_when_to_come_back() -> None:
+    usage = Usage(KeyLimits(requests_per_minute=6), clock := Clock())
+    for _ in range(6):
+        with usage.lease():
+            pass
+    with pytest.raises(RateLimited) as refused:
+        usage.lease()
+    assert refused.value.headers == {"retry-after": "10"}
+    assert refused.value.to_dict()["error"]["code"] == "rate_limit_exceeded"
+    assert usage.num_requests == 0
+    clock.now += 10
+    with usage.lease():
+        pass
+
+
+def test_tokens_not_used_come_back_and_tokens_used_beyond_are_owed() -> None:
+    usage = Usage(KeyLimits(tokens_per_minute=600), clock := Clock())
+    with usage.lease() as lease:
+        lease.reserve(500)
+        with usage.lease() as other, pytest.raises(RateLimited, match="600 tokens"):
+            other.reserve(200)
+        lease.used = 100
+    assert usage.headers()["x-ratelimit-remaining-tokens"] == "500"
+    with usage.lease() as lease:
+        lease.reserve(100)
+        lease.used = 800
+    assert usage.headers()["x-ratelimit-remaining-tokens"] == "0"
+    with usage.lease() as lease:
+        with pytest.raises(RateLimited) as refused:
+            lease.reserve(10)
+        assert refused.value.retry_after == 31
+        clock.now += 31
+        lease.reserve(10)
+
+
+def test_a_request_that_fails_gives_back_its_tokens_but_counts_as_a_request() -> None:
+    usage = Usage(KeyLimits(requests_per_minute=60, tokens_per_minute=600), Clock())
+    with pytest.raises(ZeroDivisionError), usage.lease() as lease:
+        lease.reserve(500)
+        raise ZeroDivisionError
+    assert usage.headers() == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "600",
+        "x-ratelimit-reset-tokens": "0s",
+    }
+
+
+def test_a_long_reset_is_written_in_minutes() -> None:
+    usage = Usage(KeyLimits(tokens_per_minute=60), Clock())
+    with usage.lease() as lease:
+        lease.reserve(60)
+        lease.used = 372 + 60 - 60
+    assert usage.headers()["x-ratelimit-reset-tokens"] == "6m12s"
+
+
+def test_other_limits_keep_what_has_been_used() -> None:
+    usage = Usage(KeyLimits(requests_per_minute=10), Clock())
+    for _ in range(8):
+        with usage.lease():
+            pass
+    usage.change(KeyLimits(requests_per_minute=20, tokens_per_minute=5))
+    assert usage.headers()["x-ratelimit-remaining-requests"] == "12"
+    assert usage.headers()["x-ratelimit-remaining-tokens"] == "5"
+    usage.change(KeyLimits(requests_per_minute=4))
+    assert usage.headers()["x-ratelimit-remaining-requests"] == "0"
+    usage.change(KeyLimits())
+    assert usage.headers() == {}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_over_any_time_no_more_tokens_are_used_than_the_limit_and_one_bucket_and_what_was_not_foreseen(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    usage = Usage(KeyLimits(tokens_per_minute=6000), clock := Clock())
+    start, used, unforeseen = clock.now, 0, 0
+    for _ in range(2000):
+        clock.now += rng.expovariate(5)
+        try:
+            with usage.lease() as lease:
+                expected = rng.randint(1, 900)
+                lease.reserve(expected)
+                lease.used = rng.randint(0, 2 * expected)
+                used += lease.used
+                unforeseen = max(unforeseen, lease.used - expected)
+        except RateLimited:
+            continue
+        assert used <= 6000 + (clock.now - start) * 100 + unforeseen
+    assert used >= 0.5 * (clock.now - start) * 100
