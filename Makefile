@@ -8,6 +8,7 @@ MODEL ?= builtin
 PORT ?= 8000
 TENSOR_PARALLEL ?= 1
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 AGAINST ?= main
 
 ##@ Use
@@ -18,6 +19,9 @@ bench: setup ## events a second of a gateway; Proa beside transformers; 64 clien
 	PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256
 	python tests/benchmarks/offline.py --model "$(MODEL)"
 	scripts/run --model "$(MODEL)" --port $(PORT) -- python tests/benchmarks/serve.py --url http://127.0.0.1:$(PORT)
+
+soak: setup ## half an hour of mixed traffic; memory must stay flat (SOAK_ARGS)
+	PYTHONPATH=tests python tests/benchmarks/soak.py $(SOAK_ARGS)
 
 images: ## build the two container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
@@ -85,4 +89,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench images train evaluate setup test unit test-gpu lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
+.PHONY: run bench soak images train evaluate setup test unit test-gpu lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
