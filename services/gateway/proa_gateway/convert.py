@@ -59,6 +59,7 @@ def add_to_pb(handle: int, request: EngineRequest) -> SessionRequest:
         cache_salt=request.cache_salt,
         trace_headers=request.trace_headers,
         arrival_time=request.arrival_time,
+        resumed_token_ids=token_ids_to_pb(request.resumed_token_ids),
     )
     return SessionRequest(add=service_pb2.AddRequest(handle=handle, request=message))
 
@@ -174,6 +175,8 @@ def _hello_from_pb(message: service_pb2.Hello) -> Hello:
         block_hash_version=model.block_hash_version,
         max_num_seqs=model.max_num_seqs,
         max_logprobs=model.max_logprobs,
+        model=model.model,
+        revision=model.revision,
         eos_token_ids=tuple(model.eos_token_ids),
     )
     return Hello(instance_id=message.instance_id, model=info, stats=_stats_from_pb(message.stats))

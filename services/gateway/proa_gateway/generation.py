@@ -1,37 +1,27 @@
 """Generation: all output sequences of one HTTP request, from the choice of engines to the last token.
 
-Every wait has a deadline; what is not ended at `close` is aborted. Knows nothing of text, JSON or HTTP.
+A sequence whose engine is lost goes on in another, from the tokens received; its stream notices nothing. Every wait has
+a deadline; what is not ended at `close` is aborted. Knows nothing of text, JSON or HTTP.
 """
 
 import asyncio
+import logging
+import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from proa.text import TextStream
 from proa_gateway.admission import Ticket
 from proa_gateway.config import Deadlines
-from proa_gateway.errors import EngineTimeout, GatewayError
+from proa_gateway.errors import EngineTimeout, EngineUnavailable, GatewayError, InternalError
+from proa_gateway.journey import Journey
 from proa_gateway.metrics import GatewayMetrics
 from proa_gateway.output_processor import Consumer, OutputProcessor
 from proa_gateway.pool import EnginePool
-from proa_gateway.telemetry import Attempt, RequestTrace
+from proa_gateway.telemetry import RequestTrace
 from proa_gateway.types import EngineRequest, RouteWish
 
-MAX_ATTEMPTS = 3
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """Where a sequence is."""
-
-    request: EngineRequest
-    wish: RouteWish
-    abort: Callable[[], None] | None = None
-    attempt: Attempt | None = None
-    tried: list[str] = field(default_factory=list)  # addresses
-    seen: int = 0  # tokens when last looked at
-    since: float = 0.0  # when that number last changed, by the event loop's clock
+_log = logging.getLogger(__name__)
 
 
 class Generation:
@@ -53,7 +43,7 @@ class Generation:
         self._trace = trace
         self._metrics = metrics
         self._deadlines = deadlines
-        self._running: dict[OutputProcessor, _Running] = {}
+        self._running: dict[OutputProcessor, Journey] = {}
         self._error: GatewayError | None = None
         self._woken = asyncio.Event()
         self.sequences: list[OutputProcessor] = []
@@ -74,13 +64,15 @@ class Generation:
     ) -> OutputProcessor:
         sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
-        self._running[sequence] = _Running(request, wish)
+        self._running[sequence] = Journey(request, wish)
         return sequence
 
     def start(self) -> None:
         """Sends everything. Raises `ModelNotFound` or `EngineUnavailable`."""
-        for sequence, running in self._running.items():
-            self._submit(sequence, running)
+        for sequence, journey in self._running.items():
+            self._pool.retry_budget.earn()
+            journey.since = self._now()
+            self._send(sequence, journey)
 
     def wake(self) -> None:
         """Lets `wait` return."""
@@ -102,11 +94,13 @@ class Generation:
 
     def close(self) -> None:
         """Aborts what is still running."""
-        for running in self._running.values():
-            if running.abort is not None:
-                running.abort()
-            if running.attempt is not None:
-                running.attempt.finish("aborted", "given up by the gateway")
+        for journey in self._running.values():
+            if journey.moving is not None:
+                journey.moving.cancel()
+            if journey.abort is not None:
+                journey.abort()
+            if journey.attempt is not None:
+                journey.attempt.finish("aborted", "given up by the gateway")
         self._running.clear()
 
     # SequenceOwner
@@ -117,49 +111,96 @@ class Generation:
         self._ticket.started(len(self._running[sequence].request.prompt_token_ids))
 
     def ended(self, sequence: OutputProcessor) -> None:
-        running = self._running.pop(sequence, None)
-        if running is None:
+        journey = self._running.pop(sequence, None)
+        if journey is None:
             return
-        if running.abort is not None:
-            running.abort()  # means nothing to an engine that has ended it itself
-        if running.attempt is not None:
-            running.attempt.finish()
+        if journey.abort is not None:
+            journey.abort()  # means nothing to an engine that has ended it itself
+        if journey.attempt is not None:
+            journey.attempt.finish()
         self._woken.set()
 
     def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
-        running = self._running[sequence]
-        if running.attempt is not None:
-            running.attempt.finish(type(error).__name__, error.message)
-            running.attempt = None
-        if not (retryable and len(running.tried) < MAX_ATTEMPTS and self._retry(sequence, running)):
-            self._error = self._error or error
-            self._woken.set()
+        journey = self._running[sequence]
+        if journey.attempt is not None:
+            journey.attempt.finish(type(error).__name__, error.message)
+        journey.attempt = journey.abort = None
+        now = self._now()
+        journey.progressed(len(sequence.received), now)
+        pause = journey.failed(error, now, self._pool.retry_budget, random.random()) if retryable else None
+        if pause is None:
+            self._give_up(journey, error)
+        else:
+            journey.moving = asyncio.create_task(self._move(sequence, journey, error, pause))
 
     # Private
 
-    def _submit(self, sequence: OutputProcessor, running: _Running) -> None:
+    def _send(self, sequence: OutputProcessor, journey: Journey) -> None:
+        """To an engine not tried yet while there is one. Raises `ModelNotFound` or `EngineUnavailable`."""
+        unfit = journey.unfit(self._pool.engines)
         with self._trace.span("route"):
-            engine = self._pool.pick(self._model, running.wish, avoid=running.tried)
-        running.tried.append(engine.address)
-        running.attempt = self._trace.start_attempt(engine.address, len(running.tried))
-        running.since = asyncio.get_running_loop().time()
-        running.abort = engine.submit(replace(running.request, trace_headers=running.attempt.inject()), sequence)
+            try:
+                engine = self._pool.pick(self._model, journey.wish, avoid=[*journey.tried, *unfit])
+            except EngineUnavailable:
+                if not journey.tried:
+                    raise
+                engine = self._pool.pick(self._model, journey.wish, avoid=unfit)
+        attempt = self._trace.start_attempt(engine.address, journey.num_attempts + 1)
+        request = replace(journey.next_request(sequence.received), trace_headers=attempt.inject())
+        journey.attempt, journey.abort = attempt, engine.submit(request, sequence)
+        journey.sent(engine)
 
-    def _retry(self, sequence: OutputProcessor, running: _Running) -> bool:
-        """Whether another engine has it now."""
+    async def _move(self, sequence: OutputProcessor, journey: Journey, error: GatewayError, pause: float) -> None:
+        """Sends it again as soon as an engine can take it; where none comes in time, the error stands."""
         try:
-            self._submit(sequence, running)
+            await asyncio.sleep(pause)
+            await self._send_in_time(sequence, journey)
         except GatewayError:
-            return False
-        self._metrics.observe_retry()
-        return True
+            self._give_up(journey, error)
+        except Exception:
+            _log.exception("a request could not be sent again")
+            self._give_up(journey, InternalError("the gateway failed while sending the request again"))
+        else:
+            self._tell_moved(journey)
+
+    async def _send_in_time(self, sequence: OutputProcessor, journey: Journey) -> None:
+        """Waits for an engine where one is known that may come. Raises what `_send` raises."""
+        assert journey.failed_at is not None
+        ends_at = journey.failed_at + self._deadlines.failover
+        while True:
+            try:
+                self._send(sequence, journey)
+            except EngineUnavailable:
+                unfit = journey.unfit(self._pool.engines)
+                if not self._pool.expects(self._model, avoid=[*journey.tried[-1:], *unfit]):
+                    raise
+                await self._pool.wait_for(self._model, ends_at - self._now(), avoid=unfit)
+            else:
+                return
+
+    def _tell_moved(self, journey: Journey) -> None:
+        if not journey.num_received:
+            self._metrics.observe_retry()
+            return
+        self._metrics.observe_failover("resumed")
+        self._trace.add_event(
+            "failover", **{"server.address": journey.tried[-1], "proa.resumed_tokens": journey.num_received}
+        )
+
+    def _give_up(self, journey: Journey, error: GatewayError) -> None:
+        if journey.num_received:
+            self._metrics.observe_failover("given_up")
+        self._error = self._error or journey.loss or error
+        self._woken.set()
 
     def _check_progress(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for sequence, running in self._running.items():
-            if sequence.num_received != running.seen:
-                running.seen, running.since = sequence.num_received, now
-            limit = self._deadlines.next_token if running.seen else self._deadlines.first_token
-            if now - running.since > limit:
-                what = "next" if running.seen else "first"
+        now = self._now()
+        for sequence, journey in self._running.items():
+            journey.progressed(len(sequence.received), now)
+            limit = self._deadlines.next_token if journey.num_received else self._deadlines.first_token
+            if now - journey.since > limit:
+                what = "next" if journey.num_received else "first"
                 raise EngineTimeout(f"The engine sent no {what} token within {limit:g} s.")
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

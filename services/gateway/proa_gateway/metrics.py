@@ -7,6 +7,7 @@ in Prometheus spelling, and vLLM's for what autoscalers and endpoint pickers rea
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -64,7 +65,10 @@ class GatewayMetrics:
         self._tokens = counter("proa_gateway_tokens", "Tokens of ended requests.", "gen_ai_request_model", "type")
         self._aborts = counter("proa_gateway_aborted_requests", "Requests given up by their client.")
         self._rejections = counter("proa_gateway_admission_rejections", "Requests not admitted.", "reason")
-        self._retries = counter("proa_gateway_retried_requests", "Requests sent to another engine after the first.")
+        self._retries = counter("proa_gateway_retried_requests", "Sequences sent again before their first token.")
+        self._failovers = counter(
+            "proa_gateway_failovers", "Sequences that lost their engine after their first token.", "outcome"
+        )
         self.requests_in_flight = Gauge(
             "proa_gateway_requests_in_flight", "Requests being answered.", registry=registry
         )
@@ -108,6 +112,10 @@ class GatewayMetrics:
 
     def observe_retry(self) -> None:
         self._retries.inc()
+
+    def observe_failover(self, outcome: Literal["resumed", "given_up"]) -> None:
+        """Another engine goes on with a sequence, or none does."""
+        self._failovers.labels(outcome).inc()
 
     def observe_engine(self, engine: str, load: EngineLoad) -> None:
         """Keep an engine's latest statistics under its name, as `host:port`."""

@@ -4,6 +4,7 @@ The token it is called with is in the client's socket when the call returns, unl
 of engines' choice, gRPC, HTTP or JSON.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -64,8 +65,8 @@ class SequenceOwner(Protocol):
 class OutputProcessor:
     """One output sequence; the `OutputSink` of its engine request.
 
-    `num_tokens` are those that stand for the text: what the usage counts. `num_received` also counts those that were
-    cut off, and is how far the engine is.
+    `num_tokens` are those that stand for the text: what the usage counts. `received` also holds those that were cut
+    off, and is how far the engine is; another engine can go on from there, and its outputs come here like the first's.
     """
 
     __slots__ = (
@@ -79,8 +80,8 @@ class OutputProcessor:
         "_wants_tokens",
         "finish_reason",
         "num_cached_tokens",
-        "num_received",
         "num_tokens",
+        "received",
     )
 
     def __init__(self, stream: TextStream, consumer: Consumer, owner: SequenceOwner, *, wants_tokens: bool) -> None:
@@ -92,15 +93,15 @@ class OutputProcessor:
         self._held_ids: list[int] = []  # received, but not yet sure to stay
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
+        self.received = array("I")
         self.num_tokens = 0
-        self.num_received = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, by the engine that gave the first token
         self.finish_reason: FinishName | None = None
 
     def token(self, token_id: int) -> None:
-        if not self.num_received:
+        if not self.received:
             self._owner.started(self)
-        self.num_received += 1
+        self.received.append(token_id)
         if self._plain_push is not None:
             self.num_tokens += 1
             if text := self._plain_push((token_id,)):
@@ -119,13 +120,13 @@ class OutputProcessor:
         if output.finish_reason is FinishReason.ERROR:
             self._owner.failed(self, InternalError(f"the engine failed: {output.error}"), retryable=False)
             return
-        if output.num_cached_tokens is not None:
+        if output.num_cached_tokens is not None and not self.received:
             self.num_cached_tokens = output.num_cached_tokens
         self._prompt_logprobs += output.prompt_logprobs
         token_ids = output.new_token_ids
-        if not self.num_received and (token_ids or output.finish_reason is not None):
+        if not self.received and (token_ids or output.finish_reason is not None):
             self._owner.started(self)
-        self.num_received += len(token_ids)
+        self.received.extend(token_ids)
         if self._wants_tokens:
             self._held_ids += token_ids
             self._held_logprobs += output.logprobs
@@ -135,7 +136,9 @@ class OutputProcessor:
             self._give(delta, output.finish_reason, output.stop_reason)
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
-        self._owner.failed(self, error, retryable=retryable and not self.num_received)
+        if not self.received:
+            self._prompt_logprobs.clear()  # the next engine is asked for all of them
+        self._owner.failed(self, error, retryable=retryable)
 
     def _push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextDelta:
         if finish_reason is None:

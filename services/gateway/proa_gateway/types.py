@@ -48,6 +48,7 @@ class EngineRequest:
     cache_salt: str = ""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     arrival_time: float = 0.0  # Unix seconds; 0: when the engine receives it
+    resumed_token_ids: Sequence[int] = ()  # output that another engine has generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class ModelInfo:
     block_hash_version: int
     max_num_seqs: int  # in one batch
     max_logprobs: int
+    model: str = ""  # where its weights come from
+    revision: str = ""
     eos_token_ids: tuple[int, ...] = ()
 
 

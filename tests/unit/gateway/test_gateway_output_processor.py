@@ -70,7 +70,7 @@ def test_a_character_over_several_tokens_comes_whole() -> None:
         sequence.token(token_id)
     assert "".join(recorder.texts) == "👩‍👩‍👧 €"
     assert "�" not in "".join(recorder.texts)
-    assert sequence.num_tokens == sequence.num_received == len(ids("👩‍👩‍👧 €"))
+    assert sequence.num_tokens == len(sequence.received) == len(ids("👩‍👩‍👧 €"))
 
 
 def test_the_end_token_counts_and_shows_nothing() -> None:
@@ -134,9 +134,26 @@ def test_an_engines_error_is_a_failure_that_nobody_retries() -> None:
     assert recorder.events == ["failed InternalError False"]
 
 
-def test_only_a_sequence_without_tokens_may_move_to_another_engine() -> None:
+def test_a_sequence_that_moves_goes_on_where_it_was() -> None:
     sequence, recorder = make()
+    whole = ids("A 👩‍👩‍👧 costs €5.")
+    cut = len(ids("A 👩")) - 1  # in the middle of a character
+    sequence.output(EngineOutput(new_token_ids=whole[:cut], num_cached_tokens=16))
     sequence.failed(InternalError("lost"), retryable=True)
-    sequence.token(ids("The")[0])
+    assert list(sequence.received) == whole[:cut]
+    sequence.output(EngineOutput(new_token_ids=whole[cut : cut + 1], num_cached_tokens=48))
+    for token_id in whole[cut + 1 :]:
+        sequence.token(token_id)
+    sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH, num_cached_tokens=48))
+    assert "".join(recorder.texts) == "A 👩‍👩‍👧 costs €5."
+    assert recorder.events == ["started", "failed InternalError True", "ended"]
+    assert (sequence.num_tokens, sequence.num_cached_tokens) == (len(whole), 16)
+
+
+def test_prompt_logprobs_of_an_attempt_without_tokens_are_forgotten() -> None:
+    sequence, recorder = make(wants_tokens=True)
+    sequence.output(EngineOutput(prompt_logprobs=logprobs([1, 2])))
     sequence.failed(InternalError("lost"), retryable=True)
-    assert recorder.events == ["failed InternalError True", "started", "failed InternalError False"]
+    chunk = ids("one")[:1]
+    sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk), prompt_logprobs=logprobs([1, 2, 3])))
+    assert [entry.token_id for entry in recorder.deltas[0].prompt_logprobs] == [1, 2, 3]
