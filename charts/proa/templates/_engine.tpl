@@ -4,11 +4,15 @@ image: {{ include "proa.image" (dict "root" .root "image" .root.Values.engine.im
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   {{- include "proa.containerSecurityContext" . | nindent 2 }}
-  readOnlyRootFilesystem: {{ .pool.readOnlyRootFilesystem }}
-resources: {{- toYaml .pool.resources | nindent 2 }}
+  readOnlyRootFilesystem: {{ include "proa.engine.readOnly" .pool }}
+resources: {{- include "proa.engine.resources" .pool | nindent 2 }}
 env:
   - {name: HOME, value: /tmp}
-  {{- include "proa.otel" (dict "root" .root "service" "proa-engine") | nindent 2 }}
+  - {name: HF_HOME, value: /cache}
+  {{- with .pool.huggingFace.tokenSecret }}
+  - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.pool.huggingFace.tokenKey }}}}}
+  {{- end }}
+  {{- include "proa.otel" (dict "root" .root "service" "proa-engine") | trim | nindent 2 }}
   {{- with .pool.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -16,22 +20,68 @@ volumeMounts:
   - {name: shm, mountPath: /dev/shm}
   - {name: tmp, mountPath: /tmp}
   - {name: run, mountPath: /run/proa}
+  - {name: cache, mountPath: /cache}
+  {{- with .pool.modelVolume.claimName }}
+  - {name: model, mountPath: {{ $.pool.modelVolume.path }}, readOnly: true}
+  {{- end }}
+  {{- with .root.Values.tls.existingSecret }}
+  - {name: tls, mountPath: /etc/proa/tls, readOnly: true}
+  {{- end }}
   {{- with .pool.volumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
 
-{{- /* Combinations that cannot work, each refused in a sentence: (dict "name" $name "pool" $pool) */ -}}
-{{- define "proa.engine.validate" -}}
-{{- $tp := int .pool.tensorParallelSize -}}
-{{- $devices := dict -}}
-{{- range $key, $_ := merge (dict) (.pool.resources.limits | default dict) (.pool.resources.requests | default dict) -}}
-{{- if contains "gpu" $key -}}{{- $_ := set $devices $key true -}}{{- end -}}
+{{- /* The volumes behind those mounts: (dict "root" $ "pool" $pool) */ -}}
+{{- define "proa.engine.volumes" -}}
+- {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .pool.shmSize }}}}
+- {name: tmp, emptyDir: {}}
+- {name: run, emptyDir: {}}
+{{- if .pool.huggingFace.cacheClaim }}
+- {name: cache, persistentVolumeClaim: {claimName: {{ .pool.huggingFace.cacheClaim }}}}
+{{- else }}
+- {name: cache, emptyDir: {}}
+{{- end }}
+{{- with .pool.modelVolume.claimName }}
+- {name: model, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
+{{- end }}
+{{- with .root.Values.tls.existingSecret }}
+- {name: tls, secret: {secretName: {{ . }}}}
+{{- end }}
+{{- with .pool.volumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
-{{- if and $devices (eq .pool.tensorParallel.mode "sidecar") (gt $tp 1) -}}
-{{- fail (printf "engines.%s: tensorParallel.mode sidecar cannot share GPUs between containers through %s; use mode process." .name (keys $devices | first)) -}}
+
+{{- /* The container's CPU and memory, and the GPUs of all ranks: each rank sees every GPU and takes its own. */ -}}
+{{- define "proa.engine.resources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if eq .gpu.allocation "devicePlugin" -}}
+{{- $_ := set $resources "limits" (merge (dict .gpu.resourceName (int .tensorParallelSize)) ($resources.limits | default dict)) -}}
+{{- else if eq .gpu.allocation "dra" -}}
+{{- $_ := set $resources "claims" (list (dict "name" "gpus")) -}}
 {{- end -}}
-{{- if gt (len .name) 20 -}}
-{{- fail (printf "engines.%s: the name of a pool may have at most 20 characters." .name) -}}
+{{- toYaml $resources -}}
 {{- end -}}
+
+{{- define "proa.engine.readOnly" -}}
+{{- if kindIs "bool" .readOnlyRootFilesystem }}{{ .readOnlyRootFilesystem }}{{ else }}{{ eq .gpu.allocation "none" }}{{ end -}}
+{{- end -}}
+
+{{- /* A ResourceClaimTemplate cannot be changed, so what it says is in its name: (dict "root" $ "name" $name "pool" $pool) */ -}}
+{{- define "proa.engine.claimTemplate" -}}
+{{- $what := printf "%d %s" (int .pool.tensorParallelSize) .pool.gpu.deviceClassName -}}
+{{- printf "%s-engine-%s-gpus-%s" (include "proa.fullname" .root) .name (sha256sum $what | trunc 8) -}}
+{{- end -}}
+
+{{- /* The name clients ask for, of a pool */ -}}
+{{- define "proa.engine.modelName" -}}
+{{- .servedModelName | default (ternary "proa-builtin" .model (eq .model "builtin")) -}}
+{{- end -}}
+
+{{- /* Prometheus query for a model's requests anywhere. Gateways repeat their engines' gauges, under the engine's address
+as `engine`; an engine's own say 0. */ -}}
+{{- define "proa.engine.demand" -}}
+sum(proa_gateway_queue_depth{model={{ . | quote }}} or vector(0))
+{{- range $gauge := list "vllm:num_requests_waiting" "vllm:num_requests_running" }} + sum({{ $gauge }}{model_name={{ $ | quote }},engine="0"} or vector(0)){{ end -}}
 {{- end -}}

@@ -12,6 +12,18 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- /* What selects the pods of a component: (dict "root" $ "component" "gateway") */ -}}
+{{- define "proa.componentSelector" -}}
+{{ include "proa.selector" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- /* What selects the pods of a pool: (dict "root" $ "name" $name) */ -}}
+{{- define "proa.poolSelector" -}}
+{{ include "proa.componentSelector" (dict "root" .root "component" "engine") }}
+proa/pool: {{ .name }}
+{{- end -}}
+
 {{- define "proa.labels" -}}
 {{ include "proa.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -58,4 +70,33 @@ capabilities: {drop: [ALL]}
 {{- range $name, $value := merge (dict) .root.Values.otel (dict "OTEL_SERVICE_NAME" .service) -}}
 - {name: {{ $name }}, value: {{ $value | toString | quote }}}
 {{ end }}
+{{- end -}}
+
+{{- /* The flags of mutual TLS, for gateway and engine alike */ -}}
+{{- define "proa.tlsArguments" -}}
+- --tls-ca=/etc/proa/tls/ca.crt
+- --tls-cert=/etc/proa/tls/tls.crt
+- --tls-key=/etc/proa/tls/tls.key
+{{- end -}}
+
+{{- /* Topology spread constraints of the pods selected: (dict "constraints" list "selector" "a: b") */ -}}
+{{- define "proa.spread" -}}
+{{- $selector := dict "labelSelector" (dict "matchLabels" (fromYaml .selector)) -}}
+{{- range .constraints }}
+- {{ merge (deepCopy .) $selector | toJson }}
+{{- end }}
+{{- end -}}
+
+{{- /* What gateway and engines alike may open: DNS, and OpenTelemetry where it is configured */ -}}
+{{- define "proa.commonEgress" -}}
+- ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
+{{- if .Values.otel }}
+- ports:
+    {{- range .Values.networkPolicy.otlp.ports }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+  {{- with .Values.networkPolicy.otlp.to }}
+  to: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
 {{- end -}}

@@ -83,7 +83,7 @@ def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
 
 
 def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
-    pod = engine_pod("engines.builtin.tensorParallelSize=4", "engines.builtin.tensorParallel.mode=sidecar")
+    pod = engine_pod("engines.builtin.model=org/big", *SIDECAR[1:], "engines.builtin.tensorParallelSize=4")
     assert [container["name"] for container in pod["initContainers"]] == [f"tp-worker-{rank}" for rank in (1, 2, 3)]
     assert all(container["restartPolicy"] == "Always" for container in pod["initContainers"])
     sockets = [argument for argument in pod["containers"][0]["args"] if argument.startswith("--worker-socket=")]
@@ -91,7 +91,7 @@ def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
 
 
 def test_process_mode_makes_no_worker_container() -> None:
-    pod = engine_pod("engines.builtin.tensorParallelSize=4")
+    pod = engine_pod("engines.builtin.model=org/big", "engines.builtin.tensorParallelSize=4")
     assert "initContainers" not in pod
     assert not any(argument.startswith("--worker-socket") for argument in pod["containers"][0]["args"])
 
@@ -130,7 +130,7 @@ def test_otel_variables_reach_every_container() -> None:
         (("otel.FOO=1",), "FOO"),
         (
             (*SIDECAR, r"engines.builtin.resources.limits.nvidia\.com/gpu=1"),
-            "tensorParallel.mode sidecar cannot share GPUs between containers",
+            "resources name nvidia.com/gpu; say gpu.allocation instead",
         ),
         (("engines.a-name-that-is-much-too-long.replicas=1",), "at most 20 characters"),
     ],
