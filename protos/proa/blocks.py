@@ -24,20 +24,20 @@ from typing import Final
 BLOCK_HASH_VERSION: Final = 1
 """Travels in `GetModelInfoResponse`; hashes of different versions have nothing to do with each other."""
 
-_HASH_BYTES: Final = 16
+HASH_BYTES: Final = 16
 _TOKEN_BYTES: Final = 4
 
 
 def root_hash(model: str, revision: str) -> bytes:
     """The parent of every first block: SHA-256 over "proa.blocks", the version, model and revision, cut to 16 bytes."""
     return sha256(b"proa.blocks" + struct.pack("<I", BLOCK_HASH_VERSION) + _suffix([model, revision])).digest()[
-        :_HASH_BYTES
+        :HASH_BYTES
     ]
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str] = ()) -> bytes:
     """The hash of one block after its parent. Raises `struct.error` for ids that are no uint32."""
-    return sha256(parent + _pack(token_ids) + _suffix(extra_keys)).digest()[:_HASH_BYTES]
+    return sha256(parent + _pack(token_ids) + _suffix(extra_keys)).digest()[:HASH_BYTES]
 
 
 def hash_blocks(
@@ -47,7 +47,7 @@ def hash_blocks(
     data, suffix, hashes = _pack(token_ids), _suffix(extra_keys), []
     stride = block_size * _TOKEN_BYTES
     for end in range(stride, len(data) + 1, stride):
-        parent = sha256(parent + data[end - stride : end] + suffix).digest()[:_HASH_BYTES]
+        parent = sha256(parent + data[end - stride : end] + suffix).digest()[:HASH_BYTES]
         hashes.append(parent)
     return hashes
 

@@ -5,19 +5,22 @@ Token ids travel as little-endian uint32 bytes, a step's plain tokens as two suc
 
 import sys
 from array import array
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
 import grpc
 
+from proa.blocks import HASH_BYTES, root_hash
 from proa.engine.v1 import core_pb2, service_pb2
 from proa.engine.v1.service_pb2_grpc import EngineServiceStub
 from proa_gateway.types import (
+    BlockChain,
     Draining,
     EngineOutput,
     EngineRequest,
     EngineStats,
     FinishReason,
     Hello,
+    KvEvents,
     ModelInfo,
     Rejected,
     SamplingParams,
@@ -44,6 +47,16 @@ async def read_tokenizer_files(channel: grpc.aio.Channel, *, seconds: float) -> 
     async for part in parts:
         files.setdefault(part.file_name, bytearray()).extend(part.data)
     return {name: bytes(data) for name, data in files.items()}
+
+
+async def read_kv_events(channel: grpc.aio.Channel) -> AsyncIterator[KvEvents]:
+    """What an engine's prefix cache holds, as it changes. Raises `grpc.aio.AioRpcError`."""
+    messages: AsyncIterable[service_pb2.SubscribeKvEventsResponse]
+    messages = EngineServiceStub(channel).SubscribeKvEvents(service_pb2.SubscribeKvEventsRequest())
+    async for message in messages:
+        yield KvEvents(
+            message.sequence, message.snapshot, _hashes_from_pb(message.stored), _hashes_from_pb(message.removed)
+        )
 
 
 def open_to_pb(client_id: str) -> SessionRequest:
@@ -128,6 +141,10 @@ def token_ids_from_pb(data: bytes) -> Sequence[int]:
     return memoryview(data).cast("I")
 
 
+def _hashes_from_pb(data: bytes) -> list[bytes]:
+    return [data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)]
+
+
 def _outputs_from_pb(message: core_pb2.EngineCoreOutputs) -> StepOutputs:
     return StepOutputs(
         plain_handles=token_ids_from_pb(message.plain_handles),
@@ -175,8 +192,14 @@ def _hello_from_pb(message: service_pb2.Hello) -> Hello:
         block_hash_version=model.block_hash_version,
         max_num_seqs=model.max_num_seqs,
         max_logprobs=model.max_logprobs,
+        chain=BlockChain(root_hash(model.model, model.revision), model.block_size),
         model=model.model,
         revision=model.revision,
         eos_token_ids=tuple(model.eos_token_ids),
     )
-    return Hello(instance_id=message.instance_id, model=info, stats=_stats_from_pb(message.stats))
+    return Hello(
+        instance_id=message.instance_id,
+        model=info,
+        stats=_stats_from_pb(message.stats),
+        num_cached_blocks=model.num_gpu_blocks if model.prefix_caching else 0,
+    )

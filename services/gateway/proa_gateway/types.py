@@ -52,10 +52,20 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockChain:
+    """What the names of an engine's blocks go by; see `proa.blocks`."""
+
+    root: bytes
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class RouteWish:
     """What the choice of an engine goes by, beside the engines' loads."""
 
     block_hashes: Sequence[bytes] = ()  # of the prompt's full blocks, in order
+    chain: BlockChain | None = None  # of the hashes; None: there are none
+    num_tokens: int = 0  # of the prompt
     session: str | None = None  # whatever the client calls its conversation
 
 
@@ -104,6 +114,7 @@ class ModelInfo:
     block_hash_version: int
     max_num_seqs: int  # in one batch
     max_logprobs: int
+    chain: BlockChain
     model: str = ""  # where its weights come from
     revision: str = ""
     eos_token_ids: tuple[int, ...] = ()
@@ -116,6 +127,7 @@ class Hello:
     instance_id: str
     model: ModelInfo
     stats: EngineStats
+    num_cached_blocks: int  # that the prefix cache has room for; 0: the engine reuses no prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +153,16 @@ class Rejected:
 @dataclass(frozen=True, slots=True)
 class Draining:
     """An engine admits nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """How an engine's prefix cache changed; `removed` comes before `stored`. A `snapshot` voids what came before."""
+
+    sequence: int
+    snapshot: bool
+    stored: Sequence[bytes]
+    removed: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
