@@ -26,6 +26,9 @@ soak: setup ## half an hour of mixed traffic; memory must stay flat (SOAK_ARGS)
 images: ## build the two container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
 
+cluster-up: ## a cluster in Docker with kind, both images in it
+	@scripts/cluster-up
+
 ##@ Develop
 setup: ## make .venv with everything locked (PYTHON, TORCH_INDEX); a no-op once done
 	@scripts/setup
