@@ -20,6 +20,7 @@ def release(request: pytest.FixtureRequest) -> Iterator[Release]:
     tag = os.environ.get("PROA_IMAGE_TAG", "dev")
     release = Release("proa", f"proa-e2e-{secrets.token_hex(3)}", registry, tag)
     try:
+        release.make_namespace()
         release.install()
         yield release
     finally:

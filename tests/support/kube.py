@@ -38,12 +38,17 @@ class Release:
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "--output=json"))
 
+    def make_namespace(self) -> None:
+        """The namespace, which admits only pods of the standard that is called restricted."""
+        run("kubectl", "create", "namespace", self.namespace)
+        run("kubectl", "label", "namespace", self.namespace, "pod-security.kubernetes.io/enforce=restricted")
+
     def install(self, **values: str) -> None:
         """Install or upgrade with `--set` values, dots written as double underscores, and wait until it is ready."""
         values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
         settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
         command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
-        run(*command, "--create-namespace", "--wait", "--timeout=10m", f"--set=image.registry={self.registry}",
+        run(*command, "--wait", "--timeout=10m", f"--set=image.registry={self.registry}",
             *settings, timeout=660)  # fmt: skip
 
     def uninstall(self) -> None:

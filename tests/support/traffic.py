@@ -32,13 +32,13 @@ class Traffic:
     """A running pod of clients. Answers can be read while it runs; nothing is lost when it ends."""
 
     def __init__(self, release: Release, pod: str) -> None:
+        self.pod = pod
         self._release = release
-        self._pod = pod
 
     def answers(self) -> list[Answer]:
         """All that has ended so far."""
         names = [field.name for field in fields(Answer)]
-        lines = self._release.kubectl("logs", self._pod, "--tail=-1").splitlines()
+        lines = self._release.kubectl("logs", self.pod, "--tail=-1").splitlines()
         records = [json.loads(line) for line in lines if line.startswith("{")]
         return [Answer(**{name: record[name] for name in names}) for record in records]
 
@@ -52,14 +52,14 @@ class Traffic:
 
     def stop(self) -> None:
         """Let every client finish the request that it is at."""
-        self._release.kubectl("exec", self._pod, "--", "touch", "/tmp/stop", check=False)
+        self._release.kubectl("exec", self.pod, "--", "touch", "/tmp/stop", check=False)
         self.join()
 
     def join(self, seconds: float = 180) -> None:
         """Until all clients have finished."""
 
         def ended() -> bool:
-            return self._release.get("pod", self._pod)["status"]["phase"] in ("Succeeded", "Failed")
+            return self._release.get("pod", self.pod)["status"]["phase"] in ("Succeeded", "Failed")
 
         eventually("the clients finish", ended, seconds)
 

@@ -1,0 +1,144 @@
+"""Who may open what: network policies, API keys and mutual TLS, with secrets that change while everything runs.
+
+The namespace admits only pods of the standard called restricted, in every end-to-end test.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from support.kube import Release, eventually, run
+from support.traffic import traffic
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 50051), 3).close()"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def ask(client: OpenAI) -> str:
+    answer = client.chat.completions.create(
+        model="proa-builtin",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        temperature=0,
+    )
+    return answer.choices[0].message.content or ""
+
+
+def restarts(release: Release) -> dict[str, int]:
+    """By pod, how often its containers were started again."""
+    pods = [pod for component in ("gateway", "engine") for pod in release.pods(component)]
+    return {
+        pod["metadata"]["name"]: sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
+        for pod in pods
+    }
+
+
+@pytest.fixture
+def engine_address(release: Release) -> str:
+    (pod,) = release.pods("engine")
+    return str(pod["status"]["podIP"])
+
+
+@pytest.fixture
+def stranger(release: Release) -> Iterator[str]:
+    """The name of a pod that is no part of the release, with a label of its own."""
+    with traffic(release, "--clients=1", labels={"who": "stranger"}) as running:
+        yield running.pod
+
+
+def can_connect(release: Release, pod: str, address: str) -> bool:
+    command = ["exec", pod, "--", "python3", "-c", f"{CONNECT}; print('connected')", address]
+    return "connected" in release.kubectl(*command, check=False)
+
+
+def test_only_the_gateway_reaches_the_engine(release: Release, stranger: str, engine_address: str) -> None:
+    (gateway,) = release.pods("gateway")
+    assert can_connect(release, gateway["metadata"]["name"], engine_address)
+    assert not can_connect(release, stranger, engine_address)
+
+
+def test_a_named_grpc_client_reaches_the_engine(release: Release, stranger: str) -> None:
+    release.install(networkPolicy__engine__from__0__podSelector__matchLabels__who="stranger")
+    (pod,) = release.pods("engine")
+    eventually(
+        "the stranger is let in", lambda: can_connect(release, stranger, str(pod["status"]["podIP"])), seconds=30
+    )
+    release.install()
+
+
+def write_keys(release: Release, *keys: str) -> None:
+    """The Secret with these API keys, made or replaced."""
+    entries = [{"name": f"team-{index}", "key": key} for index, key in enumerate(keys)]
+    data = base64.b64encode(json.dumps({"keys": entries}).encode()).decode()
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys.json": data}}
+    run("kubectl", "--namespace", release.namespace, "apply", "--filename=-", stdin=json.dumps(secret))
+
+
+def test_api_keys_rotate_without_a_restart(release: Release) -> None:
+    write_keys(release, "first")
+    release.install(gateway__apiKeys__existingSecret="keys")
+    with release.client() as client:
+        assert "Paris" in ask(client.with_options(api_key="first"))
+        with pytest.raises(AuthenticationError):
+            ask(client.with_options(api_key="second"))
+        before = restarts(release)
+        write_keys(release, "second")
+
+        def is_rotated() -> bool:
+            try:
+                return "Paris" in ask(client.with_options(api_key="second"))
+            except AuthenticationError:
+                return False
+
+        eventually("the new key is taken", is_rotated, seconds=180)
+        with pytest.raises(AuthenticationError):
+            ask(client.with_options(api_key="first"))
+    assert restarts(release) == before
+    release.install()
+
+
+def write_certificates(release: Release, folder: Path) -> str:
+    """A certificate by a new authority for both sides, as the Secret `tls`; its serial number."""
+    folder.mkdir()
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    paths = {name: str(folder / name) for name in ("ca.key", "ca.crt", "tls.key", "tls.csr", "tls.crt", "names")}
+    Path(paths["names"]).write_text("subjectAltName=DNS:proa-engine\nextendedKeyUsage=serverAuth,clientAuth\n")
+    run("openssl", "req", "-x509", *curve, "-days", "1", "-keyout", paths["ca.key"], "-out", paths["ca.crt"],
+        "-subj", "/CN=proa-authority")  # fmt: skip
+    run("openssl", "req", *curve, "-keyout", paths["tls.key"], "-out", paths["tls.csr"], "-subj", "/CN=proa")
+    run("openssl", "x509", "-req", "-in", paths["tls.csr"], "-CA", paths["ca.crt"], "-CAkey", paths["ca.key"],
+        "-CAcreateserial", "-days", "1", "-extfile", paths["names"], "-out", paths["tls.crt"])  # fmt: skip
+    files = [f"--from-file={name}={paths[name]}" for name in ("tls.crt", "tls.key", "ca.crt")]
+    manifest = release.kubectl("create", "secret", "generic", "tls", *files, "--dry-run=client", "--output=json")
+    run("kubectl", "--namespace", release.namespace, "apply", "--filename=-", stdin=manifest)
+    return run("openssl", "x509", "-in", paths["tls.crt"], "-noout", "-serial").strip()
+
+
+def served_serial(release: Release) -> str:
+    """The serial number of the certificate that the engine shows now."""
+    (engine,) = release.pods("engine")
+    script = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 50051), timeout=3))"  # asks for no proof
+    (gateway,) = release.pods("gateway")
+    command = ["exec", gateway["metadata"]["name"], "--", "python3", "-c", script, str(engine["status"]["podIP"])]
+    certificate = release.kubectl(*command, check=False)
+    return run("openssl", "x509", "-noout", "-serial", stdin=certificate, check=False).strip()
+
+
+def test_certificates_rotate_without_a_restart_and_without_a_failed_request(release: Release, tmp_path: Path) -> None:
+    first = write_certificates(release, tmp_path / "first")
+    release.install(tls__existingSecret="tls")
+    with release.client() as client:
+        assert "Paris" in ask(client)
+    assert served_serial(release) == first
+    before = restarts(release)
+    with traffic(release, "--clients=4") as running:
+        running.wait_for(8)
+        second = write_certificates(release, tmp_path / "second")
+        eventually("the engine shows the new certificate", lambda: served_serial(release) == second, seconds=180)
+        running.wait_for(8)
+        running.stop()
+        assert running.failures() == []
+    assert restarts(release) == before
