@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from support import metrics_api
+from support.certificates import self_signed
 from support.kube import Release, eventually, run
 from support.traffic import traffic
 
@@ -19,23 +20,8 @@ DEPLOYMENT = "deployment/proa-engine-builtin"
 @pytest.fixture
 def metrics_adapter(release: Release, tmp_path: Path) -> Iterator[None]:
     """Serves the release's engine metrics as custom metrics of the cluster."""
-    names = f"metrics.{release.namespace}.svc"
-    key, certificate = str(tmp_path / "tls.key"), str(tmp_path / "tls.crt")
-    make = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "1",
-        "-keyout",
-    ]
-    run(*make, key, "-out", certificate, "-subj", f"/CN={names}", "-addext", f"subjectAltName=DNS:{names}")
-    release.kubectl("create", "secret", "tls", "metrics", f"--cert={certificate}", f"--key={key}")
+    tls = self_signed(tmp_path, f"metrics.{release.namespace}.svc")
+    release.kubectl("create", "secret", "tls", "metrics", f"--cert={tls.certificate}", f"--key={tls.key}")
     release.kubectl("create", "configmap", "metrics", f"--from-file=metrics_api.py={metrics_api.__file__}")
     release.kubectl("create", "serviceaccount", "metrics")
     release.kubectl("create", "role", "metrics", "--verb=list", "--resource=pods")

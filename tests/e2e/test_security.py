@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from openai import AuthenticationError, OpenAI
 
+from support.certificates import serial_of, signed
 from support.kube import Release, eventually, run
 from support.traffic import traffic
 
@@ -102,19 +103,12 @@ def test_api_keys_rotate_without_a_restart(release: Release) -> None:
 
 def write_certificates(release: Release, folder: Path) -> str:
     """A certificate by a new authority for both sides, as the Secret `tls`; its serial number."""
-    folder.mkdir()
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    paths = {name: str(folder / name) for name in ("ca.key", "ca.crt", "tls.key", "tls.csr", "tls.crt", "names")}
-    Path(paths["names"]).write_text("subjectAltName=DNS:proa-engine\nextendedKeyUsage=serverAuth,clientAuth\n")
-    run("openssl", "req", "-x509", *curve, "-days", "1", "-keyout", paths["ca.key"], "-out", paths["ca.crt"],
-        "-subj", "/CN=proa-authority")  # fmt: skip
-    run("openssl", "req", *curve, "-keyout", paths["tls.key"], "-out", paths["tls.csr"], "-subj", "/CN=proa")
-    run("openssl", "x509", "-req", "-in", paths["tls.csr"], "-CA", paths["ca.crt"], "-CAkey", paths["ca.key"],
-        "-CAcreateserial", "-days", "1", "-extfile", paths["names"], "-out", paths["tls.crt"])  # fmt: skip
-    files = [f"--from-file={name}={paths[name]}" for name in ("tls.crt", "tls.key", "ca.crt")]
-    manifest = release.kubectl("create", "secret", "generic", "tls", *files, "--dry-run=client", "--output=json")
+    made = signed(folder)
+    files = {"tls.crt": made.certificate, "tls.key": made.key, "ca.crt": made.authority}
+    sources = [f"--from-file={name}={path}" for name, path in files.items()]
+    manifest = release.kubectl("create", "secret", "generic", "tls", *sources, "--dry-run=client", "--output=json")
     run("kubectl", "--namespace", release.namespace, "apply", "--filename=-", stdin=manifest)
-    return run("openssl", "x509", "-in", paths["tls.crt"], "-noout", "-serial").strip()
+    return made.serial
 
 
 def served_serial(release: Release) -> str:
@@ -123,8 +117,7 @@ def served_serial(release: Release) -> str:
     script = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 50051), timeout=3))"  # asks for no proof
     (gateway,) = release.pods("gateway")
     command = ["exec", gateway["metadata"]["name"], "--", "python3", "-c", script, str(engine["status"]["podIP"])]
-    certificate = release.kubectl(*command, check=False)
-    return run("openssl", "x509", "-noout", "-serial", stdin=certificate, check=False).strip()
+    return serial_of(release.kubectl(*command, check=False))
 
 
 def test_certificates_rotate_without_a_restart_and_without_a_failed_request(release: Release, tmp_path: Path) -> None:
