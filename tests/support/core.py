@@ -7,6 +7,7 @@ from typing import Any, Literal
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.factory import make_core
+from proa_engine.core.kv_events import KvNews
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import (
     EngineCoreOutput,
@@ -108,6 +109,12 @@ class CoreRun:
         self.eos_token_ids = eos_token_ids
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.rejections: list[Rejection] = []
+        self.kv_news: list[KvNews] = []
+
+    @property
+    def cached_hashes(self) -> set[bytes]:
+        """What can be found in the prefix cache."""
+        return set(self.core._scheduler._manager._pool._by_hash)
 
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
@@ -118,6 +125,8 @@ class CoreRun:
         self.core.check_integrity()
         if outputs is not None:
             self.rejections += outputs.rejections
+            if outputs.kv_news is not None:
+                self.kv_news.append(outputs.kv_news)
             for output in outputs.outputs:
                 self.outputs.setdefault(output.request_id, []).append(output)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from proa_engine.core.kv_events import KvEvents
+
 
 class Block:
     """One block of the KV cache. `ref_count` requests read it; free blocks are linked through `prev` and `next`."""
@@ -79,7 +81,8 @@ class BlockPool:
     """All blocks, by reference count and by content.
 
     `order` is the order in which the blocks are first given out: a permutation of the ids, for tests; by default
-    ascending. A content hash names one block: a second block with the same content stays nameless.
+    ascending. A content hash names one block: a second block with the same content stays nameless. `kv_events` is told
+    which hashes come and go.
     """
 
     def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
@@ -90,6 +93,7 @@ class BlockPool:
         assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"
         self._free = FreeBlockQueue(self.blocks[block_id] for block_id in order)
         self._by_hash: dict[bytes, Block] = {}
+        self.kv_events = KvEvents(self._by_hash.keys())
 
     @property
     def num_blocks(self) -> int:
@@ -116,6 +120,7 @@ class BlockPool:
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if self._by_hash.setdefault(block_hash, block) is block:
                 block.block_hash = block_hash
+                self.kv_events.stored(block_hash)
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Take a reference to each block; free ones leave the free list with what they hold."""
@@ -146,6 +151,7 @@ class BlockPool:
         for block in self._by_hash.values():
             block.block_hash = None
         self._by_hash.clear()
+        self.kv_events.reset()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where reference counts, free list and content disagree."""
@@ -158,4 +164,5 @@ class BlockPool:
     def _forget(self, block: Block) -> None:
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
+            self.kv_events.removed(block.block_hash)
             block.block_hash = None

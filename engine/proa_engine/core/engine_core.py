@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 
 from proa_engine.core.executor import Executor, StepFuture
@@ -21,7 +22,13 @@ from proa_engine.core.types import (
     SchedulerStats,
 )
 
-_Message = EngineCoreRequest | tuple[str, ...] | None  # a request, ids to abort, or a call to wake up
+
+class _KvEvents(Enum):
+    FOLLOW = auto()
+    UNFOLLOW = auto()
+
+
+_Message = EngineCoreRequest | tuple[str, ...] | _KvEvents | None  # a request, ids to abort, or a call to wake up
 
 
 class EngineCore:
@@ -34,6 +41,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, executor: Executor, *, clock: Callable[[], float] = time.time) -> None:
         self.step_started_at: float | None = None
         self._scheduler = scheduler
+        self._kv_events = scheduler.kv_events
         self._executor = executor
         self._clock = clock
         self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # after a step returns
@@ -51,13 +59,21 @@ class EngineCore:
         """End requests, from any thread. Ids that are not known are ignored."""
         self._inbox.put(tuple(request_ids))
 
+    def follow_kv_events(self) -> None:
+        """Send a snapshot of what the prefix cache holds with the next outputs, and what changes with all others."""
+        self._inbox.put(_KvEvents.FOLLOW)
+
+    def unfollow_kv_events(self) -> None:
+        """Nobody wants the changes any more."""
+        self._inbox.put(_KvEvents.UNFOLLOW)
+
     def wake(self) -> None:
         """End a `wait_for_work`, from any thread or a signal handler."""
         self._inbox.put(None)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        untold = self._outputs or self._rejections
+        untold = self._outputs or self._rejections or self._kv_events.is_untold
         return self._scheduler.has_work or bool(self._in_flight or untold) or not self._inbox.empty()
 
     def wait_for_work(self, timeout: float | None = None) -> None:
@@ -120,12 +136,17 @@ class EngineCore:
             rejection = self._scheduler.add_request(message, now)
             if rejection is not None:
                 self._rejections.append(rejection)
-        elif message is not None:
+        elif message is _KvEvents.FOLLOW:
+            self._kv_events.follow()
+        elif message is _KvEvents.UNFOLLOW:
+            self._kv_events.unfollow()
+        elif isinstance(message, tuple):
             self._outputs += self._scheduler.finish_requests(message, RequestStatus.FINISHED_ABORTED, now)
 
     def _take_outputs(self) -> EngineCoreOutputs | None:
-        if not (self._outputs or self._rejections):
+        kv_news = self._kv_events.take()
+        if not (self._outputs or self._rejections or kv_news):
             return None
         outputs, self._outputs = self._outputs, []
         rejections, self._rejections = self._rejections, []
-        return EngineCoreOutputs(outputs, self._scheduler.stats, self._clock(), self._num_steps, rejections)
+        return EngineCoreOutputs(outputs, self._scheduler.stats, self._clock(), self._num_steps, rejections, kv_news)

@@ -29,6 +29,7 @@ class KVCacheManager:
         self.num_queried_tokens = 0  # since start, by requests when they were first scheduled
         self.num_hit_tokens = 0
         self._pool = BlockPool(num_blocks, block_order)
+        self.kv_events = self._pool.kv_events
         self._hash_block = hash_block
         self._root_hash = root_hash
 

@@ -52,6 +52,7 @@ class Scheduler:
         self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, *, eos_token_ids: frozenset[int] = frozenset()
     ) -> None:
         self.config = config
+        self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager)
         self._eos_token_ids = eos_token_ids

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from proa_engine.core.kv_events import KvNews
 from proa_engine.core.sampling_params import SamplingParams
 
 
@@ -104,13 +105,14 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreOutputs:
-    """One step's outputs, for all clients."""
+    """One step's outputs, for all clients, and what it changed in the cache, for who follows."""
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
     timestamp: float  # Unix seconds, when the step ended
     step: int
     rejections: Sequence[Rejection] = ()
+    kv_news: KvNews | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from proa.engine.v1 import core_pb2, service_pb2
+from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, SchedulerStats, TokenLogprobs
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
@@ -261,6 +262,15 @@ def tokenizer_files_to_pb(files: Iterable[tuple[str, bytes]]) -> Iterator[servic
 
 def load_to_pb(stats: SchedulerStats, last_step_age: float) -> service_pb2.GetLoadResponse:
     return service_pb2.GetLoadResponse(stats=stats_to_pb(stats, last_step_age))
+
+
+def kv_changes_to_pb(sequence: int, changes: KvChanges) -> service_pb2.SubscribeKvEventsResponse:
+    return service_pb2.SubscribeKvEventsResponse(
+        sequence=sequence,
+        snapshot=changes.is_snapshot,
+        stored=b"".join(changes.stored),
+        removed=b"".join(changes.removed),
+    )
 
 
 def abort_to_pb() -> service_pb2.AbortResponse:

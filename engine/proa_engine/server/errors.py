@@ -5,6 +5,7 @@ EngineError
 ├── RequestIdInUse      an unfinished request has this id
 ├── QueueFull           the waiting queue is full; another engine may take it
 ├── SlowReader          a session's reader let too much pile up
+├── NoPrefixCache       asked for events of a cache that is switched off
 ├── NotReady            the model is still loading
 ├── Draining            the engine is on its way out and admits nothing new
 └── EngineDead          the engine cannot go on
@@ -35,6 +36,10 @@ class SlowReader(EngineError):
     pass
 
 
+class NoPrefixCache(EngineError):
+    pass
+
+
 class NotReady(EngineError):
     retryable = True
 
@@ -52,6 +57,7 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     RequestIdInUse: grpc.StatusCode.ALREADY_EXISTS,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     SlowReader: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NoPrefixCache: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineDead: grpc.StatusCode.UNAVAILABLE,

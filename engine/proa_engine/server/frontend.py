@@ -16,15 +16,17 @@ from proa_engine.server.errors import (
     Draining,
     EngineError,
     InvalidRequest,
+    NoPrefixCache,
     NotReady,
     RequestIdInUse,
     status_code,
 )
+from proa_engine.server.kv_events import FollowedCore, KvFeed, KvSubscription
 from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.observer import RequestObserver
 
 
-class Core(Protocol):
+class Core(FollowedCore, Protocol):
     """What the frontend needs of the engine core; every method may be called from any thread."""
 
     def submit(self, request: EngineCoreRequest) -> None: ...
@@ -81,6 +83,7 @@ class Frontend:
         self._clients: dict[int, _Client] = {}
         self._owners: dict[str, int] = {}  # request_id -> client; kept until the core's last word on the request
         self._num_clients = 0
+        self._kv_feed = KvFeed()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -100,6 +103,7 @@ class Frontend:
     def drain(self) -> None:
         """Nothing new is admitted; what runs goes on."""
         self._refusal = Draining("the engine is shutting down")
+        self._kv_feed.fail(self._refusal)
         for client in self._clients.values():
             client.sink.drain()
 
@@ -108,6 +112,7 @@ class Frontend:
         self._engine, self._refusal = None, error
         self._owners.clear()
         self._idle.set()
+        self._kv_feed.fail(error)
         for client in self._clients.values():
             client.sink.fail(error)
 
@@ -160,11 +165,21 @@ class Frontend:
         for number, of_client in by_client.items():
             if (client := self._clients.get(number)) is not None:
                 client.sink.deliver(of_client, outputs.timestamp, outputs.step)
+        if outputs.kv_news is not None:
+            self._kv_feed.deliver(outputs.kv_news)
         for rejection in outputs.rejections:
             self._engine.observer.rejected(rejection.request_id, rejection.code, rejection.message)
             if (client := self._clients.get(rejection.client)) is not None:
                 client.sink.reject(rejection.request_id, REJECTIONS[rejection.code](rejection.message))
             self._forget(rejection.request_id)
+
+    def subscribe_kv_events(self) -> KvSubscription:
+        """Follow what the prefix cache holds. Raises EngineError."""
+        if self._refusal is not None:
+            raise self._refusal
+        if not self.engine.info.prefix_caching:
+            raise NoPrefixCache("the engine runs without prefix caching")
+        return self._kv_feed.subscribe(self.engine.core, self.engine.info.num_gpu_blocks)
 
     def load(self) -> tuple[SchedulerStats, float]:
         """Statistics of this moment, and the age in seconds of the step that runs now; zero when idle."""

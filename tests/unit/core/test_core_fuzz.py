@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
+from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.types import EngineCoreRequest, EventType, FinishReason
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
@@ -43,6 +44,50 @@ def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> En
     return request
 
 
+class Follower:
+    """One that follows the cache from a random step on; it reads now and then, and its changes merge meanwhile."""
+
+    def __init__(self, run: CoreRun, rng: random.Random) -> None:
+        self.run = run
+        self.rng = rng
+        self.start = rng.randint(0, 60)
+        self.each: set[bytes] | None = None  # by every step's changes
+        self.merged: set[bytes] = set()  # by fewer, larger ones
+        self.pending = KvChanges()
+        self.num_changes = 0
+
+    def step(self) -> None:
+        self.start -= 1
+        if self.start == 0 or self.rng.random() < 0.02:
+            self.run.core.follow_kv_events()
+        self.run.step()
+        for news in self.run.kv_news:
+            changes = news.changes
+            if self.each is None or (news.snapshot is not None and self.rng.random() < 0.5):
+                assert news.snapshot is not None, "the first news hold a snapshot"
+                changes = KvChanges.snapshot(news.snapshot)
+            self.each = replay(self.each or set(), changes)
+            self.pending.merge(changes)
+            self.num_changes += len(news.changes)
+        self.run.kv_news.clear()
+        if self.each is not None:
+            assert self.each == self.run.cached_hashes
+        if self.rng.random() < 0.2:
+            self.merged = replay(self.merged, self.pending)
+            self.pending = KvChanges()
+            assert self.merged == (self.each or set())
+
+
+def replay(held: set[bytes], changes: KvChanges) -> set[bytes]:
+    """What is held after the changes, none of which says what is known already."""
+    if changes.is_snapshot:
+        assert not changes.removed
+        return set(changes.stored)
+    assert held >= changes.removed.keys()
+    assert not held & changes.stored.keys()
+    return held - changes.removed.keys() | changes.stored.keys()
+
+
 class Traffic:
     """Random arrivals and aborts, between steps and in the middle of them."""
 
@@ -57,6 +102,7 @@ class Traffic:
         ]
         self.coming = [random_request(rng, f"r{i}", random_prompt(rng, prefixes)) for i in range(num_requests)]
         run.executor.while_waiting = self.disturb
+        self.step = run.step  # how a step is made
 
     def disturb(self) -> None:
         while self.coming and self.rng.random() < 0.4:
@@ -73,7 +119,7 @@ class Traffic:
             if not self.coming:
                 break
             self.disturb()
-            self.run.step()
+            self.step()
         self.run.finish()
 
     def check(self, request: EngineCoreRequest) -> None:
@@ -133,6 +179,24 @@ def test_random_traffic_under_memory_pressure(seed: int, async_scheduling: bool,
     assert not run.rejections
     for request in traffic.requests.values():
         traffic.check(request)
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_replayed_kv_events_are_what_the_cache_holds_after_every_step(seed: int, async_scheduling: bool) -> None:
+    rng = random.Random(seed)
+    num_blocks = rng.choice([15, 16, 20, 40])
+    run = CoreRun(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, async_scheduling=async_scheduling)
+    traffic, follower = Traffic(run, rng, num_requests=150, abort_share=0.1), Follower(run, rng)
+
+    def step() -> None:
+        if rng.random() < 0.01:
+            run.core.reset_prefix_cache()
+        follower.step()
+
+    traffic.step = step
+    traffic.drive()
+    assert follower.num_changes > 20
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])

@@ -58,6 +58,12 @@ class FakeCore:
     def abort(self, request_ids: Iterable[str]) -> None:
         self.aborted.extend(request_ids)
 
+    def follow_kv_events(self) -> None:
+        raise NotImplementedError
+
+    def unfollow_kv_events(self) -> None:
+        raise NotImplementedError
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(num_running_reqs=len(self.submitted))
 
