@@ -45,11 +45,11 @@ class Release:
 
     def install(self, **values: str) -> None:
         """Install or upgrade with `--set` values, dots written as double underscores, and wait until it is ready."""
-        values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
-        settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
-        command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
-        run(*command, "--wait", "--timeout=10m", f"--set=image.registry={self.registry}",
-            *settings, timeout=660)  # fmt: skip
+        self._helm_upgrade(values, "--wait", "--timeout=10m")
+
+    def upgrade(self, **values: str) -> None:
+        """The same, without waiting."""
+        self._helm_upgrade(values)
 
     def uninstall(self) -> None:
         run("helm", "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout=5m", timeout=330)
@@ -80,6 +80,12 @@ class Release:
             ["logs", selector, "--all-containers", "--prefix", "--tail=60"],
         )
         return "\n".join(self.kubectl(*command, check=False) for command in commands)
+
+    def _helm_upgrade(self, values: dict[str, str], *options: str) -> None:
+        values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
+        settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
+        command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
+        run(*command, *options, f"--set=image.registry={self.registry}", *settings, timeout=660)
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:

@@ -1,0 +1,51 @@
+"""GPUs by dynamic resource allocation: one claim for all containers of a pod, on a cluster with a driver for them.
+
+Not run where the cluster has no DeviceClass gpu.nvidia.com. The driver may pretend: the engine computes on the CPU, the
+claim is allocated, shared by engine and worker, and given back.
+"""
+
+import pytest
+
+from support.kube import Release, eventually, run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpus() -> None:
+    if not run("kubectl", "get", "deviceclass", "gpu.nvidia.com", "--output=name", check=False):
+        pytest.skip("not run: the cluster has no DeviceClass gpu.nvidia.com")
+
+
+def test_engine_and_sidecar_share_one_claim(release: Release) -> None:
+    release.install(
+        engines__builtin__gpu__allocation="dra",
+        engines__builtin__tensorParallelSize="2",
+        engines__builtin__tensorParallel__mode="sidecar",
+        **{"engines__builtin__extraArgs[0]": "--device=cpu"},
+    )
+    (pod,) = release.pods("engine")
+    containers = pod["spec"]["initContainers"] + pod["spec"]["containers"]
+    assert [container["name"] for container in containers] == ["tp-worker-1", "engine"]
+    (name,) = {claim["name"] for container in containers for claim in container["resources"]["claims"]}
+    (status,) = pod["status"]["resourceClaimStatuses"]
+    assert status["name"] == name
+    claim = release.get("resourceclaim", status["resourceClaimName"])["status"]
+    assert len(claim["allocation"]["devices"]["results"]) == 2
+    run("helm", "test", release.name, "--namespace", release.namespace, "--timeout=3m")
+
+
+def test_a_pod_that_asks_for_more_than_a_node_has_waits(release: Release) -> None:
+    """It does not take the place of the one that runs."""
+    release.upgrade(engines__builtin__gpu__allocation="dra", engines__builtin__tensorParallelSize="64")
+    pending = eventually(
+        "the new pod cannot be scheduled",
+        lambda: [pod for pod in release.pods("engine") if pod["status"]["phase"] == "Pending"],
+    )
+    assert len(pending) == 1
+    running = [pod for pod in release.pods("engine") if pod["status"]["phase"] == "Running"]
+    assert len(running) == 1
+    run("helm", "rollback", release.name, "--namespace", release.namespace, "--wait", "--timeout=5m", timeout=330)
+
+
+def test_the_claim_is_given_back(release: Release) -> None:
+    release.install()
+    eventually("no claim is left", lambda: not release.get("resourceclaims")["items"])
