@@ -5,9 +5,12 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
+from proa_gateway.api_keys import AskForKey
+from proa_gateway.auth import Caller
 from proa_gateway.config import GatewayConfig
+from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
 from proa_gateway.http import BodyLimit, KeepServerSend, error_handlers
 from proa_gateway.routes import router
@@ -33,8 +36,18 @@ def create_fastapi(config: GatewayConfig) -> FastAPI:
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(AskForKey, authenticate=_authenticate)  # the outer one: it reads no body
     app.include_router(router)
     return app
+
+
+def _authenticate(scope: Scope, authorization: str | None) -> Caller:
+    gateway: Gateway = scope["state"]["gateway"]
+    try:
+        return gateway.keys.authenticate(authorization)
+    except InvalidApiKey:
+        gateway.metrics.observe_rejection("api_key")
+        raise
 
 
 def _observe_error(request: Request, status: int) -> None:

@@ -37,10 +37,15 @@ def config_from(arguments: argparse.Namespace) -> GatewayConfig:
         port=arguments.port,
         tokenizer=arguments.tokenizer,
         stream_interval=arguments.stream_interval,
+        models=tuple(arguments.model or ()),
+        api_keys=arguments.api_keys,
         max_concurrent_requests=arguments.max_concurrent_requests,
+        max_waiting_requests=arguments.max_waiting_requests,
         max_queued_tokens=arguments.max_queued_tokens,
         max_body_bytes=arguments.max_body_bytes,
         deadlines=Deadlines(
+            queue=arguments.queue_timeout,
+            scale_from_zero=arguments.scale_from_zero_timeout,
             first_token=arguments.first_token_timeout,
             next_token=arguments.next_token_timeout,
             shutdown=arguments.drain_timeout,
@@ -78,6 +83,27 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.max_queued_tokens,
         help="prompt tokens that wait for their first output token; over it 429",
     )
+    serve.add_argument(
+        "--max-waiting-requests",
+        type=_positive,
+        default=defaults.max_waiting_requests,
+        help="that wait for the engines to have room; over it 429",
+    )
+    serve.add_argument(
+        "--queue-timeout", type=_seconds, default=deadlines.queue, help="seconds that one may wait so; over it 503"
+    )
+    serve.add_argument(
+        "--scale-from-zero-timeout",
+        type=_seconds,
+        default=deadlines.scale_from_zero,
+        help="seconds to hold requests for a known model without an engine; 0: 503 at once",
+    )
+    serve.add_argument(
+        "--model", action="append", metavar="NAME", help="known though no engine has brought it; repeat for several"
+    )
+    serve.add_argument(
+        "--api-keys", type=_keys, metavar="FILE", help="JSON; callers, their limits and priorities. Reread on change"
+    )
     serve.add_argument("--max-body-bytes", type=_positive, default=defaults.max_body_bytes, help="over it 413")
     serve.add_argument("--first-token-timeout", type=float, default=deadlines.first_token, help="seconds")
     serve.add_argument("--next-token-timeout", type=float, default=deadlines.next_token, help="seconds")
@@ -104,6 +130,26 @@ def _folder(value: str) -> Path:
     if not (Path(value) / "tokenizer.json").is_file():
         raise argparse.ArgumentTypeError(f"there is no tokenizer.json in {value!r}")
     return Path(value)
+
+
+def _keys(value: str) -> Path:
+    from proa_gateway.auth import read_keys
+
+    try:
+        read_keys(Path(value))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(value)
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds")
+    return seconds
 
 
 def _positive(value: str) -> int:

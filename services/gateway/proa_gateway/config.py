@@ -11,6 +11,8 @@ class Deadlines:
     connect: float = 3.0  # to an engine, until its Hello
     heartbeat: float = 10.0  # of silence on a session that lives; engines speak every 0.5 s, a starved one later
     failover: float = 30.0  # for an engine that can go on with what a lost one began
+    scale_from_zero: float = 0.0  # for the first engine of a model; 0: requests are not held
+    queue: float = 60.0  # for a turn in the gateway's own queue
     first_token: float = 600.0  # queueing in the engine and prefill included
     next_token: float = 120.0
     slow_reader: float = 120.0  # for a client that takes nothing of what waits for it
@@ -27,7 +29,10 @@ class GatewayConfig:
     port: int = 8000
     tokenizer: Path | None = None  # folder; None: from the engine
     stream_interval: int = 1  # tokens merged into one event on purpose
-    max_concurrent_requests: int = 1024  # output sequences
+    models: tuple[str, ...] = ()  # names that are known though no engine has brought them yet
+    api_keys: Path | None = None  # file; None: no key is asked for
+    max_concurrent_requests: int = 2048  # output sequences, those that wait included
+    max_waiting_requests: int = 1024  # for the engines to have room
     max_queued_tokens: int = 4_194_304  # prompt tokens of sequences without their first output token
     max_body_bytes: int = 16 * 1024 * 1024
     max_choices: int = 128  # prompts times n of one request

@@ -1,9 +1,9 @@
 """FairQueue: whose turn is next. Strict priorities; inside one, start-time fair queueing between flows by weight.
 
 A flow is one caller's line. Each has a tag: the service that it has had, in tokens over its weight. The waiting flow
-with the smallest tag is next, and its tag grows by what its request is expected to cost; `settle` corrects that once
-the true cost is known. A flow that comes back starts no earlier than where the others are, so that idling saves up
-nothing. Of two flows that wait all the time neither gets ahead of the other by more than one request of each (each
+with the smallest tag is next, and its tag grows by what its request is expected to cost; `Entry.settle` corrects that
+once the true cost is known. A flow that comes back starts no earlier than where the others are, so that idling saves
+up nothing. Of two flows that wait all the time neither gets ahead of the other by more than one request of each (each
 cost over its weight), as long as costs are what was expected. Knows nothing of models, engines or time.
 """
 
@@ -26,10 +26,16 @@ class Entry(Generic[T]):
     weight: float
     level: "_Level[T]" = field(repr=False)
     flow: "_Flow[T]" = field(repr=False)
+    waiting: bool = True
 
     @property
     def order(self) -> tuple[int, int]:
         return self.rank, self.number
+
+    def settle(self, cost: float) -> None:
+        """Says what it has cost in the end, once it has had its turn."""
+        assert not self.waiting
+        self.flow.tag += (cost - self.cost) / self.weight
 
 
 @dataclass(slots=True, eq=False)
@@ -69,13 +75,13 @@ class FairQueue(Generic[T]):
     def push(
         self, item: T, *, flow: str = "", priority: int = 0, rank: int = 0, weight: float = 1.0, cost: float = 1.0
     ) -> Entry[T]:
-        """Smaller priorities come first. `cost` is above zero, in the unit that `settle` has."""
+        """Smaller priorities come first. `cost` is above zero, in the unit of `Entry.settle`."""
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _Level(priority)
         line = level.waiting.get(flow)
         if line is None:
-            line = level.waiting[flow] = level.idle.pop(flow, None) or _Flow(flow)
+            line = level.waiting[flow] = level.idle.pop(flow) if flow in level.idle else _Flow(flow)
             line.tag = max(line.tag, level.clock)
         self._num_pushed += 1
         self._num_waiting += 1
@@ -101,13 +107,24 @@ class FairQueue(Generic[T]):
         assert entry.flow.entries[index] is entry
         self._take_out(entry, index)
 
-    def settle(self, entry: Entry[T], cost: float) -> None:
-        """Says what an entry that had its turn has cost in the end. Once."""
-        entry.flow.tag += (cost - entry.cost) / entry.weight
+    def displaced_by(self, flow: str, priority: int) -> Entry[T] | None:
+        """Who should leave a full queue so that this flow may have one more in it: the last of the longest line of the
+        last priority. None: nobody has more there than the newcomer would."""
+        if not self._levels:
+            return None
+        last = self._levels[max(self._levels)]
+        longest = max(last.waiting.values(), key=lambda each: len(each.entries))
+        own = last.waiting.get(flow)
+        if last.priority < priority:
+            return None
+        if last.priority == priority and len(longest.entries) <= (len(own.entries) if own else 0) + 1:
+            return None
+        return longest.entries[-1]
 
     def _take_out(self, entry: Entry[T], index: int) -> None:
         level, flow = entry.level, entry.flow
         del flow.entries[index]
+        entry.waiting = False
         self._num_waiting -= 1
         if flow.entries:
             return

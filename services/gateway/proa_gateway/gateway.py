@@ -4,13 +4,16 @@ import asyncio
 import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from proa_gateway.admission_metrics import AdmissionMetrics
+from proa_gateway.auth import KeyRing
 from proa_gateway.config import GatewayConfig
 from proa_gateway.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
 from proa_gateway.engine_client import EngineClient
@@ -19,6 +22,7 @@ from proa_gateway.models import ModelRegistry
 from proa_gateway.openai.serving import Serving
 from proa_gateway.pool import EnginePool
 from proa_gateway.telemetry import GatewayTracer
+from proa_gateway.waiting_room import WaitingRoom
 
 TOKENIZER_THREADS = 2
 _log = logging.getLogger(__name__)
@@ -33,13 +37,17 @@ class Gateway:
     models: ModelRegistry
     metrics: GatewayMetrics
     serving: Serving
+    keys: KeyRing
+    started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A running gateway, looking for its engines. At the end every session is closed and every task gone."""
+    keys = KeyRing(config.api_keys)
     tracer = GatewayTracer.from_environment()
-    metrics = GatewayMetrics(_registry())
+    registry = _registry()
+    metrics, admission_metrics = GatewayMetrics(registry), AdmissionMetrics(registry)
     discovery = make_discovery(config)
     with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
         models = ModelRegistry(executor, folder=config.tokenizer)
@@ -47,16 +55,22 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
             accept=models.accept,
             deadlines=config.deadlines,
-            observe=lambda client: _observe(client, metrics, models),
+            observe=lambda client: _observe(client, metrics, models, serving.entrance.waiting),
         )
         metrics.sessions.set_function(lambda: sum(engine.model_name is not None for engine in pool.engines))
-        serving = Serving(config, pool=pool, models=models, tracer=tracer, metrics=metrics)
-        following = asyncio.create_task(_follow(discovery, pool), name="discovery")
+        serving = Serving(
+            config, pool=pool, models=models, tracer=tracer, metrics=metrics, admission_metrics=admission_metrics
+        )
+        following = [
+            asyncio.create_task(_follow(discovery, pool), name="discovery"),
+            asyncio.create_task(keys.follow(), name="API keys"),
+        ]
         try:
-            yield Gateway(config, pool, models, metrics, serving)
+            yield Gateway(config, pool, models, metrics, serving, keys)
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
             await discovery.close()
             await pool.close()
             await asyncio.get_running_loop().run_in_executor(executor, tracer.shutdown)
@@ -79,12 +93,14 @@ async def _follow(discovery: Discovery, pool: EnginePool) -> None:
         raise
 
 
-def _observe(client: EngineClient, metrics: GatewayMetrics, models: ModelRegistry) -> None:
+def _observe(client: EngineClient, metrics: GatewayMetrics, models: ModelRegistry, waiting: WaitingRoom) -> None:
     """Called whenever an engine says something of itself, and when its session is over."""
+    waiting.changed()
     if client.model_name is None:
         models.forget(client.address)
         metrics.forget_engine(client.address)
         return
+    waiting.know(client.model_name)
     stats = client.load_stats
     load = EngineLoad(client.model_name, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
     metrics.observe_engine(client.address, load)

@@ -90,8 +90,7 @@ class BodyLimit:
 
 
 def gateway_error_response(error: GatewayError) -> JSONResponse:
-    headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else None
-    return JSONResponse(error.to_dict(), error.status, headers)
+    return JSONResponse(error.to_dict(), error.status, error.headers)
 
 
 def error_handlers(

@@ -6,7 +6,7 @@ Knows nothing of sessions, loads or HTTP.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,10 @@ class ModelRegistry:
         self._models: dict[str, ServedModel] = {}
         self._engines: dict[str, set[str]] = {}  # model name -> addresses that were accepted and are still there
         self._locks: dict[str, asyncio.Lock] = {}
+
+    def names(self) -> Collection[str]:
+        """Every name that an engine has brought."""
+        return self._models.keys()
 
     def get(self, name: str) -> ServedModel:
         """Raises `EngineUnavailable` for a model that no engine has brought yet."""

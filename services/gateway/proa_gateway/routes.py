@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway
 from proa_gateway.http import ClientBoundResponse
-from proa_gateway.models import ServedModel
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.serving_chat import ChatOperation
 from proa_gateway.openai.serving_completion import CompletionOperation
@@ -35,7 +34,7 @@ class ErrorBody(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 404, 413, 429, 500, 503, 504)
+    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 429, 500, 503, 504)
 }
 
 
@@ -52,15 +51,15 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     gateway = _gateway(request)
-    return {"object": "list", "data": [_card(gateway.models.get(name)) for name in gateway.pool.model_names()]}
+    return {"object": "list", "data": [_card(gateway, name) for name in gateway.serving.entrance.model_names()]}
 
 
 @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
 async def get_model(model: str, request: Request) -> dict[str, Any]:
     gateway = _gateway(request)
-    if model not in gateway.pool.model_names():
+    if model not in gateway.serving.entrance.model_names():
         raise ModelNotFound(f"The model {model!r} does not exist.", param="model")
-    return _card(gateway.models.get(model))
+    return _card(gateway, model)
 
 
 @router.get("/health")
@@ -71,8 +70,8 @@ async def health() -> Response:
 
 @router.get("/ready", responses={503: {"description": "No engine can be used."}})
 async def ready(request: Request) -> Response:
-    """At least one engine can be used."""
-    is_ready = _gateway(request).pool.ready
+    """At least one engine can be used, or requests are held until one can be."""
+    is_ready = _gateway(request).serving.entrance.ready
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
@@ -88,8 +87,8 @@ async def get_version() -> dict[str, str]:
 
 def _generate(operation: ChatOperation | CompletionOperation, request: Request) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
-    serving = _gateway(request).serving
-    return ClientBoundResponse(lambda send, send_event: serving.respond(operation, headers, send, send_event))
+    serving, caller = _gateway(request).serving, request.state.caller
+    return ClientBoundResponse(lambda send, send_event: serving.respond(operation, caller, headers, send, send_event))
 
 
 def _gateway(request: Request) -> Gateway:
@@ -97,13 +96,15 @@ def _gateway(request: Request) -> Gateway:
     return gateway
 
 
-def _card(model: ServedModel) -> dict[str, Any]:
+def _card(gateway: Gateway, name: str) -> dict[str, Any]:
+    """Of a model that no engine has brought yet only the name is known."""
+    model = gateway.models.get(name) if name in gateway.models.names() else None
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
-        "created": model.created,
+        "created": model.created if model is not None else gateway.started,
         "owned_by": "proa",
-        "root": model.name,
+        "root": name,
         "parent": None,
-        "max_model_len": model.info.max_model_len,
+        "max_model_len": model.info.max_model_len if model is not None else None,
     }

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import resource
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +13,7 @@ import uvloop
 
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
+from proa_gateway.gateway import Gateway
 
 BACKLOG = 2048
 KEEP_ALIVE = 75  # seconds; longer than the load balancers in front, which must not meet a closing connection
@@ -31,6 +34,13 @@ class _Server(uvicorn.Server):
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whoever waits for a turn is told to try elsewhere; what runs has until the deadline."""
+        gateway: Gateway | None = self.lifespan.state.get("gateway")
+        if gateway is not None:
+            gateway.serving.entrance.waiting.close()
+        await super().shutdown(sockets)
 
     def _on_signal(self) -> None:
         """The first one stops politely, another one at once."""
@@ -63,4 +73,11 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
 
 
 def serve(config: GatewayConfig) -> None:
+    _allow_many_files()
     uvloop.run(make_server(config).serve())
+
+
+def _allow_many_files() -> None:
+    """Every stream is an open file, and what a process gets unasked is often 1,024 of them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -34,10 +34,13 @@ class GatewayTracer:
     def from_environment(cls) -> "GatewayTracer":
         return cls(make_tracer_provider("proa-gateway"))
 
-    def start_request(self, headers: Mapping[str, str], route: str) -> "RequestTrace":
-        """Begin the trace of one HTTP request. `headers` have lower-case names; `route` is the path's template."""
+    def start_request(self, headers: Mapping[str, str], route: str, key_name: str = "") -> "RequestTrace":
+        """Begin the trace of one HTTP request. `headers` have lower-case names; `route` is the path's template;
+        `key_name` is the API key's, where keys are asked for."""
         parent = _PROPAGATOR.extract(headers, context=Context())
         attributes = {"http.request.method": "POST", "http.route": route, "gen_ai.provider.name": PROVIDER_NAME}
+        if key_name:
+            attributes["proa.api_key.name"] = key_name
         span = self._tracer.start_span(f"POST {route}", parent, SpanKind.SERVER, attributes)
         return RequestTrace(self._tracer, span)
 

@@ -87,7 +87,7 @@ def test_a_true_cost_corrects_what_was_expected() -> None:
         entry = queue.pop()
         assert entry is not None
         served.append(entry.item)
-        queue.settle(entry, 40 if entry.item == "long" else 10)
+        entry.settle(40 if entry.item == "long" else 10)
     assert served.count("long") == pytest.approx(20, abs=2)
 
 
@@ -151,7 +151,7 @@ def test_whatever_comes_and_goes_everyone_is_served_once_by_priority_and_in_orde
             entry, _ = waiting.pop(rng.choice(list(waiting)))
             queue.remove(entry)
         elif action < 0.7 and settled:
-            queue.settle(settled.pop(), rng.uniform(0, 500))
+            settled.pop().settle(rng.uniform(0, 500))
         else:
             popped = queue.pop()
             assert (popped is None) == (not waiting)  # work conserving

@@ -116,7 +116,7 @@ class Answer:
             request_id=f"{self._exchange.id}-{index}",
             prompt_token_ids=prompt.token_ids,
             sampling_params=self._params[index % len(self._params)],
-            priority=request.priority or 0,
+            priority=self._exchange.priority,
             cache_salt=request.cache_salt or "",
             arrival_time=self._exchange.created,
         )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from proa_gateway.auth import Caller
 from proa_gateway.errors import GatewayError
 from proa_gateway.generation import Generation
 from proa_gateway.metrics import GatewayMetrics
@@ -57,6 +58,7 @@ class Exchange:
     """`status` and `error` are what became of it; 499 stands for a client that went away."""
 
     operation: Operation
+    caller: Caller
     trace: RequestTrace
     id: str
     arrived: float = field(default_factory=time.perf_counter)
@@ -66,6 +68,11 @@ class Exchange:
     generation: Generation | None = None
     error: GatewayError | None = None
     status: int = 200
+
+    @property
+    def priority(self) -> int:
+        """In the engine. Where keys are asked for, it is not the client's to say who goes before others' requests."""
+        return self.caller.priority if self.caller.name else self.operation.request.priority or 0
 
     @property
     def usage(self) -> Usage:

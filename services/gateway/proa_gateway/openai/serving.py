@@ -10,13 +10,22 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import Send
 
-from proa_gateway.admission import Admission, Ticket
+from proa_gateway.admission_metrics import AdmissionMetrics
+from proa_gateway.auth import Caller
 from proa_gateway.config import GatewayConfig
-from proa_gateway.errors import EngineUnavailable, GatewayError, InvalidRequest, Overloaded
+from proa_gateway.errors import (
+    EngineUnavailable,
+    GatewayError,
+    InvalidRequest,
+    QueueTimeout,
+    RateLimited,
+    ShuttingDown,
+)
 from proa_gateway.generation import Generation
 from proa_gateway.metrics import GatewayMetrics
 from proa_gateway.models import ModelRegistry, ServedModel
 from proa_gateway.openai.answer import Answer
+from proa_gateway.openai.entrance import Entrance
 from proa_gateway.openai.exchange import Exchange, Operation
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.rendering import Prompt
@@ -25,6 +34,13 @@ from proa_gateway.pool import EnginePool
 from proa_gateway.telemetry import GatewayTracer
 from proa_gateway.types import SamplingParams
 
+# Errors that turn a request away before it has generated, as metrics call them; `Entrance` counts its own.
+_REJECTIONS: dict[type[GatewayError], str] = {
+    EngineUnavailable: "no_engine",
+    QueueTimeout: "queue_timeout",
+    RateLimited: "rate_limit",
+    ShuttingDown: "draining",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -39,28 +55,29 @@ class Serving:
         models: ModelRegistry,
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
+        admission_metrics: AdmissionMetrics,
     ) -> None:
+        self.entrance = Entrance(config, pool=pool, models=models, metrics=metrics, admission_metrics=admission_metrics)
         self._config = config
         self._pool = pool
-        self._models = models
         self._tracer = tracer
         self._metrics = metrics
-        self._admission = Admission(
-            max_requests=config.max_concurrent_requests, max_queued_tokens=config.max_queued_tokens
-        )
+        self._admission_metrics = admission_metrics
 
-    async def respond(self, operation: Operation, headers: Mapping[str, str], send: Send, send_event: Send) -> None:
+    async def respond(
+        self, operation: Operation, caller: Caller, headers: Mapping[str, str], send: Send, send_event: Send
+    ) -> None:
         """Answers over ASGI's `send`, and `send_event` for a stream that has begun. Raises `GatewayError` where nothing
         has been sent yet. Cancelling it aborts."""
-        trace = self._tracer.start_request(headers, operation.route)
-        exchange = Exchange(operation, trace, operation.id_prefix + secrets.token_hex(12))
+        trace = self._tracer.start_request(headers, operation.route, caller.name)
+        exchange = Exchange(operation, caller, trace, operation.id_prefix + secrets.token_hex(12))
         self._metrics.requests_in_flight.inc()
         try:
             await self._respond(exchange, send, send_event)
         except GatewayError as error:
             exchange.error, exchange.status = error, error.status
-            if isinstance(error, EngineUnavailable):
-                self._metrics.observe_rejection("no_engine")
+            if reason := _REJECTIONS.get(type(error)):
+                self._metrics.observe_rejection(reason)
             raise
         except asyncio.CancelledError:
             exchange.status = 499
@@ -76,24 +93,34 @@ class Serving:
         finally:
             self._metrics.requests_in_flight.dec()
             exchange.report(self._metrics)
+            if caller.name:
+                usage = exchange.usage
+                self._admission_metrics.observe_key(
+                    caller.name,
+                    exchange.status,
+                    input_tokens=usage.prompt_tokens if exchange.generation else 0,
+                    output_tokens=usage.completion_tokens,
+                )
 
     async def _respond(self, exchange: Exchange, send: Send, send_event: Send) -> None:
         operation = exchange.operation
         request = operation.request
         num_choices = request.n or 1
         self._check(operation, num_choices)
-        exchange.model = model = self._model(request.model)
-        params = sampling_params(request, model)
-        self._describe(exchange, params[0])
-        with self._admit(operation.num_prompts * num_choices) as ticket:
+        num_sequences = operation.num_prompts * num_choices
+        with self.entrance.visit(exchange, num_sequences) as visit:
+            exchange.model = model = await self.entrance.model(exchange)
+            params = sampling_params(request, model)
+            self._describe(exchange, params[0])
             with exchange.trace.span("tokenize"):
                 exchange.prompts = await operation.prompts(model)
             with exchange.trace.span("admission"):
-                self._queue(ticket, exchange.prompts, num_choices, operation, model)
+                num_tokens = self._count_tokens(exchange.prompts, operation, model)
+                await visit.turn(model.name, num_tokens, num_sequences, max_tokens(request))
             exchange.generation = generation = Generation(
                 self._pool,
                 model.name,
-                ticket=ticket,
+                ticket=visit.ticket,
                 trace=exchange.trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
@@ -117,17 +144,6 @@ class Serving:
         if isinstance(request, CompletionRequest) and (request.best_of or num_choices) != num_choices:
             raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
 
-    def _model(self, name: str | None) -> ServedModel:
-        if name is None:
-            names = self._pool.model_names()
-            if len(names) > 1:
-                raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
-            if not names:
-                raise EngineUnavailable("No engine is ready.")
-            name = names[0]
-        self._pool.check(name)
-        return self._models.get(name)
-
     def _describe(self, exchange: Exchange, params: SamplingParams) -> None:
         request = exchange.operation.request
         exchange.trace.set_request(
@@ -145,23 +161,11 @@ class Serving:
             stop=request.stop or (),
         )
 
-    def _admit(self, num_sequences: int) -> Ticket:
-        try:
-            return self._admission.admit(num_sequences)
-        except Overloaded:
-            self._metrics.observe_rejection("requests")
-            raise
-
-    def _queue(
-        self, ticket: Ticket, prompts: Sequence[Prompt], num_choices: int, operation: Operation, model: ServedModel
-    ) -> None:
+    def _count_tokens(self, prompts: Sequence[Prompt], operation: Operation, model: ServedModel) -> int:
+        """Of all prompts together. Raises `InvalidRequest` where one does not fit."""
         for prompt in prompts:
             if not prompt.token_ids:
                 raise InvalidRequest("The prompt has no tokens.", param=operation.prompt_param)
             limit = max_tokens(operation.request)
             check_context(len(prompt.token_ids), limit, model, operation.prompt_param)
-        try:
-            ticket.queue(num_choices * sum(len(prompt.token_ids) for prompt in prompts))
-        except Overloaded:
-            self._metrics.observe_rejection("tokens")
-            raise
+        return sum(len(prompt.token_ids) for prompt in prompts)

@@ -1,0 +1,171 @@
+"""Entrance: what a request meets before it generates: its caller's limits, the gateway's own, a model that may have to
+come up first, and its turn.
+
+Knows neither HTTP nor how answers look.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from proa_gateway.admission import Admission, Ticket
+from proa_gateway.admission_metrics import AdmissionMetrics
+from proa_gateway.capacity import model_room
+from proa_gateway.config import GatewayConfig
+from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
+from proa_gateway.fair_queue import Entry
+from proa_gateway.limits import Lease
+from proa_gateway.metrics import GatewayMetrics
+from proa_gateway.models import ModelRegistry, ServedModel
+from proa_gateway.openai.exchange import Exchange
+from proa_gateway.pool import EnginePool
+from proa_gateway.waiting_room import Claim, Waiter, WaitingRoom
+
+# Tokens that a request is taken to generate at most, until it has: few use up a large `max_tokens`.
+EXPECTED_OUTPUT = 256
+
+
+class Entrance:
+    """What all requests share; `visit` stands for one request's coming and going."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        pool: EnginePool,
+        models: ModelRegistry,
+        metrics: GatewayMetrics,
+        admission_metrics: AdmissionMetrics,
+    ) -> None:
+        self.waiting = WaitingRoom(
+            lambda model: model_room(pool.engines, model),
+            max_waiting=config.max_waiting_requests,
+            metrics=admission_metrics,
+        )
+        self._config = config
+        self._pool = pool
+        self._models = models
+        self._metrics = metrics
+        self._admission = Admission(
+            max_requests=config.max_concurrent_requests, max_queued_tokens=config.max_queued_tokens
+        )
+        for model in config.models:
+            self.waiting.know(model)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should be sent here. A gateway that holds them until an engine is up is: somebody must
+        count them for the first engine to be started."""
+        return self._pool.ready or self._config.deadlines.scale_from_zero > 0
+
+    def model_names(self) -> list[str]:
+        """Names that requests may have, sorted."""
+        names = {*self._pool.model_names(), *self._config.models}
+        if self._config.deadlines.scale_from_zero > 0:
+            names.update(self._models.names())
+        return sorted(names)
+
+    @contextmanager
+    def visit(self, exchange: Exchange, num_sequences: int) -> Iterator["Visit"]:
+        """Raises `RateLimited` and `Overloaded`."""
+        with exchange.caller.usage.lease() as lease, self._admit(num_sequences) as ticket:
+            visit = Visit(exchange, self.waiting, self._metrics, lease, ticket, seconds=self._config.deadlines.queue)
+            try:
+                yield visit
+            finally:
+                visit.end()
+
+    async def model(self, exchange: Exchange) -> ServedModel:
+        """The model that the request names, held until an engine of it is up where the gateway is to do so. Raises
+        `ModelNotFound`, `EngineUnavailable` and what `WaitingRoom.hold` raises."""
+        name = exchange.operation.request.model
+        if name is None:
+            name = self._only_model()
+        try:
+            self._pool.check(name)
+        except (ModelNotFound, EngineUnavailable):
+            await self._hold(name, exchange)
+        return self._models.get(name)
+
+    def _only_model(self) -> str:
+        names = self._pool.model_names() or self.model_names()
+        if len(names) > 1:
+            raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
+        if not names:
+            raise EngineUnavailable("No engine is ready.")
+        return names[0]
+
+    async def _hold(self, name: str, exchange: Exchange) -> None:
+        known = {*self._config.models, *self._models.names()}
+        if known and name not in known:
+            raise ModelNotFound(f"The model {name!r} does not exist.", param="model")
+        seconds = self._config.deadlines.scale_from_zero
+        if not known or not seconds:
+            raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
+        with exchange.trace.span("scale_from_zero"), _counted(self._metrics, "waiting"):
+            await self.waiting.hold(name, seconds)
+
+    def _admit(self, num_sequences: int) -> Ticket:
+        with _counted(self._metrics, "requests"):
+            return self._admission.admit(num_sequences)
+
+
+class Visit:
+    """One request's stay, from its admission to its end."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        waiting: WaitingRoom,
+        metrics: GatewayMetrics,
+        lease: Lease,
+        ticket: Ticket,
+        *,
+        seconds: float,
+    ) -> None:
+        self.ticket = ticket
+        self._exchange = exchange
+        self._waiting = waiting
+        self._metrics = metrics
+        self._lease = lease
+        self._seconds = seconds
+        self._turn: Entry[Waiter] | None = None
+
+    async def turn(self, model: str, num_prompt_tokens: int, num_sequences: int, max_tokens: int | None) -> None:
+        """Until the engines should get the request; at once while they have room. Raises `RateLimited` and what
+        `WaitingRoom.wait` raises."""
+        num_choices = num_sequences // len(self._exchange.prompts)
+        with _counted(self._metrics, "tokens"):
+            self.ticket.queue(num_choices * num_prompt_tokens)
+        cost = num_prompt_tokens + num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
+        self._lease.reserve(cost)
+        if self._waiting.may_pass(model):
+            return
+        caller = self._exchange.caller
+        claim = Claim(
+            flow=caller.name,
+            priority=caller.priority,
+            rank=self._exchange.operation.request.priority or 0,
+            weight=caller.weight,
+            cost=cost,
+            num_sequences=num_sequences,
+        )
+        with _counted(self._metrics, "waiting"):
+            self._turn = await self._waiting.wait(model, claim, self._seconds)
+
+    def end(self) -> None:
+        """Settles what it has cost, and lets others in."""
+        if self._exchange.generation is not None:
+            usage = self._exchange.usage
+            self._lease.used = usage.prompt_tokens + usage.completion_tokens
+        if self._turn is not None:
+            self._turn.settle(self._lease.used)
+        self._waiting.changed()
+
+
+@contextmanager
+def _counted(metrics: GatewayMetrics, reason: str) -> Iterator[None]:
+    try:
+        yield
+    except Overloaded:
+        metrics.observe_rejection(reason)
+        raise
