@@ -11,9 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 
 HELP = {
@@ -24,6 +26,7 @@ HELP = {
     "skip_tokenizer_init": "serve token ids alone, without a tokenizer",
     "load_format": "`dummy`: random weights of the model's shapes",
     "dtype": "of weights and activations (auto: float32 on a CPU, else the model's own)",
+    "quantization": "`fp8` also quantizes weights that are not (default: as the checkpoint is)",
     "seed": "of dummy weights",
     "max_model_len": "tokens of prompt and output together (default: the model's context)",
     "max_num_seqs": "requests that run at once",
@@ -89,6 +92,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         help="a step is late, and the engine not ready, this many seconds after ten times the largest warm-up step",
     )
+    parser.add_argument(
+        "--health-port", type=_port, default=0, help="plaintext port with health alone, for probes under TLS; 0: none"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate (PEM); read again when it changes")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="who must have signed the certificates of clients")
     group = parser.add_argument_group("engine")
     hints = get_type_hints(EngineConfig)
     for field in fields(EngineConfig):
@@ -131,6 +140,7 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     try:
         config = config_from_arguments(arguments)
+        tls = _tls_files(arguments)
     except ValueError as error:
         return _fail(str(error), status=2)
     from proa_engine.server.serve import ServeOptions, StartError, serve
@@ -142,11 +152,20 @@ def _serve(arguments: argparse.Namespace) -> int:
         metrics_port=arguments.metrics_port,
         drain_timeout=arguments.drain_timeout,
         step_timeout=arguments.step_timeout,
+        health_port=arguments.health_port,
+        tls=tls,
     )
     try:
         return serve(options)
     except StartError as error:
         return _fail(str(error), status=1)
+
+
+def _tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
+    files = TlsFiles(certificate=arguments.tls_cert, key=arguments.tls_key, authority=arguments.tls_ca)
+    if files.certificate is None and files.authority is not None:
+        raise ValueError("--tls-ca needs --tls-cert and --tls-key")
+    return None if files.certificate is None else files
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> EngineConfig:

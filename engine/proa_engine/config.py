@@ -6,6 +6,7 @@ from typing import Literal, get_args
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+Quantization = Literal["awq", "compressed-tensors", "fp8", "gptq"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -23,6 +24,7 @@ class EngineConfig:
     skip_tokenizer_init: bool = False
     load_format: LoadFormat = "auto"
     dtype: DType = "auto"  # auto: float32 on a CPU, else the model's own
+    quantization: Quantization | None = None  # None: as the checkpoint is
     seed: int = 0  # of dummy weights
 
     max_model_len: int | None = None
@@ -48,8 +50,9 @@ class EngineConfig:
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         for name, choice in _CHOICES.items():
-            if getattr(self, name) not in get_args(choice):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(choice))}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value not in get_args(choice):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(choice))}, got {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
         if self.worker_sockets and len(self.worker_sockets) != self.tensor_parallel_size - 1:
@@ -70,4 +73,10 @@ _LEAST = {
     "max_logprobs": 0,
     "tensor_parallel_size": 1,
 }
-_CHOICES = {"load_format": LoadFormat, "dtype": DType, "scheduling_policy": SchedulingPolicy, "device": Device}
+_CHOICES = {
+    "load_format": LoadFormat,
+    "dtype": DType,
+    "quantization": Quantization,
+    "scheduling_policy": SchedulingPolicy,
+    "device": Device,
+}

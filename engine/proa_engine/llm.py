@@ -29,6 +29,7 @@ class LLM:
         model: str,
         *,
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        quantization: Literal["awq", "compressed-tensors", "fp8", "gptq"] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
@@ -47,6 +48,7 @@ class LLM:
         config = EngineConfig(
             model=model,
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

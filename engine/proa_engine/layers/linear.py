@@ -3,11 +3,27 @@
 Projections that read the same input are merged into one matrix: q, k and v; gate and up.
 """
 
+from collections.abc import Sequence
+
 import torch
 
+from proa_engine.kernels.fp8 import Activation
 from proa_engine.kernels.linear import Linear
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Slice, Weights
+from proa_engine.layers.weights import LoadedLinear, Projection, Slice, Weights
+
+
+class Unquantized:
+    """The `LinearMethod` of weights that are stored and multiplied in the model's own type."""
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        return LoadedLinear(Linear(take_weight(projections), bias))
+
+
+def take_weight(projections: Sequence[Projection]) -> torch.Tensor:
+    """The rank's parts of unquantized matrices, one below the other."""
+    parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part) for p in projections]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class MergedColumnParallelLinear:
@@ -25,15 +41,16 @@ class MergedColumnParallelLinear:
     ) -> None:
         """`out_features` are full sizes, in the order of `names`; ValueError if one cannot be divided by the ranks."""
         self.sizes = tuple(parallel.share(n, f"outputs of {name}") for name, n in zip(names, out_features, strict=True))
-        matrices, biases = [], []
+        projections, biases = [], []
         for name, full, size in zip(names, out_features, self.sizes, strict=True):
             part = Slice(0, parallel.rank * size, size)
-            matrices.append((weights / name).take("weight", (full, in_features), part))
+            projections.append(Projection(weights / name, full, in_features, part))
             if bias:
                 biases.append((weights / name).take("bias", (full,), part))
-        self.linear = Linear(torch.cat(matrices), torch.cat(biases) if bias else None)
+        loaded = weights.method.load(projections, torch.cat(biases) if bias else None)
+        self.linear, self.input_form = loaded.product, loaded.input_form
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, in_features] -> [T, sum(sizes)]: this rank's outputs of each projection, one after the other."""
         return self.linear(x)
 
@@ -51,12 +68,13 @@ class RowParallelLinear:
         bias: bool = False,
     ) -> None:
         size = parallel.share(in_features, f"inputs of {weights.prefix}")
-        matrix = weights.take("weight", (out_features, in_features), Slice(1, parallel.rank * size, size))
+        projection = Projection(weights, out_features, in_features, Slice(1, parallel.rank * size, size))
         # Added once, by rank 0, so that the sum holds it once.
         offset = weights.take("bias", (out_features,)) if bias else None
-        self.linear = Linear(matrix, offset if parallel.rank == 0 else None)
+        loaded = weights.method.load([projection], offset if parallel.rank == 0 else None)
+        self.linear, self.input_form = loaded.product, loaded.input_form
         self.parallel = parallel
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, in_features / world_size] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.linear(x))

@@ -13,6 +13,9 @@ from proa_engine.layers.weights import Slice
 
 PROGRESS_SECONDS = 2.0  # between progress lines
 DUMMY_STD = 0.02
+DUMMY_SCALE = 0.005  # of dummy weights that are stored in few bits
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+STORED_AS = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",)}  # all other types: FLOATS
 
 
 class SafetensorsCheckpoint:
@@ -34,24 +37,37 @@ class SafetensorsCheckpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def take(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
-        """A missing or misshapen tensor is noted for `finish`, so that one error names them all."""
+    def take(
+        self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """What is missing, misshapen or of another kind is noted for `finish`, so that one error names them all."""
+        dtype = dtype or self._dtype
         wanted = list(shape)
         if part is not None:
             wanted[part.dim] = part.length
         self._count(name)
-        if name not in self._file_of:
-            self._problems.append(f"missing {name} {list(shape)}")
-            return torch.empty(wanted, dtype=self._dtype, device=self._device)
-        view = self._file_of[name].get_slice(name)  # type: ignore[no-untyped-call]
-        if view.get_shape() != list(shape):
-            self._problems.append(f"{name} has shape {view.get_shape()}, not {list(shape)}")
-            return torch.empty(wanted, dtype=self._dtype, device=self._device)
+        problem = self._problem(name, list(shape), dtype)
+        if problem is not None:
+            self._problems.append(problem)
+            return torch.zeros(wanted, dtype=dtype, device=self._device)
         index = [slice(None)] * len(shape)
         if part is not None:
             index[part.dim] = slice(part.start, part.start + part.length)
-        tensor: torch.Tensor = view[tuple(index)]
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True).contiguous()
+        view = self._file_of[name].get_slice(name)  # type: ignore[no-untyped-call]
+        # A number alone is stored with a dimension or without.
+        tensor: torch.Tensor = view[tuple(index)] if view.get_shape() else self._file_of[name].get_tensor(name)
+        return tensor.to(device=self._device, dtype=dtype, copy=True).view(wanted).contiguous()
+
+    def _problem(self, name: str, shape: list[int], dtype: torch.dtype) -> str | None:
+        if name not in self._file_of:
+            return f"missing {name} {shape}"
+        view = self._file_of[name].get_slice(name)  # type: ignore[no-untyped-call]
+        if view.get_shape() != shape and not (view.get_shape() == [] and shape == [1]):
+            return f"{name} has shape {view.get_shape()}, not {shape}"
+        stored = view.get_dtype()
+        if stored not in STORED_AS.get(dtype, FLOATS):
+            return f"{name} is stored as {stored}, not as {str(dtype).removeprefix('torch.')}"
+        return None
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """Raise ValueError naming what was missing, misshapen, or left over and not `ignored`. Closes the files."""
@@ -83,13 +99,25 @@ class RandomWeights:
     def __contains__(self, name: str) -> bool:
         return False  # nothing beyond what is asked for
 
-    def take(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
-        mean = 1.0 if name.endswith("norm.weight") else 0.0
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-        tensor.normal_(mean, DUMMY_STD, generator=generator)
+        tensor = _draw(name, shape, dtype or self._dtype, generator)
         return tensor if part is None else tensor.narrow(part.dim, part.start, part.length).clone()
+
+
+def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if dtype == torch.int32:
+        bits = torch.iinfo(dtype)
+        return torch.randint(bits.min, bits.max, shape, dtype=dtype, device=generator.device, generator=generator)
+    if "scale" in name.rpartition(".")[2]:
+        return torch.full(shape, DUMMY_SCALE, dtype=dtype, device=generator.device)
+    if dtype == torch.float8_e4m3fn:
+        return torch.empty(shape, device=generator.device).normal_(0.0, 1.0, generator=generator).to(dtype)
+    mean = 1.0 if name.endswith("norm.weight") else 0.0
+    return torch.empty(shape, dtype=dtype, device=generator.device).normal_(mean, DUMMY_STD, generator=generator)
 
 
 def _weight_files(folder: Path) -> list[Path]:

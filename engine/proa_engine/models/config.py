@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from proa_engine.layers.rotary import RopeConfig
+from proa_engine.layers.weights import LinearMethod
+from proa_engine.models.quantization import linear_method
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -39,21 +41,24 @@ class ModelConfig:
     sliding_window: int | None  # of the layers that have one
     layer_windows: tuple[int | None, ...]  # one a layer; None: the layer sees everything
     eos_token_ids: tuple[int, ...]
-    torch_dtype: torch.dtype  # of the weights on disk
+    torch_dtype: torch.dtype  # of the weights on disk, where they are not quantized
+    linear_method: LinearMethod  # how matrices are stored and multiplied
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> "ModelConfig":
-        """Read `folder`/config.json, and generation_config.json for the end tokens. Raises ValueError, with a sentence
-        that names what is not supported, or FileNotFoundError."""
+    def from_folder(cls, folder: Path | str, quantization: str | None = None) -> "ModelConfig":
+        """Read `folder`/config.json, and generation_config.json for the end tokens. `quantization` is what the user
+        asks for. Raises ValueError, with a sentence that names what is not supported, or FileNotFoundError."""
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
         generation_path = Path(folder) / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
-        return cls.from_dicts(json.loads(path.read_text()), generation)
+        return cls.from_dicts(json.loads(path.read_text()), generation, quantization)
 
     @classmethod
-    def from_dicts(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> "ModelConfig":
+    def from_dicts(
+        cls, config: Mapping[str, Any], generation: Mapping[str, Any], quantization: str | None = None
+    ) -> "ModelConfig":
         architecture = _architecture(config)
         num_heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
         windows = _layer_windows(config, architecture, num_layers)
@@ -77,6 +82,7 @@ class ModelConfig:
             layer_windows=windows,
             eos_token_ids=_eos_token_ids(config, generation),
             torch_dtype=_torch_dtype(config),
+            linear_method=linear_method(config.get("quantization_config"), quantization),
         )
 
 
@@ -84,12 +90,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or ["none named"]
     if names[0] not in SUPPORTED_ARCHITECTURES:
         raise ValueError(f"architecture {names[0]} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unnamed")
-        raise ValueError(
-            f"quantization {method} is not supported; supported: none (float32, float16, bfloat16 weights)"
-        )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ValueError(f"activation {activation} is not supported; supported: silu")

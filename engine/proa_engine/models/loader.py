@@ -66,10 +66,10 @@ def load_model(
     build = model_class(config.architecture)
     if load_format == "dummy":
         report("making random weights")
-        return build(config, Weights(RandomWeights(seed, dtype, device)), parallel)
+        return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)
     started = time.monotonic()
     checkpoint = SafetensorsCheckpoint(folder, dtype, device, report)
-    model = build(config, Weights(checkpoint), parallel)
+    model = build(config, Weights(checkpoint, config.linear_method), parallel)
     checkpoint.finish(lambda name: _is_redundant(name, config))
     report(f"weights loaded in {time.monotonic() - started:.1f} s")
     return model

@@ -71,7 +71,7 @@ class Worker:
         else:
             choices.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
-        self.model_config = ModelConfig.from_folder(self._folder)
+        self.model_config = ModelConfig.from_folder(self._folder, config.quantization)
         self.max_model_len = choices.choose_max_model_len(config, self.model_config)
         self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
         if rendezvous is not None:

@@ -37,7 +37,16 @@ def test_defaults_are_filled_in() -> None:
             "MambaForCausalLM is not supported; supported: LlamaForCausalLM",
         ),
         ({"architectures": []}, "architecture none named is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization awq is not supported; supported: none"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "quantization exl2 is not supported; supported: none, "),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fmt e5m2 is not supported; supported: e4m3"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+            r"weight_block_size \[64, 64\] is not supported; supported: \[128, 128\]",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
+            "format pack-quantized is not supported; supported: float-quantized",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling dynamic is not supported; supported: def"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling longrope is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
@@ -48,6 +57,24 @@ def test_defaults_are_filled_in() -> None:
 def test_what_is_not_supported_is_refused_by_name(overrides: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ModelConfig.from_dicts(config(**overrides), {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted", "words"),
+    [
+        ({}, "gptq", "quantization gptq needs a checkpoint of that format; this one is not quantized"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "awq",
+            "quantization awq does not fit the checkpoint, which is quantized by fp8",
+        ),
+    ],
+)
+def test_a_quantization_that_the_checkpoint_has_not_is_refused(
+    overrides: dict[str, Any], wanted: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        ModelConfig.from_dicts(config(**overrides), {}, wanted)
 
 
 def test_old_and_new_rope_fields_mean_the_same() -> None:

@@ -1,0 +1,180 @@
+"""Rows of numbers as 8-bit floats (e4m3) with their scales, and the quantization that makes them.
+
+A scale belongs to a whole row, to each group of inputs of it, or to all rows, known beforehand. Values are multiplied
+by 448 / max|x| and rounded to even; the product with the scale max|x| / 448 gives them back. One program a row.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+SMALLEST = 1e-10  # a row of zeros has a scale too
+# Triton's interpreter loses a carry when it rounds to 8 bits; there we round before it does.
+ROUND_BEFORE = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Form:
+    """How a product wants its input quantized."""
+
+    group: int | None = None  # inputs that share a scale; None: the whole row
+    scale: torch.Tensor | None = None  # [1] float32: that of all rows; None: by what the row holds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedRows:
+    """What stands for x [T, N] of type `dtype`."""
+
+    values: torch.Tensor  # [T, N] float8_e4m3fn
+    scales: torch.Tensor  # [T, groups] float32
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+
+Activation = torch.Tensor | QuantizedRows
+
+
+def quantize(x: Activation, form: Fp8Form) -> QuantizedRows:
+    """x [T, N] -> the same in 8 bits; what is quantized already, is passed on."""
+    if isinstance(x, QuantizedRows):
+        return x
+    return quantize_reference(x, form) if x.is_cpu else _quantize_triton(x, form)
+
+
+def quantize_reference(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
+    rows, size = x.shape
+    groups = x.float().view(rows, -1, form.group or size)
+    if form.scale is None:
+        most = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST)
+        factor, scales = FP8_MAX / most, most / FP8_MAX
+    else:
+        factor, scales = 1.0 / form.scale, form.scale.expand(rows, groups.shape[1])
+    values = (groups * factor).clamp_(-FP8_MAX, FP8_MAX).to(FP8).view(rows, size)
+    return QuantizedRows(values, scales.reshape(rows, -1).contiguous(), x.dtype)
+
+
+def dequantize_rows(x: QuantizedRows) -> torch.Tensor:
+    """[T, N] float32"""
+    rows, size = x.values.shape
+    groups = x.values.float().view(rows, x.scales.shape[1], -1)
+    return (groups * x.scales[:, :, None]).view(rows, size)
+
+
+def empty_rows(rows: int, size: int, form: Fp8Form, like: torch.Tensor) -> QuantizedRows:
+    """Room for a kernel's output."""
+    num_groups = size // (form.group or size)
+    values = torch.empty((rows, size), dtype=FP8, device=like.device)
+    scales = torch.empty((rows, num_groups), dtype=torch.float32, device=like.device)
+    return QuantizedRows(values, scales, like.dtype)
+
+
+def _quantize_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
+    rows, size = x.shape
+    assert x.stride(1) == 1
+    out = empty_rows(rows, size, form, x)
+    block = triton.next_power_of_2(size)
+    quantize_kernel[(rows,)](
+        x,
+        out.values,
+        out.scales,
+        form.scale,
+        size,
+        x.stride(0),
+        BLOCK=block,
+        GROUP=form.group or 0,
+        STATIC=form.scale is not None,
+        ROUND=ROUND_BEFORE,
+        num_warps=num_warps(block),
+    )
+    return out
+
+
+def num_warps(block: int) -> int:
+    """For one program that holds a row of `block` numbers."""
+    return min(max(block // 512, 1), 16)
+
+
+@triton.jit
+def round_to_fp8(x):
+    """float32 -> the nearest that e4m3 has, ties to even: three bits of mantissa, steps of 2^-9 below 2^-6."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
+    normal = bits.to(tl.float32, bitcast=True)
+    tiny = (x + 24576.0) - 24576.0  # 1.5 * 2^14: float32's steps there are 2^-9
+    return tl.where(tl.abs(x) < 0.015625, tiny, normal)
+
+
+@triton.jit
+def store_quantized(
+    x,  # [BLOCK] float32, zero where not `mask`
+    columns,  # [BLOCK]
+    mask,  # [BLOCK]
+    values_ptr,  # of the row
+    scales_ptr,  # of the row
+    static_ptr,  # [1], or nothing
+    size,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,  # 0: the whole row
+    STATIC: tl.constexpr,
+    ROUND: tl.constexpr,
+):
+    """Quantize a row and write its values and scales."""
+    if GROUP > 0:
+        grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
+        most = tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10)
+        group = tl.arange(0, BLOCK // GROUP)
+        tl.store(scales_ptr + group, tl.div_rn(most, 448.0), mask=group * GROUP < size)
+        scaled = tl.reshape(grouped * tl.div_rn(448.0, most)[:, None], (BLOCK,))
+    elif STATIC:
+        scale = tl.load(static_ptr)
+        tl.store(scales_ptr, scale)
+        scaled = x * tl.div_rn(1.0, scale)
+    else:
+        most = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-10)
+        tl.store(scales_ptr, tl.div_rn(most, 448.0))
+        scaled = x * tl.div_rn(448.0, most)
+    scaled = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
+    if ROUND:
+        scaled = round_to_fp8(scaled)
+    tl.store(values_ptr + columns, scaled.to(tl.float8e4nv), mask=mask)
+
+
+@triton.jit
+def quantize_kernel(
+    x_ptr,  # [rows, size]
+    values_ptr,  # [rows, size]
+    scales_ptr,  # [rows, size / GROUP]
+    static_ptr,
+    size,
+    stride_x_row,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    STATIC: tl.constexpr,
+    ROUND: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    x = tl.load(x_ptr + row * stride_x_row + columns, mask=mask, other=0.0).to(tl.float32)
+    num_groups = 1 if GROUP == 0 else size // GROUP
+    store_quantized(
+        x,
+        columns,
+        mask,
+        values_ptr + row * size,
+        scales_ptr + row * num_groups,
+        static_ptr,
+        size,
+        BLOCK,
+        GROUP,
+        STATIC,
+        ROUND,
+    )

@@ -1,0 +1,110 @@
+"""From a config.json's `quantization_config`, or the user's word, to the `LinearMethod` of each matrix.
+
+Knows names and options, no tensors. What the engine cannot run is refused here, by name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from proa_engine.layers.linear import Unquantized
+from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
+from proa_engine.layers.weights import LinearMethod, LoadedLinear, Projection
+
+STORED_METHODS = ("compressed-tensors", "fp8")
+
+
+def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> LinearMethod:
+    """`stored` is a checkpoint's quantization_config; `wanted` is the user's `quantization`: of a checkpoint that is
+    quantized it can only name the method; "fp8" quantizes any other while it is loaded."""
+    if not stored:
+        if wanted not in (None, "fp8"):
+            raise ValueError(f"quantization {wanted} needs a checkpoint of that format; this one is not quantized")
+        return OnlineFp8() if wanted else Unquantized()
+    name = stored.get("quant_method", "unnamed")
+    if wanted not in (None, name):
+        raise ValueError(f"quantization {wanted} does not fit the checkpoint, which is quantized by {name}")
+    match name:
+        case "fp8":
+            return _except_for(_ignored(stored, "modules_to_not_convert", "ignored_layers"), _fp8(stored))
+        case "compressed-tensors":
+            return _except_for(_ignored(stored, "ignore"), _compressed_tensors(stored))
+    raise ValueError(f"quantization {name} is not supported; supported: none, {', '.join(STORED_METHODS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptFor:
+    """`inner`, but for the matrices of some modules, which are stored unquantized."""
+
+    ignored: tuple[str, ...]  # a module's name or the last part of it, or "re:" and a pattern of the whole name
+    inner: LinearMethod
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        names = [projection.weights.prefix for projection in projections]
+        plain = [name for name in names if self.ignores(name)]
+        if plain and len(plain) != len(names):
+            raise ValueError(f"{', '.join(names)} are multiplied as one, but only {', '.join(plain)} is not quantized")
+        method = Unquantized() if plain else self.inner
+        return method.load(projections, bias)
+
+    def ignores(self, name: str) -> bool:
+        return any(_matches(entry, name) for entry in self.ignored)
+
+
+def _matches(entry: str, name: str) -> bool:
+    if entry.startswith("re:"):
+        return re.match(entry.removeprefix("re:"), name) is not None
+    return f".{entry}." in f".{name}."
+
+
+def _except_for(ignored: tuple[str, ...], method: LinearMethod) -> LinearMethod:
+    return ExceptFor(ignored, method) if ignored else method
+
+
+def _ignored(stored: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
+    return tuple(entry for field in fields for entry in stored.get(field) or ())
+
+
+def _fp8(stored: Mapping[str, Any]) -> LinearMethod:
+    """Blocks where `weight_block_size` says so, else one scale for each matrix."""
+    _only("activation_scheme", stored.get("activation_scheme", "dynamic"), ("dynamic", "static"))
+    _only("fmt", stored.get("fmt", "e4m3"), ("e4m3",))
+    block = stored.get("weight_block_size")
+    if block is None:
+        return StoredFp8("tensor", static=stored.get("activation_scheme") == "static")
+    _only("weight_block_size", list(block), ([128, 128],))
+    _only("activation_scheme", stored.get("activation_scheme", "dynamic"), ("dynamic",))
+    return BlockFp8("weight_scale_inv")
+
+
+def _compressed_tensors(stored: Mapping[str, Any]) -> LinearMethod:
+    _only("format", stored.get("format"), ("float-quantized",))
+    groups = list((stored.get("config_groups") or {}).values())
+    if len(groups) != 1:
+        raise ValueError(f"{len(groups)} config_groups of compressed-tensors are not supported; supported: one")
+    _only("targets", groups[0].get("targets"), (["Linear"],))
+    weights, inputs = groups[0]["weights"], groups[0].get("input_activations")
+    if inputs is None:
+        raise ValueError("input_activations null is not supported; supported: 8-bit floats")
+    for tensor in (weights, inputs):
+        _only("type", tensor.get("type", "float"), ("float",))
+        _only("num_bits", tensor.get("num_bits", 8), (8,))
+        _only("symmetric", tensor.get("symmetric", True), (True,))
+    _only("strategy", weights["strategy"], ("tensor", "channel", "block"))
+    if weights["strategy"] == "block":
+        _only("block_structure", list(weights.get("block_structure") or ()), ([128, 128],))
+        _only("strategy", inputs["strategy"], ("group",))
+        _only("group_size", inputs.get("group_size"), (128,))
+        return BlockFp8("weight_scale")
+    _only("strategy", inputs["strategy"], ("tensor", "token"))
+    return StoredFp8(weights["strategy"], static=not inputs.get("dynamic", False))
+
+
+def _only(field: str, value: object, supported: Sequence[object]) -> None:
+    if value not in supported:
+        raise ValueError(
+            f"quantization with {field} {value} is not supported; supported: {', '.join(map(str, supported))}"
+        )

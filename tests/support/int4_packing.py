@@ -1,0 +1,69 @@
+"""4-bit integers as AWQ and GPTQ lay them on disk, written from the formats' descriptions: w = (q - zero) * scale.
+
+Both pack eight in an int32. AWQ packs neighbouring outputs, in the order 0 2 4 6 1 3 5 7 from the lowest bits on; GPTQ
+packs neighbouring inputs (and, of the zeros, outputs) in their order, and stores each zero less one in version 1.
+"""
+
+import torch
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+Tensors = dict[str, torch.Tensor]
+
+
+def awq_tensors(weight: torch.Tensor, group_size: int) -> tuple[Tensors, torch.Tensor]:
+    """weight [out, in] -> the tensors of AWQ's "gemm" version, and the weight that they stand for."""
+    scales, zeros, q = _quantize(weight.t(), group_size, sym=False)
+    tensors = {
+        "qweight": _pack(q, AWQ_ORDER),
+        "qzeros": _pack(zeros, AWQ_ORDER),
+        "scales": scales,
+    }
+    return tensors, _dense(q, scales, zeros, torch.arange(weight.shape[1]) // group_size)
+
+
+def gptq_tensors(
+    weight: torch.Tensor, group_size: int, *, sym: bool, shuffled: bool = False, offset: int = 1
+) -> tuple[Tensors, torch.Tensor]:
+    """weight [out, in] -> GPTQ's tensors, and the weight that they stand for. `shuffled`: which inputs share a group
+    follows an order of importance (`desc_act`), here a random one."""
+    inputs = weight.shape[1]
+    group_size = inputs if group_size == -1 else group_size
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(0)) if shuffled else torch.arange(inputs)
+    scales, zeros, ordered = _quantize(weight.t()[order], group_size, sym=sym)
+    g_idx = torch.empty(inputs, dtype=torch.int32)
+    g_idx[order] = (torch.arange(inputs) // group_size).to(torch.int32)
+    q = torch.empty_like(ordered)
+    q[order] = ordered
+    tensors = {
+        "qweight": _pack(q.t().contiguous(), list(range(8))).t(),
+        "qzeros": _pack((zeros - offset) & 15, list(range(8))),
+        "scales": scales,
+        "g_idx": g_idx,
+    }
+    return tensors, _dense(q, scales, zeros, g_idx.long())
+
+
+def _quantize(weight: torch.Tensor, group_size: int, *, sym: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """weight [in, out] -> scales float16 and zeros int32 [groups, out], numbers of 0 to 15 int32 [in, out]"""
+    groups = weight.view(-1, group_size, weight.shape[1])
+    if sym:
+        scales = (groups.abs().amax(1) / 7).half()
+        zeros = torch.full(scales.shape, 8, dtype=torch.int32)
+    else:
+        low, high = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
+        scales = ((high - low) / 15).half()
+        zeros = (-low / scales.float()).round().clamp(1, 15).to(torch.int32)  # version 1 cannot say 0
+    q = (groups / scales.float()[:, None]).round().to(torch.int32) + zeros[:, None]
+    return scales, zeros, q.clamp(0, 15).view(weight.shape)
+
+
+def _pack(numbers: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """[rows, n] of 0 to 15 -> [rows, n / 8] int32; `order[i]` is which of eight has bits 4 i to 4 i + 3"""
+    eights = numbers.view(numbers.shape[0], -1, 8)[:, :, order].long()
+    packed = (eights << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def _dense(q: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """[out, in] float32"""
+    return ((q - zeros[group]) * scales.float()[group]).t().contiguous()

@@ -1,0 +1,169 @@
+"""Writes quantized checkpoints as they lie on disk in the world, from a small model's folder, each with its dense twin.
+
+The twin holds the dequantized weights, unquantized. Nothing here comes from the engine: these are other hands' formats.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.int4_packing import awq_tensors, gptq_tensors
+
+Tensors = dict[str, torch.Tensor]
+# weight [out, in] float32 -> what is stored instead (by the last part of the name), and what that stands for
+Quantizer = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+
+FP8 = torch.float8_e4m3fn
+INPUT_SCALE = 0.02
+
+# Sizes that every format can cut in two: blocks of 128, groups of 32, packs of 8.
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+
+
+def fp8_tensor(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = weight.abs().max() / 448
+    values = (weight / scale).to(FP8)
+    return {"weight": values, "weight_scale": scale.view(1)}, values.float() * scale
+
+
+def fp8_tensor_static(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    tensors, dense = fp8_tensor(weight)
+    return tensors | {"input_scale": torch.tensor([INPUT_SCALE])}, dense
+
+
+def fp8_tensor_static_scalars(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """As AutoFP8 writes it: scales without a dimension."""
+    tensors, dense = fp8_tensor_static(weight)
+    return {name: tensor if tensor.dim() == 2 else tensor[0] for name, tensor in tensors.items()}, dense
+
+
+def fp8_channel(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
+    values = (weight / scale.float()).clamp(-448, 448).to(FP8)
+    return {"weight": values, "weight_scale": scale}, values.float() * scale.float()
+
+
+def fp8_block(scale_name: str) -> Quantizer:
+    def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rows, columns = (n // 128 for n in weight.shape)
+        blocks = weight.view(rows, 128, columns, 128)
+        scale = blocks.abs().amax((1, 3), keepdim=True) / 448
+        values = (blocks / scale).to(FP8)
+        dense = (values.float() * scale).view(weight.shape)
+        return {"weight": values.view(weight.shape), scale_name: scale.view(rows, columns)}, dense
+
+    return quantize
+
+
+def compressed_tensors(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    common = {"num_bits": 8, "type": "float", "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+        "ignore": ["lm_head", r"re:.*layers\.1\.mlp\..*"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": common | {"dynamic": False} | weights,
+                "input_activations": common | inputs,
+                "output_activations": None,
+            }
+        },
+    }
+
+
+def gptq(*, desc_act: bool, sym: bool, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": desc_act, "sym": sym} | more
+
+
+@dataclass(frozen=True)
+class Format:
+    config: dict[str, Any]  # quantization_config
+    quantize: Quantizer
+    plain: tuple[str, ...] = field(default=())  # modules that stay unquantized, beside lm_head
+
+
+DYNAMIC_TOKEN = {"strategy": "token", "dynamic": True}
+STATIC_TENSOR = {"strategy": "tensor", "dynamic": False}
+BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
+GROUPS = {"strategy": "group", "group_size": 128, "dynamic": True}
+HF_BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+SECOND_MLP = ("model.layers.1.mlp",)
+
+FP8_FORMATS = {
+    "compressed-tensors, channels, by token": Format(
+        compressed_tensors({"strategy": "channel"}, DYNAMIC_TOKEN), fp8_channel, SECOND_MLP
+    ),
+    "compressed-tensors, tensors, static": Format(
+        compressed_tensors({"strategy": "tensor"}, STATIC_TENSOR), fp8_tensor_static, SECOND_MLP
+    ),
+    "compressed-tensors, blocks": Format(compressed_tensors(BLOCKS, GROUPS), fp8_block("weight_scale"), SECOND_MLP),
+    "fp8, blocks": Format(HF_BLOCK, fp8_block("weight_scale_inv")),
+    "fp8, blocks, some not converted": Format(
+        HF_BLOCK | {"modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]},
+        fp8_block("weight_scale_inv"),
+        SECOND_MLP,
+    ),
+    "fp8, tensors, static": Format(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_tensor_static_scalars
+    ),
+}
+INT4_FORMATS = {
+    "awq": Format(
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+        lambda weight: awq_tensors(weight, 32),
+    ),
+    "gptq": Format(gptq(desc_act=False, sym=False), lambda weight: gptq_tensors(weight, 32, sym=False)),
+    "gptq, symmetric": Format(gptq(desc_act=False, sym=True), lambda weight: gptq_tensors(weight, 32, sym=True)),
+    "gptq, symmetric, zeros as of version 2": Format(
+        gptq(desc_act=False, sym=True), lambda weight: gptq_tensors(weight, 32, sym=True, offset=0)
+    ),
+    "gptq, inputs out of order": Format(
+        gptq(desc_act=True, sym=False), lambda weight: gptq_tensors(weight, 32, sym=False, shuffled=True)
+    ),
+    "gptq version 2": Format(
+        gptq(desc_act=False, sym=False, checkpoint_format="gptq_v2"),
+        lambda weight: gptq_tensors(weight, 32, sym=False, offset=0),
+    ),
+    "gptq, one group": Format(
+        gptq(desc_act=False, sym=False) | {"group_size": -1}, lambda weight: gptq_tensors(weight, -1, sym=False)
+    ),
+}
+
+
+def write_quantized(source: Path, folder: Path, format: Format) -> tuple[Path, Path]:
+    """Quantize the matrices of `source`'s layers; returns the quantized folder and that of its dense twin."""
+    quantized, dense = folder / "quantized", folder / "dense"
+    stored: Tensors = {}
+    twin: Tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        module, _, last = name.rpartition(".")
+        stored[name], twin[name] = tensor, tensor
+        if last == "weight" and module.endswith("_proj") and not module.startswith(format.plain):
+            parts, twin[name] = format.quantize(tensor)
+            del stored[name]
+            stored |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
+    config = json.loads((source / "config.json").read_text())
+    _write(source, dense, twin, config)
+    _write(source, quantized, stored, config | {"quantization_config": format.config})
+    return quantized, dense
+
+
+def _write(source: Path, folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
+    shutil.copytree(source, folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,94 @@
+"""Quantized checkpoints, as they lie on disk, give the logits of their dense twins; `transformers` computes the twins'.
+
+Where activations are quantized too, those of the twin are, before each matrix that is.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.base import CausalLM
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.loader import load_model
+from support.paged_model import PagedModel
+from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, SIZES, write_quantized
+from support.tiny_models import VOCAB_SIZE, make_tiny_model
+
+TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def load(folder: Path, quantization: str | None = None) -> tuple[CausalLM, ModelConfig]:
+    config = ModelConfig.from_folder(folder, quantization)
+    cpu = torch.device("cpu")
+    model = load_model(
+        folder, config, dtype=torch.float32, device=cpu, parallel=ParallelContext(), report=lambda line: None
+    )
+    return model, config
+
+
+def logits(folder: Path, quantization: str | None = None) -> torch.Tensor:
+    model, config = load(folder, quantization)
+    return model.compute_logits(PagedModel(model, config.num_layers).prefill(TOKENS, 25))
+
+
+@torch.inference_mode()
+def logits_of_transformers(folder: Path, prepare: Callable[[str, torch.nn.Linear], None]) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            prepare(name, module)
+    result: torch.Tensor = model(torch.tensor([TOKENS])).logits[0]
+    return result
+
+
+def round_inputs(group: int | None, static: bool) -> Callable[..., Any]:
+    """A hook before a linear layer: its input as 8-bit floats would have it."""
+
+    def hook(module: torch.nn.Linear, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (x,) = args
+        groups = x.unflatten(-1, (-1, group or x.shape[-1]))
+        scale = torch.tensor(INPUT_SCALE) if static else groups.abs().amax(-1, keepdim=True) / 448
+        return (((groups / scale).clamp(-448, 448).to(FP8).float() * scale).flatten(-2),)
+
+    return hook
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor, unrounded: torch.Tensor) -> None:
+    """A number in the middle between two of 8 bits may be rounded up here and down there, and its row feels that; but
+    what they differ by is little beside what rounding changes, and most of the rows are equal."""
+    error = (ours - theirs).abs()
+    effect = (ours - unrounded).abs()
+    print(f"error {error.mean():.5f} (median {error.median():.7f}), effect of rounding {effect.mean():.5f}")
+    assert error.mean() < 0.1 * effect.mean()
+    assert error.median() < 0.02 * effect.median()
+
+
+@pytest.mark.parametrize("name", FP8_FORMATS)
+def test_fp8_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
+    format = FP8_FORMATS[name]
+    source = make_tiny_model(tmp_path / "source", "qwen3", seed=3, **SIZES)
+    quantized, dense = write_quantized(source, tmp_path, format)
+
+    def prepare(module_name: str, module: torch.nn.Linear) -> None:
+        if module_name.endswith("_proj") and not module_name.startswith(format.plain):
+            module.register_forward_pre_hook(round_inputs(128 if "blocks" in name else None, "static" in name))
+
+    assert_near(logits(quantized), logits_of_transformers(dense, prepare), logits(dense))
+
+
+def test_online_fp8_gives_the_logits_of_weights_rounded_by_output(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path, "qwen2", seed=3, **SIZES)
+
+    def prepare(module_name: str, module: torch.nn.Linear) -> None:
+        if module_name.endswith("_proj"):
+            scale = module.weight.abs().amax(1, keepdim=True) / 448
+            module.weight.data = (module.weight / scale).to(FP8).float() * scale
+            module.register_forward_pre_hook(round_inputs(None, static=False))
+
+    assert_near(logits(source, "fp8"), logits_of_transformers(source, prepare), logits(source))
