@@ -193,8 +193,6 @@ def _hello_from_pb(message: service_pb2.Hello) -> Hello:
         max_num_seqs=model.max_num_seqs,
         max_logprobs=model.max_logprobs,
         chain=BlockChain(root_hash(model.model, model.revision), model.block_size),
-        model=model.model,
-        revision=model.revision,
         eos_token_ids=tuple(model.eos_token_ids),
     )
     return Hello(

@@ -91,5 +91,5 @@ class Journey:
 
     def _fits(self, other: ModelInfo, model: ModelInfo) -> bool:
         same_tokens = (other.tokenizer_digest, other.vocab_size) == (model.tokenizer_digest, model.vocab_size)
-        same_weights = (other.model, other.revision) == (model.model, model.revision)
+        same_weights = other.chain.root == model.chain.root
         return same_tokens and (same_weights or not self.num_received)

@@ -115,8 +115,6 @@ class ModelInfo:
     max_num_seqs: int  # in one batch
     max_logprobs: int
     chain: BlockChain
-    model: str = ""  # where its weights come from
-    revision: str = ""
     eos_token_ids: tuple[int, ...] = ()
 
 
