@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from proa.engine.v1 import service_pb2_grpc
+from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor
 from proa_engine.engine_parts import EngineParts, assemble_engine
@@ -83,16 +84,24 @@ def running_server(
     step_timeout: float = 5.0,
     before_load: Callable[[], object] = lambda: None,
     wait_until_loaded: bool = True,
+    port: int = 0,
+    health_port: int = 0,
+    tls: TlsFiles | None = None,
     **config: Any,
 ) -> Iterator[RunningServer]:
-    """A server that has loaded, unless that is not waited for; told to leave at the end, if it has not left before."""
+    """A server that has loaded, unless that is not waited for; told to leave at the end, if it has not left before.
+
+    Under `tls` it is waited for at its `health_port`.
+    """
     executor = executor or LoadedFakeExecutor()
     choices: dict[str, Any] = {"block_size": executor.block_size, "max_num_batched_tokens": 64, **config}
     options = ServeOptions(
         config=EngineConfig(model="fake", **choices),
         host="127.0.0.1",
-        port=0,
+        port=port,
         metrics_port=0,
+        health_port=health_port,
+        tls=tls,
         drain_timeout=drain_timeout,
         step_timeout=step_timeout,
     )
@@ -114,7 +123,7 @@ def running_server(
     thread.start()
     try:
         if wait_until_loaded:
-            wait_for_health(port, "startup")
+            wait_for_health(health_port or port, "startup")
         yield RunningServer(server, port, loaded, exits, result, thread)
     finally:
         if thread.is_alive():

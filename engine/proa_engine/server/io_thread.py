@@ -32,8 +32,19 @@ SERVER_OPTIONS = (
 class IoThread:
     """Owns the gRPC server."""
 
-    def __init__(self, address: str, servicer: EngineServicer, health: Health) -> None:
+    def __init__(
+        self,
+        address: str,
+        servicer: EngineServicer,
+        health: Health,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        health_address: str | None = None,
+    ) -> None:
+        """Without credentials the address speaks plaintext. At `health_address` there is health alone, in plaintext."""
         self._address = address
+        self._credentials = credentials
+        self._health_address = health_address
         self._servicer = servicer
         self._health = health
         self._loop = asyncio.new_event_loop()
@@ -70,18 +81,32 @@ class IoThread:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(DecodingInterceptor(),))
+        servers = [grpc.aio.server(options=SERVER_OPTIONS, interceptors=(DecodingInterceptor(),))]
+        server = servers[0]
         service_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (convert.SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
+        await self._health.update()
         try:
-            await self._health.update()
-            port = server.add_insecure_port(self._address)
-            await server.start()
-        except RuntimeError:
-            self._started.set_exception(OSError(f"cannot listen on {self._address}; is the port in use?"))
+            port = _bind(server, self._address, self._credentials)
+            if self._health_address is not None:
+                servers.append(grpc.aio.server(options=SERVER_OPTIONS))
+                health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, servers[1])
+                _bind(servers[1], self._health_address, None)
+        except OSError as error:
+            self._started.set_exception(error)
             return
+        await asyncio.gather(*(server.start() for server in servers))
         self._started.set_result(port)
         await self._stop.wait()
-        await server.stop(self._grace)
+        await asyncio.gather(*(server.stop(self._grace) for server in servers))
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise OSError(f"cannot listen on {address}; is the port in use?") from None

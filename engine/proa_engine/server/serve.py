@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grpc
 from prometheus_client import CollectorRegistry
 
+from proa.tls import TlsFiles, TlsSource
 from proa.tokenizer_files import digest
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
@@ -31,6 +33,7 @@ from proa_engine.server.model_info import make_model_info, served_name
 from proa_engine.server.observer import RequestObserver
 from proa_engine.server.servicer import EngineServicer
 from proa_engine.server.signals import SignalPipe
+from proa_engine.server.tls import server_credentials
 from proa_engine.server.watchdog import STEP_SECONDS, StepLimits, Watchdog
 from proa_engine.telemetry import EngineTracer
 from proa_engine.tokenizer import read_tokenizer_files
@@ -45,12 +48,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What `proa-engine serve` was asked for. Times in seconds; `metrics_port` 0: no metrics."""
+    """What `proa-engine serve` was asked for. Times in seconds; `metrics_port` 0: no metrics; `health_port` 0: health
+    only beside the rest. `tls` None: plaintext."""
 
     config: EngineConfig
     host: str = "0.0.0.0"
     port: int = 50051
     metrics_port: int = 9400
+    health_port: int = 0
+    tls: TlsFiles | None = None
     drain_timeout: float = 60.0
     step_timeout: float = STEP_SECONDS
 
@@ -68,7 +74,7 @@ def serve(options: ServeOptions) -> int:
 
 
 class EngineServer:
-    """`load` and `exit_process` can be replaced in tests."""
+    """`load` and `exit_process` can be replaced in tests. Raises StartError."""
 
     def __init__(
         self,
@@ -85,7 +91,13 @@ class EngineServer:
         self._frontend = Frontend()
         self._health = Health()
         servicer = EngineServicer(self._frontend, self._on_session)
-        self._io = IoThread(f"{options.host}:{options.port}", servicer, self._health)
+        self._io = IoThread(
+            f"{options.host}:{options.port}",
+            servicer,
+            self._health,
+            credentials=_credentials(options.tls),
+            health_address=f"{options.host}:{options.health_port}" if options.health_port else None,
+        )
         self._departure = Departure(
             self._frontend,
             self._health,
@@ -206,3 +218,10 @@ class EngineServer:
         """On the I/O thread: a gateway is here, or has had the time to come."""
         if not self._health.facts.settled:
             self._settling = asyncio.ensure_future(self._health.update(settled=True))
+
+
+def _credentials(files: TlsFiles | None) -> grpc.ServerCredentials | None:
+    try:
+        return None if files is None else server_credentials(TlsSource(files))
+    except ValueError as error:
+        raise StartError(str(error)) from None

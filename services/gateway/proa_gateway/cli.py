@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from proa.tls import TlsFiles, TlsSource
 from proa_gateway.config import Deadlines, GatewayConfig
 
 _ADDRESS = re.compile(r".+:[0-9]+")
@@ -42,6 +43,8 @@ def config_from(arguments: argparse.Namespace) -> GatewayConfig:
         max_concurrent_requests=arguments.max_concurrent_requests,
         max_waiting_requests=arguments.max_waiting_requests,
         max_queued_tokens=arguments.max_queued_tokens,
+        tls=_tls_files(arguments),
+        tls_server_name=arguments.tls_server_name,
         max_body_bytes=arguments.max_body_bytes,
         deadlines=Deadlines(
             queue=arguments.queue_timeout,
@@ -104,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--api-keys", type=_keys, metavar="FILE", help="JSON; callers, their limits and priorities. Reread on change"
     )
+    serve.add_argument("--tls-ca", type=Path, metavar="FILE", help="who signs the engines' certificates (PEM)")
+    serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="the gateway's certificate for the engines")
+    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its key; all three are read for each connection")
+    serve.add_argument(
+        "--tls-server-name", default=defaults.tls_server_name, metavar="NAME", help="in the engines' certificates"
+    )
     serve.add_argument("--max-body-bytes", type=_positive, default=defaults.max_body_bytes, help="over it 413")
     serve.add_argument("--first-token-timeout", type=float, default=deadlines.first_token, help="seconds")
     serve.add_argument("--next-token-timeout", type=float, default=deadlines.next_token, help="seconds")
@@ -150,6 +159,18 @@ def _seconds(value: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds")
     return seconds
+
+
+def _tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
+    """What channels to engines need. Leaves with a sentence where that cannot be used."""
+    try:
+        files = TlsFiles(certificate=arguments.tls_cert, key=arguments.tls_key, authority=arguments.tls_ca)
+        if files.authority is None and files.certificate is not None:
+            raise ValueError("--tls-cert needs --tls-ca")
+        TlsSource(files)
+    except ValueError as error:
+        _parser().error(str(error))
+    return None if files.authority is None else files
 
 
 def _positive(value: str) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proa.tls import TlsFiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
@@ -34,6 +36,8 @@ class GatewayConfig:
     max_concurrent_requests: int = 2048  # output sequences, those that wait included
     max_waiting_requests: int = 1024  # for the engines to have room
     max_queued_tokens: int = 4_194_304  # prompt tokens of sequences without their first output token
+    tls: TlsFiles | None = None  # to the engines; None: plaintext
+    tls_server_name: str = "proa-engine"  # in the certificates of all engines
     max_body_bytes: int = 16 * 1024 * 1024
     max_choices: int = 128  # prompts times n of one request
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -18,6 +18,7 @@ from proa_gateway.breaker import BreakerState, CircuitBreaker
 from proa_gateway.config import Deadlines
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.session import OutputSink, Session, describe
+from proa_gateway.tls import OpenChannel
 from proa_gateway.types import EngineRequest, EngineStats, Hello, ModelInfo
 
 FIRST_RETRY = 0.1  # seconds
@@ -66,6 +67,7 @@ class EngineClient:
         accept: Accept,
         deadlines: Deadlines,
         on_change: Callable[["EngineClient"], None],
+        open_channel: OpenChannel,
     ) -> None:
         self.address = address
         self.state = EngineState.CONNECTING
@@ -78,6 +80,7 @@ class EngineClient:
         self._accept = accept
         self._deadlines = deadlines
         self._on_change = on_change
+        self._open_channel = open_channel
         self._session: Session | None = None
         self._sent_since_stats = 0
 
@@ -155,7 +158,7 @@ class EngineClient:
 
     async def _run_session(self) -> tuple[bool, str]:
         """One connection from its beginning to its end: whether it was of use, and why it ended."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        async with self._open_channel(self.address, _OPTIONS) as channel:
             call = convert.open_session(channel)
             try:
                 hello = await self._greet(call)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from proa.tls import TlsSource
 from proa_gateway.admission_metrics import AdmissionMetrics
 from proa_gateway.auth import KeyRing
 from proa_gateway.config import GatewayConfig
@@ -22,6 +23,7 @@ from proa_gateway.models import ModelRegistry
 from proa_gateway.openai.serving import Serving
 from proa_gateway.pool import EnginePool
 from proa_gateway.telemetry import GatewayTracer
+from proa_gateway.tls import TlsChannels, insecure_channels
 from proa_gateway.waiting_room import WaitingRoom
 
 TOKENIZER_THREADS = 2
@@ -49,12 +51,14 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     registry = _registry()
     metrics, admission_metrics = GatewayMetrics(registry), AdmissionMetrics(registry)
     discovery = make_discovery(config)
+    channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
     with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
         models = ModelRegistry(executor, folder=config.tokenizer)
         pool = EnginePool(
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
             accept=models.accept,
             deadlines=config.deadlines,
+            open_channel=channels,
             observe=lambda client: _observe(client, metrics, models, serving.entrance.waiting),
         )
         metrics.sessions.set_function(lambda: sum(engine.model_name is not None for engine in pool.engines))

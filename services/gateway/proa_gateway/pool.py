@@ -12,6 +12,7 @@ from proa_gateway.config import Deadlines
 from proa_gateway.engine_client import Accept, EngineClient
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.retries import RetryBudget
+from proa_gateway.tls import OpenChannel, insecure_channels
 from proa_gateway.types import RouteWish
 
 _log = logging.getLogger(__name__)
@@ -22,11 +23,20 @@ Observer = Callable[[EngineClient], None]
 class EnginePool:
     """Owns one client and one task for each engine. `set_engines` says which there are; `close` ends all."""
 
-    def __init__(self, *, client_id: str, accept: Accept, deadlines: Deadlines, observe: Observer) -> None:
+    def __init__(
+        self,
+        *,
+        client_id: str,
+        accept: Accept,
+        deadlines: Deadlines,
+        observe: Observer,
+        open_channel: OpenChannel = insecure_channels,
+    ) -> None:
         self._client_id = client_id
         self._accept = accept
         self._deadlines = deadlines
         self._observe = observe
+        self._open_channel = open_channel
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: set[str] = set()  # every name ever served
@@ -102,6 +112,7 @@ class EnginePool:
             accept=self._accept,
             deadlines=self._deadlines,
             on_change=self._on_change,
+            open_channel=self._open_channel,
         )
         self._clients[address] = client
         task = asyncio.create_task(client.run(), name=f"engine {address}")

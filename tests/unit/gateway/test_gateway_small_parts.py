@@ -78,6 +78,8 @@ def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ["serve"],
         ["serve", "--engine", "nowhere"],
+        ["serve", "--engine", "a:1", "--tls-cert", "a.crt", "--tls-key", "a.key"],
+        ["serve", "--engine", "a:1", "--tls-ca", "/nowhere/ca.crt"],
         ["serve", "--engine", "a:1", "--engine-service", "b.c:2"],
         ["serve", "--engine-service", "engine:50051"],
         ["serve", "--engine", "a:1", "--tokenizer", "/nowhere"],

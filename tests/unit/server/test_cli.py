@@ -64,6 +64,20 @@ def test_bad_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureF
     assert "error:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--tls-cert", "a.crt"], "give both --tls-cert and --tls-key"),
+        (["--tls-ca", "a.crt"], "--tls-ca needs --tls-cert and --tls-key"),
+    ],
+)
+def test_half_of_a_tls_identity_is_refused(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", "m", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "proa_engine.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,84 @@
+"""The files of mutual TLS: what cannot be used is said in a sentence, and what worked stays until something better."""
+
+import logging
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from proa.tls import TlsFiles, TlsSource
+from support.certificates import Certificate, signed
+from support.mounted_secret import MountedSecret
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return signed(tmp_path_factory.mktemp("first") / "made")
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return signed(tmp_path_factory.mktemp("second") / "made")
+
+
+def test_what_is_read_is_what_the_files_hold(first: Certificate, tmp_path: Path) -> None:
+    identity = TlsSource(MountedSecret(tmp_path / "tls", first).files).current()
+    assert identity.certificate == first.certificate.read_bytes()
+    assert identity.key == first.key.read_bytes()
+    assert identity.authority == first.authority.read_bytes()
+
+
+def test_a_certificate_needs_its_key(first: Certificate) -> None:
+    with pytest.raises(ValueError, match="both --tls-cert and --tls-key"):
+        TlsFiles(certificate=first.certificate)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ca.crt"
+    with pytest.raises(ValueError, match=f"cannot read {re.escape(str(path))}: No such file"):
+        TlsSource(TlsFiles(authority=path))
+
+
+def test_a_key_of_another_certificate_is_refused(first: Certificate, second: Certificate) -> None:
+    with pytest.raises(ValueError, match="are not a certificate and its key in PEM"):
+        TlsSource(TlsFiles(certificate=first.certificate, key=second.key))
+
+
+def test_a_key_behind_a_password_is_refused_and_nobody_is_asked_for_it(first: Certificate, tmp_path: Path) -> None:
+    locked = tmp_path / "locked.key"
+    command = ["openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", str(first.key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    with pytest.raises(ValueError, match="are not a certificate and its key in PEM"):
+        TlsSource(TlsFiles(certificate=first.certificate, key=locked))
+
+
+def test_an_authority_that_is_no_certificate_is_refused(first: Certificate) -> None:
+    with pytest.raises(ValueError, match="holds no certificates in PEM"):
+        TlsSource(TlsFiles(authority=first.key))
+
+
+def test_new_files_are_read_and_unchanged_ones_are_the_same_object(
+    first: Certificate, second: Certificate, tmp_path: Path
+) -> None:
+    secret = MountedSecret(tmp_path / "tls", first)
+    source = TlsSource(secret.files)
+    before = source.current()
+    assert source.current() is before
+    secret.put(second)
+    assert source.current().certificate == second.certificate.read_bytes()
+
+
+def test_files_that_turn_bad_are_told_of_once_and_the_old_ones_stay(
+    first: Certificate, second: Certificate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = MountedSecret(tmp_path / "tls", first)
+    source = TlsSource(secret.files)
+    before = source.current()
+    secret.put_garbage()
+    with caplog.at_level(logging.ERROR):
+        assert source.current() is source.current() is before
+    (record,) = caplog.records
+    assert "certificates stay as they were" in record.message
+    secret.put(second)
+    assert source.current().key == second.key.read_bytes()
