@@ -35,7 +35,11 @@ def test_engine_and_sidecar_share_one_claim(release: Release) -> None:
 
 def test_a_pod_that_asks_for_more_than_a_node_has_waits(release: Release) -> None:
     """It does not take the place of the one that runs."""
-    release.upgrade(engines__builtin__gpu__allocation="dra", engines__builtin__tensorParallelSize="64")
+    release.upgrade(
+        engines__builtin__model="some/large-model",
+        engines__builtin__gpu__allocation="dra",
+        engines__builtin__tensorParallelSize="64",
+    )
     pending = eventually(
         "the new pod cannot be scheduled",
         lambda: [pod for pod in release.pods("engine") if pod["status"]["phase"] == "Pending"],

@@ -1,81 +1,81 @@
-"""What the chart renders, and what it refuses."""
+"""What the chart promises of the objects that it renders."""
 
-import shutil
-import subprocess
-from pathlib import Path
+import json
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
-ROOT = Path(__file__).parents[3]
-HELM = shutil.which("helm", path=str(ROOT / ".tools" / "bin")) or shutil.which("helm")
-pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not here")
+from support.chart import (
+    CLAIMED,
+    COMBINATIONS,
+    ENGINE,
+    ENGINE_POD,
+    GATEWAY,
+    GATEWAY_POD,
+    GPUS,
+    SIDECAR,
+    Objects,
+    lookup,
+    needs_helm,
+    render,
+)
 
-
-def template(*settings: str) -> subprocess.CompletedProcess[str]:
-    command = [str(HELM), "template", "proa", str(ROOT / "charts" / "proa"), "--namespace", "here"]
-    flags = [f"--set={setting}" for setting in settings]
-    return subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
-
-
-def render(*settings: str) -> dict[tuple[str, str], Any]:
-    done = template(*settings)
-    assert done.returncode == 0, done.stderr
-    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
-    return {(document["kind"], document["metadata"]["name"]): document for document in objects}
-
-
-def engine_pod(*settings: str, pool: str = "builtin") -> Any:
-    return render(*settings)["Deployment", f"proa-engine-{pool}"]["spec"]["template"]["spec"]
+pytestmark = needs_helm
+EVERYTHING = COMBINATIONS["optional"]
 
 
-SIDECAR = ("engines.builtin.tensorParallelSize=2", "engines.builtin.tensorParallel.mode=sidecar")
+def engine_pod(values: dict[str, Any] | None = None) -> Any:
+    return lookup(render(values), *ENGINE_POD)
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.32", "1.35"])
-@pytest.mark.parametrize("settings", [(), SIDECAR, ("image.pullSecrets={a}", "otel.OTEL_SDK_DISABLED=true")])
-def test_every_object_is_valid_kubernetes(version: str, settings: tuple[str, ...]) -> None:
-    for document in render(*settings).values():
-        kubernetes_validate.validate(document, version, strict=True)
+def containers(objects: Objects) -> list[Any]:
+    """Every container of every Deployment."""
+    pods = [found["spec"]["template"]["spec"] for (kind, _), found in objects.items() if kind == "Deployment"]
+    return [container for pod in pods for container in pod["containers"] + pod.get("initContainers", [])]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"])
+def test_every_object_is_valid_kubernetes(version: str) -> None:
+    for name, values in COMBINATIONS.items():
+        if name == "claimed" and version < "1.34":
+            continue  # refused, see the refusals
+        for document in render(values, f"--kube-version={version}").values():
+            kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_defaults_serve_the_builtin_model_with_one_pod_each() -> None:
     objects = render()
-    assert objects["Deployment", "proa-engine-builtin"]["spec"]["replicas"] == 1
-    arguments = engine_pod()["containers"][0]["args"]
-    assert "--model=builtin" in arguments
-    assert "--tensor-parallel-size=1" in arguments
-    gateway = objects["Deployment", "proa-gateway"]["spec"]["template"]["spec"]["containers"][0]
-    assert "--engine-service=proa-engine.here:50051" in gateway["args"]
-
-
-def test_every_container_is_confined() -> None:
-    for key, document in render(*SIDECAR).items():
-        if key[0] != "Deployment":
-            continue
-        pod = document["spec"]["template"]["spec"]
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in pod["containers"] + pod.get("initContainers", []):
-            context = container["securityContext"]
-            assert context["capabilities"] == {"drop": ["ALL"]}
-            assert context["readOnlyRootFilesystem"]
-            assert not context["allowPrivilegeEscalation"]
-
-
-def test_role_reads_endpoint_slices_and_nothing_else() -> None:
-    (rule,) = render()["Role", "proa-gateway"]["rules"]
-    assert rule == {
-        "apiGroups": ["discovery.k8s.io"],
-        "resources": ["endpointslices"],
-        "verbs": ["get", "list", "watch"],
+    assert lookup(objects, *ENGINE_POD[:3], "replicas") == 1
+    arguments = lookup(objects, *ENGINE, "args")
+    assert {"--model=builtin", "--tensor-parallel-size=1", "--device=cpu"} <= set(arguments)
+    assert "--engine-service=proa-engine.here:50051" in lookup(objects, *GATEWAY, "args")
+    assert {kind for kind, _ in objects} == {
+        *("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding"),
+        *("NetworkPolicy", "PodDisruptionBudget", "Pod"),
     }
 
 
+def test_every_container_is_confined() -> None:
+    objects = render({**EVERYTHING, **SIDECAR})
+    for pod in (GATEWAY_POD, ENGINE_POD):
+        assert lookup(objects, *pod, "securityContext", "runAsNonRoot")
+        assert lookup(objects, *pod, "securityContext", "seccompProfile") == {"type": "RuntimeDefault"}
+    for container in containers(objects):
+        context = container["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"]
+        assert not context["allowPrivilegeEscalation"]
+
+
+def test_role_reads_endpoint_slices_and_nothing_else() -> None:
+    assert lookup(render(), "Role", "proa-gateway", "rules") == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    ]
+
+
 def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
-    pod = engine_pod(*SIDECAR)
+    pod = engine_pod(SIDECAR)
     (shm,) = [volume for volume in pod["volumes"] if volume["name"] == "shm"]
     assert shm["emptyDir"]["medium"] == "Memory"
     for container in pod["containers"] + pod["initContainers"]:
@@ -83,7 +83,7 @@ def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
 
 
 def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
-    pod = engine_pod("engines.builtin.model=org/big", *SIDECAR[1:], "engines.builtin.tensorParallelSize=4")
+    pod = engine_pod({**SIDECAR, "enginePool.model": "org/big", "enginePool.tensorParallelSize": 4})
     assert [container["name"] for container in pod["initContainers"]] == [f"tp-worker-{rank}" for rank in (1, 2, 3)]
     assert all(container["restartPolicy"] == "Always" for container in pod["initContainers"])
     sockets = [argument for argument in pod["containers"][0]["args"] if argument.startswith("--worker-socket=")]
@@ -91,51 +91,115 @@ def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
 
 
 def test_process_mode_makes_no_worker_container() -> None:
-    pod = engine_pod("engines.builtin.model=org/big", "engines.builtin.tensorParallelSize=4")
+    pod = engine_pod(GPUS)
     assert "initContainers" not in pod
     assert not any(argument.startswith("--worker-socket") for argument in pod["containers"][0]["args"])
 
 
+def test_a_device_plugin_gives_the_container_a_gpu_for_every_rank() -> None:
+    pod = engine_pod(GPUS)
+    (engine,) = pod["containers"]
+    assert engine["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": 2}
+    assert "--device=cuda" in engine["args"]
+    assert not engine["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert "resourceClaims" not in pod
+
+
+def test_one_claim_is_shared_by_every_container_of_the_pod() -> None:
+    objects = render(CLAIMED)
+    pod = lookup(objects, *ENGINE_POD)
+    ((name, template),) = [(name, found) for (kind, name), found in objects.items() if kind == "ResourceClaimTemplate"]
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 2}
+    assert pod["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": name}]
+    for container in pod["containers"] + pod["initContainers"]:
+        assert container["resources"]["claims"] == [{"name": "gpus"}]
+        assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert pod["shareProcessNamespace"]
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+def test_a_claim_template_that_says_something_else_has_another_name() -> None:
+    names = {
+        name
+        for size in (1, 2)
+        for kind, name in render({**CLAIMED, "enginePool.tensorParallelSize": size})
+        if kind == "ResourceClaimTemplate"
+    }
+    assert len(names) == 2
+
+
 def test_probes_ask_for_loaded_alive_and_ready_separately() -> None:
-    engine = engine_pod()["containers"][0]
+    engine = lookup(render(), *ENGINE)
     assert engine["startupProbe"]["grpc"]["service"] == "startup"
     assert engine["livenessProbe"]["grpc"]["service"] == "liveness"
     assert "service" not in engine["readinessProbe"]["grpc"]
 
 
+def test_updates_keep_capacity_by_default() -> None:
+    for name in ("proa-gateway", "proa-engine-builtin"):
+        update = lookup(render(), "Deployment", name, "spec", "strategy", "rollingUpdate")
+        assert update == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_the_grace_period_covers_the_drain_and_what_comes_before_it() -> None:
+    pod = lookup(render({"gateway.terminationGracePeriodSeconds": 60, "gateway.preStopSeconds": 30}), *GATEWAY_POD)
+    assert "--drain-timeout=60" in pod["containers"][0]["args"]
+    assert pod["terminationGracePeriodSeconds"] > 60 + 30
+
+
 def test_pools_take_what_they_leave_out_from_the_pool_defaults() -> None:
-    settings = ("engines.big.model=org/big", "engines.big.replicas=3", "enginePool.drainSeconds=100")
-    objects = render(*settings)
-    assert objects["Deployment", "proa-engine-big"]["spec"]["replicas"] == 3
-    assert engine_pod(*settings, pool="big")["terminationGracePeriodSeconds"] == 115
-    assert "--model=org/big" in engine_pod(*settings, pool="big")["containers"][0]["args"]
+    objects = render({"engines": {"big": {"model": "org/big", "replicas": 3}}}, "--set=enginePool.drainSeconds=100")
+    big = lookup(objects, "Deployment", "proa-engine-big", "spec")
+    assert big["replicas"] == 3
+    assert big["template"]["spec"]["terminationGracePeriodSeconds"] == 115
+    assert "--model=org/big" in big["template"]["spec"]["containers"][0]["args"]
+    assert ("Deployment", "proa-engine-builtin") in objects
+
+
+def test_a_pool_may_say_false_where_the_defaults_say_true() -> None:
+    assert not any(kind == "PodDisruptionBudget" and "engine" in name
+                   for kind, name in render({"enginePool.podDisruptionBudget.enabled": False}))  # fmt: skip
+
+
+def test_the_builtin_pool_can_be_left_out() -> None:
+    objects = render({"engines": {"builtin": None, "big": {"model": "org/big"}}})
+    deployments = {name for kind, name in objects if kind == "Deployment"}
+    assert deployments == {"proa-gateway", "proa-engine-big"}
+
+
+@pytest.mark.parametrize("scaler", ["autoscaling", "keda"])
+def test_whoever_scales_a_pool_alone_sets_its_replicas(scaler: str) -> None:
+    spec = lookup(render({f"enginePool.{scaler}.enabled": True}), *ENGINE_POD[:3])
+    assert "replicas" not in spec
+
+
+def test_keda_counts_a_models_requests_that_are_held_wait_or_run() -> None:
+    values = {"enginePool.keda.enabled": True, "enginePool.servedModelName": "fast"}
+    (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
+    assert trigger["metadata"]["query"] == (
+        'sum(proa_gateway_queue_depth{model="fast"} or vector(0))'
+        ' + sum(vllm:num_requests_waiting{model_name="fast",engine="0"} or vector(0))'
+        ' + sum(vllm:num_requests_running{model_name="fast",engine="0"} or vector(0))'
+    )
 
 
 def test_otel_variables_reach_every_container() -> None:
-    for document in render(*SIDECAR, "otel.OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4317").values():
-        if document["kind"] == "Deployment":
-            pod = document["spec"]["template"]["spec"]
-            for container in pod["containers"] + pod.get("initContainers", []):
-                names = {variable["name"] for variable in container["env"]}
-                assert {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME"} <= names
+    for container in containers(render({**SIDECAR, "otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})):
+        names = {variable["name"] for variable in container["env"]}
+        assert {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME"} <= names
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (("engines.builtin.replica=2",), "additional properties 'replica' not allowed"),
-        (("engines.builtin.tensorParallel.mode=thread",), "value must be one of"),
-        (("engines.builtin.tensorParallelSize=0",), "minimum"),
-        (("gateway.port=70000",), "maximum"),
-        (("otel.FOO=1",), "FOO"),
-        (
-            (*SIDECAR, r"engines.builtin.resources.limits.nvidia\.com/gpu=1"),
-            "resources name nvidia.com/gpu; say gpu.allocation instead",
-        ),
-        (("engines.a-name-that-is-much-too-long.replicas=1",), "at most 20 characters"),
-    ],
-)
-def test_a_wrong_value_is_refused_in_a_sentence(settings: tuple[str, ...], sentence: str) -> None:
-    done = template(*settings)
-    assert done.returncode != 0
-    assert sentence in done.stderr
+def test_dashboards_are_json_in_one_config_map() -> None:
+    data = lookup(render({"dashboards.enabled": True}), "ConfigMap", "proa-dashboards", "data")
+    assert {json.loads(text)["uid"] for text in data.values()} == {"proa-gateway", "proa-engines"}
+
+
+def test_both_sides_show_the_same_certificate() -> None:
+    objects = render({"tls.existingSecret": "certs"})
+    for container in (lookup(objects, *GATEWAY), lookup(objects, *ENGINE)):
+        flags = [argument for argument in container["args"] if argument.startswith("--tls-")]
+        assert flags == [f"--tls-{key}=/etc/proa/tls/{file}" for key, file in
+                         (("ca", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key"))]  # fmt: skip
+        assert {"name": "tls", "mountPath": "/etc/proa/tls", "readOnly": True} in container["volumeMounts"]

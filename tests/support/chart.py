@@ -1,0 +1,118 @@
+"""The chart as Helm renders it, and where in it to look."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "proa"
+HELM = shutil.which("helm", path=str(ROOT / ".tools" / "bin")) or shutil.which("helm")
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not here")
+
+Objects = dict[tuple[str, str], Any]  # (kind, name) -> object
+GATEWAY_POD = ("Deployment", "proa-gateway", "spec", "template", "spec")
+GATEWAY = (*GATEWAY_POD, "containers", 0)
+ENGINE_POD = ("Deployment", "proa-engine-builtin", "spec", "template", "spec")
+ENGINE = (*ENGINE_POD, "containers", 0)
+
+GPUS = {"enginePool.gpu.allocation": "devicePlugin", "enginePool.tensorParallelSize": 2}
+SIDECAR = {"enginePool.tensorParallelSize": 2, "enginePool.tensorParallel.mode": "sidecar"}
+CLAIMED = {**SIDECAR, "enginePool.gpu.allocation": "dra"}
+OPTIONAL = {
+    "image.pullSecrets": ["login"],
+    "commonLabels": {"team": "sea"},
+    "gateway.ingress.enabled": True,
+    "gateway.ingress.hosts": ["llm.example", "chat.example"],
+    "gateway.ingress.tls": [{"hosts": ["llm.example"], "secretName": "cert"}],
+    "gateway.apiKeys.existingSecret": "keys",
+    "gateway.podDisruptionBudget.maxUnavailable": "50%",
+    "tls.existingSecret": "certs",
+    "dashboards.enabled": True,
+    "otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
+    "networkPolicy.engine.from": [{"namespaceSelector": {"matchLabels": {"clients": "yes"}}}],
+    "networkPolicy.gateway.from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+    "networkPolicy.metrics.from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+    "engines.other": {"model": "/models/big", "modelVolume": {"claimName": "weights"}, "replicas": 2},
+}
+SCALED = {
+    "enginePool.autoscaling.enabled": True,
+    "enginePool.huggingFace.tokenSecret": "hub",
+    "enginePool.huggingFace.cacheClaim": "kept",
+    "enginePool.nodeSelector": {"gpu": "h100"},
+    "enginePool.runtimeClassName": "nvidia",
+    "enginePool.affinity": {"podAntiAffinity": {}},
+    "enginePool.rollingUpdate": {"maxUnavailable": "25%", "maxSurge": 0},
+}
+# What users install: sets of values that together use every kind of object that needs no CRD.
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "gpus": GPUS,
+    "sidecars": SIDECAR,
+    "claimed": CLAIMED,
+    "optional": OPTIONAL,
+    "scaled": SCALED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One value set to something, and what is then found at a path of one object."""
+
+    value: Any
+    at: tuple[str | int, ...]  # kind, name, keys and indices
+    expected: Any = None  # None: the value itself
+    contains: Any = None  # what the list or text found there holds, instead
+    also: Mapping[str, Any] = field(default_factory=dict)  # values without which this one changes nothing
+
+    def check(self, path: str) -> None:
+        found = lookup(render({**self.also, path: self.value}), *self.at)
+        if self.contains is not None:
+            assert self.contains in found
+        else:
+            assert found == (self.value if self.expected is None else self.expected)
+
+
+def template(values: Mapping[str, Any] | None = None, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run `helm template` with values by dotted path; those of `enginePool` go to the built-in pool's own."""
+    nested: dict[str, Any] = {}
+    for path, value in (values or {}).items():
+        *parents, last = path.replace("enginePool.", "engines.builtin.", 1).split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return _template(json.dumps(nested), flags)
+
+
+@cache
+def _template(values: str, flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    command = [str(HELM), "template", "proa", str(CHART), "--namespace", "here", "--values", "-", *flags]
+    return subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+
+
+def render(values: Mapping[str, Any] | None = None, *flags: str) -> Objects:
+    done = template(values, *flags)
+    assert done.returncode == 0, done.stderr
+    return parse(done.stdout)
+
+
+@cache
+def parse(text: str) -> Objects:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents = [document for document in yaml.load_all(text, loader) if document]
+    return {(document["kind"], document["metadata"]["name"]): document for document in documents}
+
+
+def lookup(objects: Objects, kind: str | int, name: str | int, *path: str | int) -> Any:
+    found = objects[str(kind), str(name)]
+    for key in path:
+        found = found[key]
+    return found

@@ -1,0 +1,99 @@
+"""Every value has a description, a type and a test; programs take the flags, and export the metrics, that are named."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from proa_engine.cli import make_parser
+from proa_engine.metrics import CacheConfig, EngineMetrics
+from proa_gateway.metrics import GatewayMetrics
+from support.chart import CHART, COMBINATIONS, ENGINE, ROOT, lookup, needs_helm, render
+
+DESCRIBED = set(re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.M))
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Paths of values: what is described, and what is not a map of what is described."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and value and path not in DESCRIBED:
+            yield from leaves(value, f"{path}.")
+        else:
+            yield path
+
+
+VALUES = list(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+
+
+def typed(path: str) -> bool:
+    """Whether the schema names this very key."""
+    node = SCHEMA
+    for key in path.split("."):
+        node = node.get("properties", {}).get(key)
+        if node is None:
+            return False
+        while "$ref" in node:
+            node = SCHEMA["definitions"][node["$ref"].rsplit("/", 1)[1]]
+    return True
+
+
+def test_every_value_is_described_typed_and_tested() -> None:
+    tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_chart_*_values.py"))
+    assert len(VALUES) > 90
+    assert [path for path in VALUES if path not in DESCRIBED] == []
+    assert [path for path in VALUES if not typed(path)] == []
+    assert [path for path in VALUES if f'"{path}": Case(' not in tests] == []
+
+
+def test_the_table_of_values_is_current() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "chart-docs", "--check"], check=True)
+
+
+@needs_helm
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_the_engine_takes_every_argument(combination: str) -> None:
+    values = {key: value for key, value in COMBINATIONS[combination].items() if key != "tls.existingSecret"}
+    container = lookup(render(values), *ENGINE)
+    make_parser().parse_args(container["args"])
+    for worker in lookup(render(values), *ENGINE[:5]).get("initContainers", []):
+        make_parser().parse_args(worker["args"])
+
+
+def exported() -> set[str]:
+    """Names of the time series of both programs' metrics, as Prometheus knows them."""
+    registry = CollectorRegistry()
+    gateway = GatewayMetrics(registry)
+    engine = EngineMetrics(
+        CollectorRegistry(),
+        model_name="m",
+        cache_config=CacheConfig(block_size=16, num_gpu_blocks=1, enable_prefix_caching=True),
+    )
+    families = [*registry.collect(), *gateway.collect(), *engine.collect()]
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    return {family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))}
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for file in (CHART / "dashboards").glob("*.json"):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield f"{file.stem}: {panel['title']}", target["expr"]
+
+
+def test_dashboards_ask_for_metrics_that_are_exported() -> None:
+    names = exported()
+    asked = list(queries())
+    assert len(asked) > 20
+    for where, query in asked:
+        wanted = set(re.findall(r"(?:vllm:|proa_|gen_ai_server_)\w+", re.sub(r"by \([^)]*\)", "", query)))
+        assert wanted, where
+        assert wanted <= names, where

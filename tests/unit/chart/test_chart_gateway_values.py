@@ -1,0 +1,151 @@
+"""Every value outside of pools, set, and what it changes."""
+
+import pytest
+
+from support.chart import ENGINE, ENGINE_POD, GATEWAY, GATEWAY_POD, Case, needs_helm
+
+pytestmark = needs_helm
+ARGUMENTS = (*GATEWAY, "args")
+SERVICE = ("Service", "proa-gateway")
+INGRESS = ("Ingress", "proa-gateway")
+ROUTE = ("HTTPRoute", "proa-gateway")
+GATEWAY_POLICY = ("NetworkPolicy", "proa-gateway", "spec")
+ENGINE_POLICY = ("NetworkPolicy", "proa-engine", "spec")
+PEER = {"podSelector": {"matchLabels": {"app": "friend"}}}
+RULE = {"ports": [{"protocol": "TCP", "port": 5432}]}
+WITH_INGRESS = {"gateway.ingress.enabled": True}
+WITH_ROUTE = {"gateway.httpRoute.enabled": True, "gateway.httpRoute.parentRefs": [{"name": "edge"}]}
+WITH_TRACES = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}
+
+CASES = {
+    "nameOverride": Case(
+        value="outrigger", at=("Service", "proa-outrigger-gateway", "spec", "selector", "app.kubernetes.io/name")
+    ),
+    "fullnameOverride": Case(
+        value="canoe", at=("Service", "canoe-gateway", "metadata", "name"), expected="canoe-gateway"
+    ),
+    "commonLabels": Case(
+        value={"team": "sea"}, at=(*GATEWAY_POD[:4], "metadata", "labels", "team"), expected="sea"
+    ),
+    "image.registry": Case(value="r:5000/x", at=(*GATEWAY, "image"), expected="r:5000/x/proa-gateway:0.1.0"),
+    "image.pullPolicy": Case(value="Always", at=(*ENGINE, "imagePullPolicy")),
+    "image.pullSecrets": Case(value=["login"], at=(*ENGINE_POD, "imagePullSecrets"), expected=[{"name": "login"}]),
+    "serviceAccount.create": Case(
+        value=False, at=(*GATEWAY_POD, "serviceAccountName"), expected="ours", also={"serviceAccount.name": "ours"}
+    ),
+    "serviceAccount.name": Case(value="ours", at=("ServiceAccount", "ours", "metadata", "name")),
+    "serviceAccount.annotations": Case(
+        value={"role": "reader"}, at=("ServiceAccount", "proa-gateway", "metadata", "annotations")
+    ),
+    "gateway.image.repository": Case(value="gate", at=(*GATEWAY, "image"), expected="gate:0.1.0"),
+    "gateway.image.tag": Case(value="dev", at=(*GATEWAY, "image"), expected="proa-gateway:dev"),
+    "gateway.replicas": Case(value=3, at=("Deployment", "proa-gateway", "spec", "replicas")),
+    "gateway.port": Case(value=9000, at=(*GATEWAY, "ports", 0, "containerPort")),
+    "gateway.routing": Case(value="session", at=ARGUMENTS, contains="--routing=session"),
+    "gateway.maxConcurrentRequests": Case(value=7, at=ARGUMENTS, contains="--max-concurrent-requests=7"),
+    "gateway.queue.maxWaitingRequests": Case(value=0, at=ARGUMENTS, contains="--max-waiting-requests=0"),
+    "gateway.queue.timeoutSeconds": Case(value=2.5, at=ARGUMENTS, contains="--queue-timeout=2.5"),
+    "gateway.scaleFromZero.timeoutSeconds": Case(value=90, at=ARGUMENTS, contains="--scale-from-zero-timeout=90"),
+    "gateway.apiKeys.existingSecret": Case(
+        value="keys", at=(*GATEWAY_POD, "volumes"), contains={"name": "keys", "secret": {"secretName": "keys"}}
+    ),
+    "gateway.extraArgs": Case(value=["--log-level=debug"], at=ARGUMENTS, contains="--log-level=debug"),
+    "gateway.env": Case(
+        value=[{"name": "A", "value": "b"}], at=(*GATEWAY, "env"), contains={"name": "A", "value": "b"}
+    ),
+    "gateway.resources": Case(
+        value={"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}, at=(*GATEWAY, "resources")
+    ),
+    "gateway.terminationGracePeriodSeconds": Case(
+        value=100, at=(*GATEWAY_POD, "terminationGracePeriodSeconds"), expected=110
+    ),
+    "gateway.preStopSeconds": Case(value=9, at=(*GATEWAY, "lifecycle", "preStop", "sleep", "seconds")),
+    "gateway.rollingUpdate": Case(
+        value={"maxUnavailable": 1, "maxSurge": "50%"},
+        at=("Deployment", "proa-gateway", "spec", "strategy", "rollingUpdate"),
+    ),
+    "gateway.podDisruptionBudget.enabled": Case(
+        value=True, at=("PodDisruptionBudget", "proa-gateway", "spec", "unhealthyPodEvictionPolicy"),
+        expected="AlwaysAllow",
+    ),
+    "gateway.podDisruptionBudget.maxUnavailable": Case(
+        value="25%", at=("PodDisruptionBudget", "proa-gateway", "spec", "maxUnavailable")
+    ),
+    "gateway.service.type": Case(value="NodePort", at=(*SERVICE, "spec", "type")),
+    "gateway.service.port": Case(value=81, at=(*SERVICE, "spec", "ports", 0, "port")),
+    "gateway.service.annotations": Case(value={"a": "b"}, at=(*SERVICE, "metadata", "annotations")),
+    "gateway.ingress.enabled": Case(
+        value=True, at=(*INGRESS, "spec", "rules", 0, "http", "paths", 0, "path"), expected="/"
+    ),
+    "gateway.ingress.className": Case(value="nginx", at=(*INGRESS, "spec", "ingressClassName"), also=WITH_INGRESS),
+    "gateway.ingress.annotations": Case(value={"a": "b"}, at=(*INGRESS, "metadata", "annotations"), also=WITH_INGRESS),
+    "gateway.ingress.hosts": Case(
+        value=["llm.example"], at=(*INGRESS, "spec", "rules", 0, "host"), expected="llm.example", also=WITH_INGRESS
+    ),
+    "gateway.ingress.tls": Case(value=[{"secretName": "cert"}], at=(*INGRESS, "spec", "tls"), also=WITH_INGRESS),
+    "gateway.httpRoute.enabled": Case(
+        value=True, at=(*ROUTE, "spec", "rules", 0, "backendRefs"),
+        expected=[{"name": "proa-gateway", "port": 80}], also=WITH_ROUTE,
+    ),
+    "gateway.httpRoute.annotations": Case(value={"a": "b"}, at=(*ROUTE, "metadata", "annotations"), also=WITH_ROUTE),
+    "gateway.httpRoute.parentRefs": Case(value=[{"name": "door"}], at=(*ROUTE, "spec", "parentRefs"), also=WITH_ROUTE),
+    "gateway.httpRoute.hostnames": Case(value=["llm.example"], at=(*ROUTE, "spec", "hostnames"), also=WITH_ROUTE),
+    "gateway.podAnnotations": Case(value={"a": "b"}, at=(*GATEWAY_POD[:4], "metadata", "annotations")),
+    "gateway.nodeSelector": Case(value={"disk": "fast"}, at=(*GATEWAY_POD, "nodeSelector")),
+    "gateway.tolerations": Case(value=[{"operator": "Exists"}], at=(*GATEWAY_POD, "tolerations")),
+    "gateway.affinity": Case(value={"nodeAffinity": {}}, at=(*GATEWAY_POD, "affinity")),
+    "gateway.topologySpreadConstraints": Case(
+        value=[{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        at=(*GATEWAY_POD, "topologySpreadConstraints", 0, "labelSelector", "matchLabels"),
+        contains="app.kubernetes.io/component",
+    ),
+    "engine.image.repository": Case(value="eng", at=(*ENGINE, "image"), expected="eng:0.1.0"),
+    "engine.image.tag": Case(value="dev", at=(*ENGINE, "image"), expected="proa-engine:dev"),
+    "engine.port": Case(value=6000, at=(*GATEWAY, "args"), contains="--engine-service=proa-engine.here:6000"),
+    "engine.metricsPort": Case(value=6001, at=(*ENGINE, "args"), contains="--metrics-port=6001"),
+    "engines": Case(
+        value={"tiny": {"replicas": 2}}, at=("Deployment", "proa-engine-tiny", "spec", "replicas"), expected=2
+    ),
+    "tls.existingSecret": Case(
+        value="certs", at=(*ENGINE_POD, "volumes"), contains={"name": "tls", "secret": {"secretName": "certs"}}
+    ),
+    "networkPolicy.enabled": Case(
+        value=True, at=(*ENGINE_POLICY, "policyTypes"), expected=["Ingress", "Egress"]
+    ),
+    "networkPolicy.gateway.from": Case(value=[PEER], at=(*GATEWAY_POLICY, "ingress", 0, "from"), contains=PEER),
+    "networkPolicy.gateway.egress": Case(value=[RULE], at=(*GATEWAY_POLICY, "egress"), contains=RULE),
+    "networkPolicy.engine.from": Case(value=[PEER], at=(*ENGINE_POLICY, "ingress", 0, "from"), contains=PEER),
+    "networkPolicy.engine.egress": Case(value=[RULE], at=(*ENGINE_POLICY, "egress"), contains=RULE),
+    "networkPolicy.metrics.from": Case(value=[PEER], at=(*ENGINE_POLICY, "ingress", 1, "from")),
+    "networkPolicy.otlp.to": Case(value=[PEER], at=(*ENGINE_POLICY, "egress", 1, "to"), also=WITH_TRACES),
+    "networkPolicy.otlp.ports": Case(
+        value=[55], at=(*ENGINE_POLICY, "egress", 1, "ports"), expected=[{"protocol": "TCP", "port": 55}],
+        also=WITH_TRACES,
+    ),
+    "monitoring.enabled": Case(
+        value=True, at=("PodMonitor", "proa-engine", "spec", "podMetricsEndpoints", 0, "port"), expected="metrics"
+    ),
+    "monitoring.labels": Case(
+        value={"release": "prom"}, at=("ServiceMonitor", "proa-gateway", "metadata", "labels", "release"),
+        expected="prom", also={"monitoring.enabled": True},
+    ),
+    "monitoring.interval": Case(
+        value="5s", at=("ServiceMonitor", "proa-gateway", "spec", "endpoints", 0, "interval"),
+        also={"monitoring.enabled": True},
+    ),
+    "dashboards.enabled": Case(
+        value=True, at=("ConfigMap", "proa-dashboards", "metadata", "labels", "grafana_dashboard"), expected="1"
+    ),
+    "dashboards.labels": Case(
+        value={"board": "yes"}, at=("ConfigMap", "proa-dashboards", "metadata", "labels", "board"), expected="yes",
+        also={"dashboards.enabled": True},
+    ),
+    "otel": Case(
+        value={"OTEL_SDK_DISABLED": True}, at=(*ENGINE, "env"), contains={"name": "OTEL_SDK_DISABLED", "value": "true"}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_a_value_is_found_where_it_belongs(path: str) -> None:
+    CASES[path].check(path)

@@ -1,0 +1,72 @@
+"""Who may open what, by the chart's network policies."""
+
+from typing import Any
+
+from support.chart import lookup, needs_helm, render
+
+pytestmark = needs_helm
+FRIEND = {"podSelector": {"matchLabels": {"app": "friend"}}}
+
+
+def policy(component: str, values: dict[str, Any] | None = None) -> Any:
+    return lookup(render(values), "NetworkPolicy", f"proa-{component}", "spec")
+
+
+def selects(component: str) -> dict[str, Any]:
+    names = {"name": "proa", "instance": "proa", "component": component}
+    return {"podSelector": {"matchLabels": {f"app.kubernetes.io/{key}": name for key, name in names.items()}}}
+
+
+def ports(rule: Any) -> set[int]:
+    return {port["port"] for port in rule["ports"]}
+
+
+def test_only_the_gateway_opens_the_engines_grpc_port() -> None:
+    grpc, _metrics = policy("engine")["ingress"]
+    assert grpc["from"] == [selects("gateway")]
+    assert ports(grpc) == {50051}
+
+
+def test_named_clients_open_it_too() -> None:
+    grpc, _metrics = policy("engine", {"networkPolicy.engine.from": [FRIEND]})["ingress"]
+    assert grpc["from"] == [selects("gateway"), FRIEND]
+
+
+def test_metrics_are_read_by_whom_the_values_name_or_by_nobody() -> None:
+    assert policy("engine")["ingress"][1] == {
+        "from": [{"namespaceSelector": {}}],
+        "ports": [{"protocol": "TCP", "port": 9400}],
+    }
+    assert len(policy("engine", {"networkPolicy.metrics.from": []})["ingress"]) == 1
+
+
+def test_everybody_reaches_the_gateway_unless_somebody_is_named() -> None:
+    assert policy("gateway")["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
+
+
+def test_the_helm_test_reaches_the_gateway_whoever_is_named() -> None:
+    (rule,) = policy("gateway", {"networkPolicy.gateway.from": [FRIEND]})["ingress"]
+    assert rule["from"] == [selects("test"), FRIEND]
+    assert (
+        selects("test")["podSelector"]["matchLabels"].items()
+        <= lookup(render(), "Pod", "proa-test-builtin", "metadata", "labels").items()
+    )
+
+
+def test_the_gateway_opens_engines_dns_and_the_api_server() -> None:
+    engines, dns, api_server = policy("gateway")["egress"]
+    assert engines == {"to": [selects("engine")], "ports": [{"protocol": "TCP", "port": 50051}]}
+    assert ports(dns) == {53}
+    assert ports(api_server) == {443, 6443}
+
+
+def test_traces_leave_only_where_they_are_sent() -> None:
+    collector = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317", "networkPolicy.otlp.to": [FRIEND]}
+    for component in ("gateway", "engine"):
+        assert not any(4317 in ports(rule) for rule in policy(component)["egress"])
+        (rule,) = [rule for rule in policy(component, collector)["egress"] if 4317 in ports(rule)]
+        assert rule["to"] == [FRIEND]
+
+
+def test_without_policies_nothing_is_restricted() -> None:
+    assert not any(kind == "NetworkPolicy" for kind, _ in render({"networkPolicy.enabled": False}))

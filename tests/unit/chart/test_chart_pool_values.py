@@ -1,0 +1,122 @@
+"""Every value of a pool, set, and what it changes."""
+
+import pytest
+
+from support.chart import ENGINE, ENGINE_POD, Case, needs_helm
+
+pytestmark = needs_helm
+ARGUMENTS = (*ENGINE, "args")
+SPEC = ENGINE_POD[:3]
+HPA = ("HorizontalPodAutoscaler", "proa-engine-builtin", "spec")
+SCALED = ("ScaledObject", "proa-engine-builtin", "spec")
+WITH_HPA = {"enginePool.autoscaling.enabled": True}
+WITH_KEDA = {"enginePool.keda.enabled": True}
+DRA = {"enginePool.gpu.allocation": "dra"}
+
+CASES = {
+    "enginePool.model": Case(value="org/big", at=ARGUMENTS, contains="--model=org/big"),
+    "enginePool.servedModelName": Case(value="big", at=ARGUMENTS, contains="--served-model-name=big"),
+    "enginePool.modelVolume.claimName": Case(
+        value="weights", at=(*ENGINE_POD, "volumes"), also={"enginePool.model": "/models/big"},
+        contains={"name": "model", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+    ),
+    "enginePool.modelVolume.path": Case(
+        value="/w", at=(*ENGINE, "volumeMounts"), contains={"name": "model", "mountPath": "/w", "readOnly": True},
+        also={"enginePool.model": "/w/big", "enginePool.modelVolume.claimName": "weights"},
+    ),
+    "enginePool.huggingFace.tokenSecret": Case(
+        value="hub", at=(*ENGINE, "env"),
+        contains={"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    ),
+    "enginePool.huggingFace.tokenKey": Case(
+        value="t", at=(*ENGINE, "env"), also={"enginePool.huggingFace.tokenSecret": "hub"},
+        contains={"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}},
+    ),
+    "enginePool.huggingFace.cacheClaim": Case(
+        value="kept", at=(*ENGINE_POD, "volumes"),
+        contains={"name": "cache", "persistentVolumeClaim": {"claimName": "kept"}},
+    ),
+    "enginePool.replicas": Case(value=0, at=(*SPEC, "replicas")),
+    "enginePool.tensorParallelSize": Case(value=2, at=ARGUMENTS, contains="--tensor-parallel-size=2"),
+    "enginePool.tensorParallel.mode": Case(
+        value="sidecar", at=(*ENGINE_POD, "initContainers", 0, "name"), expected="tp-worker-1",
+        also={"enginePool.tensorParallelSize": 2},
+    ),
+    "enginePool.gpu.allocation": Case(
+        value="devicePlugin", at=(*ENGINE, "resources", "limits", "nvidia.com/gpu"), expected=1
+    ),
+    "enginePool.gpu.resourceName": Case(
+        value="amd.com/gpu", at=(*ENGINE_POD, "tolerations"), contains={"key": "amd.com/gpu", "operator": "Exists"},
+        also={"enginePool.gpu.allocation": "devicePlugin"},
+    ),
+    "enginePool.gpu.deviceClassName": Case(
+        value="mig.nvidia.com", also=DRA,
+        at=("ResourceClaimTemplate", "proa-engine-builtin-gpus-edad4821", "spec", "spec", "devices", "requests", 0,
+            "exactly", "deviceClassName"),
+    ),
+    "enginePool.extraArgs": Case(value=["--max-num-seqs=4"], at=ARGUMENTS, contains="--max-num-seqs=4"),
+    "enginePool.env": Case(
+        value=[{"name": "A", "value": "b"}], at=(*ENGINE, "env"), contains={"name": "A", "value": "b"}
+    ),
+    "enginePool.resources": Case(
+        value={"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}, at=(*ENGINE, "resources")
+    ),
+    "enginePool.shmSize": Case(value="8Gi", at=(*ENGINE_POD, "volumes", 0, "emptyDir", "sizeLimit")),
+    "enginePool.drainSeconds": Case(value=100, at=(*ENGINE_POD, "terminationGracePeriodSeconds"), expected=115),
+    "enginePool.startupSeconds": Case(value=60, at=(*ENGINE, "startupProbe", "failureThreshold"), expected=30),
+    "enginePool.rollingUpdate": Case(
+        value={"maxUnavailable": 1, "maxSurge": 0}, at=(*SPEC, "strategy", "rollingUpdate")
+    ),
+    "enginePool.podDisruptionBudget.enabled": Case(
+        value=True, at=("PodDisruptionBudget", "proa-engine-builtin", "spec", "selector", "matchLabels", "proa/pool"),
+        expected="builtin",
+    ),
+    "enginePool.podDisruptionBudget.maxUnavailable": Case(
+        value=2, at=("PodDisruptionBudget", "proa-engine-builtin", "spec", "maxUnavailable")
+    ),
+    "enginePool.autoscaling.enabled": Case(
+        value=True, at=(*HPA, "scaleTargetRef", "name"), expected="proa-engine-builtin"
+    ),
+    "enginePool.autoscaling.minReplicas": Case(value=2, at=(*HPA, "minReplicas"), also=WITH_HPA),
+    "enginePool.autoscaling.maxReplicas": Case(value=9, at=(*HPA, "maxReplicas"), also=WITH_HPA),
+    "enginePool.autoscaling.metric": Case(
+        value="waiting", at=(*HPA, "metrics", 0, "pods", "metric", "name"), also=WITH_HPA
+    ),
+    "enginePool.autoscaling.target": Case(
+        value="500m", at=(*HPA, "metrics", 0, "pods", "target", "averageValue"), also=WITH_HPA
+    ),
+    "enginePool.keda.enabled": Case(value=True, at=(*SCALED, "scaleTargetRef", "name"), expected="proa-engine-builtin"),
+    "enginePool.keda.minReplicas": Case(value=1, at=(*SCALED, "minReplicaCount"), also=WITH_KEDA),
+    "enginePool.keda.maxReplicas": Case(value=9, at=(*SCALED, "maxReplicaCount"), also=WITH_KEDA),
+    "enginePool.keda.serverAddress": Case(
+        value="http://p:1", at=(*SCALED, "triggers", 0, "metadata", "serverAddress"), also=WITH_KEDA
+    ),
+    "enginePool.keda.query": Case(value="vector(1)", at=(*SCALED, "triggers", 0, "metadata", "query"), also=WITH_KEDA),
+    "enginePool.keda.target": Case(value="3", at=(*SCALED, "triggers", 0, "metadata", "threshold"), also=WITH_KEDA),
+    "enginePool.keda.cooldownSeconds": Case(value=5, at=(*SCALED, "cooldownPeriod"), also=WITH_KEDA),
+    "enginePool.readOnlyRootFilesystem": Case(
+        value=False, at=(*ENGINE, "securityContext", "readOnlyRootFilesystem")
+    ),
+    "enginePool.volumes": Case(
+        value=[{"name": "x", "emptyDir": {}}], at=(*ENGINE_POD, "volumes"), contains={"name": "x", "emptyDir": {}}
+    ),
+    "enginePool.volumeMounts": Case(
+        value=[{"name": "tmp", "mountPath": "/x"}], at=(*ENGINE, "volumeMounts"),
+        contains={"name": "tmp", "mountPath": "/x"},
+    ),
+    "enginePool.podAnnotations": Case(value={"a": "b"}, at=(*ENGINE_POD[:4], "metadata", "annotations")),
+    "enginePool.runtimeClassName": Case(value="nvidia", at=(*ENGINE_POD, "runtimeClassName")),
+    "enginePool.nodeSelector": Case(value={"gpu": "h100"}, at=(*ENGINE_POD, "nodeSelector")),
+    "enginePool.tolerations": Case(value=[{"operator": "Exists"}], at=(*ENGINE_POD, "tolerations")),
+    "enginePool.affinity": Case(value={"nodeAffinity": {}}, at=(*ENGINE_POD, "affinity")),
+    "enginePool.topologySpreadConstraints": Case(
+        value=[{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        at=(*ENGINE_POD, "topologySpreadConstraints", 0, "labelSelector", "matchLabels", "proa/pool"),
+        expected="builtin",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_a_pools_value_is_found_where_it_belongs(path: str) -> None:
+    CASES[path].check(path)
