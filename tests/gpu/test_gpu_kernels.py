@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from proa_engine.kernels.paged_attention import paged_attention
 from proa_engine.kernels.reshape_and_cache import reshape_and_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotary import rotary
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from support.kernel_cases import attention_case
+from support.kernel_cases import attend, attention_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -67,17 +66,4 @@ def test_attention_of_decodes_and_of_mixed_batches(
     lens: list[tuple[int, int]], shape: dict[str, int], dtype: torch.dtype, window: int | None
 ) -> None:
     case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
-    metadata = case.metadata
-    out = paged_attention(
-        case.query,
-        case.key_cache,
-        case.value_cache,
-        metadata.query_start_loc,
-        metadata.seq_lens,
-        metadata.block_table,
-        max_query_len=metadata.max_query_len,
-        num_decodes=metadata.num_decodes,
-        scale=0.1,
-        window=window,
-    )
-    close(out, case.expected.cpu())
+    close(attend(case, window, 0.1), case.expected.cpu())

@@ -8,10 +8,18 @@ import itertools
 
 import torch
 
-from proa_engine.kernels import paged_attention, reshape_and_cache, rms_norm, rotary, silu_and_mul
+from proa_engine.kernels import rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels.decode_attention import decode_attention
+from proa_engine.kernels.decode_plan import plan_decodes
+from proa_engine.kernels.prefill_attention import prefill_attention
 from support.kernel_cases import attention_case
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+ATTENTION_SHAPES: list[dict[str, int]] = [
+    {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
+    {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20, "block_size": 4},
+    {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8},
+]
 
 
 def check_norms(dtype: torch.dtype) -> None:
@@ -35,48 +43,50 @@ def check_silu_and_mul(dtype: torch.dtype) -> None:
         close(silu_and_mul._silu_and_mul_triton(x), silu_and_mul.silu_and_mul_reference(x))
 
 
-def check_rotary(dtype: torch.dtype) -> None:
-    for tokens, heads, dim in ((1, 1, 2), (5, 3, 20), (2, 8, 16)):
-        x = torch.randn(tokens, heads + 2, dim).to(dtype)[:, :heads]
+def check_rotate_and_cache(dtype: torch.dtype) -> None:
+    tokens, block_size = 5, 4
+    slots = torch.tensor([9, -1, 23, 0, 7])
+    for num_heads, num_kv_heads, dim, has_norms in ((2, 1, 2, True), (3, 3, 20, False), (14, 2, 16, True)):
+        heads = torch.randn(tokens, num_heads + 2 * num_kv_heads, dim).to(dtype)
         cos, sin = torch.randn(2, tokens, dim // 2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        close(rotary._rotary_triton(x, cos, sin), rotary.rotary_reference(x, cos, sin))
+        q_weight, k_weight = torch.randn(2, dim).to(dtype)
+        norms = (q_weight, k_weight, 1e-6) if has_norms else None
+        ours = torch.full((2, 6, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
+        theirs = ours.clone()
+        query = rotate_and_cache._rotate_and_cache_triton(heads, norms, cos, sin, *ours, slots)
+        close(query, rotate_and_cache.rotate_and_cache(heads, norms, cos, sin, *theirs, slots))
+        close(ours, theirs)
 
 
-def check_reshape_and_cache(dtype: torch.dtype) -> None:
-    heads, block_size, dim = 3, 4, 12
-    projected = torch.randn(5, 2 * heads, dim).to(dtype)
-    key, value = projected[:, :heads], projected[:, heads:]
-    slots = torch.tensor([9, -1, 23, 0, 7])
-    caches = torch.zeros(2, 2, 6, heads, block_size, dim, dtype=dtype)
-    reshape_and_cache._reshape_and_cache_triton(key, value, caches[0, 0], caches[0, 1], slots)
-    reshape_and_cache.reshape_and_cache(key, value, caches[1, 0], caches[1, 1], slots)
-    assert torch.equal(caches[0], caches[1])
+def check_decode_attention(dtype: torch.dtype) -> None:
+    lens = [(1, 1), (1, 16), (1, 37), (1, 300), (1, 129)]
+    for shape, window in itertools.product(ATTENTION_SHAPES, (None, 140)):
+        case = attention_case(lens, window=window, dtype=dtype, **shape)
+        seq_lens = torch.cat((case.metadata.seq_lens, torch.zeros(2, dtype=torch.int32)))  # two rows of padding
+        query = torch.cat((case.query, case.query[:2]))
+        block_table = torch.cat((case.metadata.block_table, case.metadata.block_table[:2]))
+        plan = plan_decodes(seq_lens, len(seq_lens), case.key_cache.shape[1], window)
+        splits = plan.first_item.diff()
+        assert (splits >= 1).all()
+        assert window is not None or splits[3] > 1
+        for _ in range(2):  # two layers share a plan
+            out = torch.full_like(query, torch.nan)
+            decode_attention(query, case.key_cache, case.value_cache, seq_lens, block_table, out, plan, 0.25)
+            close(out[: len(lens)].float(), case.expected, TOLERANCE[dtype])
+            assert (out[len(lens) :] == 0).all()
 
 
-def check_paged_attention(dtype: torch.dtype) -> None:
-    decodes = [(1, 1), (1, 16), (1, 37)]
-    mixed = [(1, 33), (1, 5), (3, 3), (7, 40), (20, 50)]
-    shapes = [
-        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
-        {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20, "block_size": 4},
-        {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8},
-    ]
-    for lens, shape, window in itertools.product((decodes, mixed), shapes, (None, 18)):
+def check_prefill_attention(dtype: torch.dtype) -> None:
+    lens = [(1, 33), (1, 5), (3, 3), (20, 50), (70, 90)]
+    for shape, window, num_decodes in itertools.product(ATTENTION_SHAPES, (None, 18), (0, 2)):
         case = attention_case(lens, window=window, dtype=dtype, **shape)
         metadata = case.metadata
-        out = paged_attention._paged_attention_triton(
-            case.query,
-            case.key_cache,
-            case.value_cache,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_table,
-            metadata.max_query_len,
-            0.25,
-            window,
-        )
-        close(out.float(), case.expected, TOLERANCE[dtype])
+        batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+        out = torch.full_like(case.query, torch.nan)
+        prefill_attention(case.query, case.key_cache, case.value_cache, *batch, out, num_decodes, 0.25, window)
+        close(out[num_decodes:].float(), case.expected[num_decodes:], TOLERANCE[dtype])
+        assert out[:num_decodes].isnan().all()
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
@@ -84,10 +94,13 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = No
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
+CHECKS = (check_norms, check_silu_and_mul, check_rotate_and_cache, check_decode_attention, check_prefill_attention)
+
+
 def main() -> None:
     torch.manual_seed(0)
     for dtype in TOLERANCE:
-        for check in (check_norms, check_silu_and_mul, check_rotary, check_reshape_and_cache, check_paged_attention):
+        for check in CHECKS:
             check(dtype)
             print(check.__name__, dtype, "ok", flush=True)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from support.paged_model import attention_metadata
 
@@ -54,6 +55,23 @@ def attention_case(
         caches[1].to(device),
         attention_metadata(query_lens, seq_lens, tables, block_size, device),
         torch.cat(expected).to(device),
+    )
+
+
+def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25) -> torch.Tensor:
+    """The case by the backend of its device."""
+    metadata = case.metadata
+    batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+    plan = plan_attention(*batch, metadata.num_decodes, case.key_cache.shape, window)
+    return paged_attention(
+        case.query,
+        case.key_cache,
+        case.value_cache,
+        *batch,
+        plan,
+        num_decodes=metadata.num_decodes,
+        scale=scale,
+        window=window,
     )
 
 

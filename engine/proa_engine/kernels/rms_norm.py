@@ -11,16 +11,16 @@ import triton.language as tl
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [..., N], weight [N] -> [..., N] in x's type."""
-    return _rms_norm_triton(x, weight, eps) if x.is_cuda else rms_norm_reference(x, weight, eps)
+    return rms_norm_reference(x, weight, eps) if x.is_cpu else _rms_norm_triton(x, weight, eps)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x, residual [T, N] -> (norm(x + residual), x + residual); may overwrite both inputs."""
-    if x.is_cuda:
-        return _add_rms_norm_triton(x, residual, weight, eps)
-    return add_rms_norm_reference(x, residual, weight, eps)
+    if x.is_cpu:
+        return add_rms_norm_reference(x, residual, weight, eps)
+    return _add_rms_norm_triton(x, residual, weight, eps)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,7 +9,7 @@ BLOCK = 1024
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [T, 2N] -> [T, N]"""
-    return _silu_and_mul_triton(x) if x.is_cuda else silu_and_mul_reference(x)
+    return silu_and_mul_reference(x) if x.is_cpu else _silu_and_mul_triton(x)
 
 
 def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:

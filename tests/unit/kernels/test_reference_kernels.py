@@ -1,31 +1,16 @@
 """The plain-torch kernels, which are the CPU's backend, against their definitions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from proa_engine.kernels.linear import Linear, linear_reference
-from proa_engine.kernels.paged_attention import paged_attention
 from proa_engine.kernels.reshape_and_cache import reshape_and_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotary import rotary
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from support.kernel_cases import AttentionCase, attention_case
-
-
-def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25) -> torch.Tensor:
-    metadata = case.metadata
-    return paged_attention(
-        case.query,
-        case.key_cache,
-        case.value_cache,
-        metadata.query_start_loc,
-        metadata.seq_lens,
-        metadata.block_table,
-        max_query_len=metadata.max_query_len,
-        num_decodes=metadata.num_decodes,
-        scale=scale,
-        window=window,
-    )
+from support.kernel_cases import attend, attention_case
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 150])
@@ -51,18 +36,7 @@ def test_a_long_prompt_is_worked_off_in_slices() -> None:
 def test_padding_tokens_behind_the_batch_give_zeros_and_write_nothing() -> None:
     case = attention_case([(1, 9), (1, 20)])
     padded = torch.cat((case.query, torch.full_like(case.query, torch.nan)))
-    metadata = case.metadata
-    out = paged_attention(
-        padded,
-        case.key_cache,
-        case.value_cache,
-        metadata.query_start_loc,
-        metadata.seq_lens,
-        metadata.block_table,
-        max_query_len=1,
-        num_decodes=2,
-        scale=0.25,
-    )
+    out = attend(replace(case, query=padded))
     torch.testing.assert_close(out[:2], case.expected, atol=2e-5, rtol=0)
     assert torch.equal(out[2:], torch.zeros_like(case.query))
 

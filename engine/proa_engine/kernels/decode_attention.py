@@ -1,0 +1,189 @@
+"""Attention of decodes (one query token a request) over the paged KV cache, split along the context.
+
+Grid: (items, kv_heads), static; `decode_plan` says which row and which part of its context an item is, the rest leave.
+A program computes all query heads of one KV head, so that K and V are read once a group. Where a row has several items
+each leaves its state in scratch memory and the last to arrive merges them, in their order, whoever it is:
+
+    m = max(m_i);  out = sum(exp(m_i - m) * acc_i) / sum(exp(m_i - m) * total_i)
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
+from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
+
+MIN_ROWS = 16  # of tl.dot
+
+
+def decode_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    out: torch.Tensor,
+    plan: DecodePlan,
+    scale: float,
+) -> None:
+    """Write rows 0 … plan.num_rows of out [T, heads, D], for the same rows of query [T, heads, D]."""
+    _, num_heads, head_dim = query.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    group = num_heads // num_kv_heads
+    assert query.stride(-1) == 1
+    assert out.is_contiguous()
+    assert key_cache.is_contiguous()
+    assert value_cache.is_contiguous()
+    max_items = plan.item_row.numel()
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    decode_attention_kernel[(max_items, num_kv_heads)](
+        query,
+        key_cache,
+        value_cache,
+        out,
+        torch.empty(max_items, num_heads, head_dim, dtype=torch.float32, device=query.device),
+        torch.empty(2, max_items, num_heads, dtype=torch.float32, device=query.device),
+        seq_lens,
+        block_table,
+        plan.item_row,
+        plan.first_item,
+        plan.split_length,
+        plan.arrived,
+        max_items,
+        scale * LOG2_E,
+        query.stride(0),
+        query.stride(1),
+        block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=plan.window or 0,
+        MULTIPLE=SPLIT_MULTIPLE,
+        BLOCK_M=max(MIN_ROWS, triton.next_power_of_2(group)),
+        BLOCK_D=block_d,
+        TILE=_tile(block_d * query.element_size()),
+        num_warps=4,
+        num_stages=6,  # three for the block table, three for keys and values: two tiles of them are in flight
+    )
+
+
+def _tile(row_bytes: int) -> int:
+    """Tokens a tile: keys and values of three tiles in flight leave room for a second program on a multiprocessor."""
+    return 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+
+
+@triton.jit(do_not_specialize=["max_items", "stride_table_request"])
+def decode_attention_kernel(
+    query_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    value_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    out_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    part_acc_ptr,  # [max_items, num_kv_heads * GROUP, HEAD_DIM] float32: what items of split rows leave
+    part_state_ptr,  # [2, max_items, num_kv_heads * GROUP] float32: maximum and total
+    seq_lens_ptr,  # [num_rows]
+    block_table_ptr,  # [num_rows, max_blocks]
+    item_row_ptr,  # [max_items]
+    first_item_ptr,  # [num_rows + 1]
+    split_length_ptr,  # [1]
+    arrived_ptr,  # [num_rows, num_kv_heads]
+    max_items,
+    scale_log2,
+    stride_query_token,
+    stride_query_head,
+    stride_table_request,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: no window
+    MULTIPLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    item = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = tl.load(item_row_ptr + item)
+    if row < 0:  # the grid is an upper bound
+        return
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_item = tl.load(first_item_ptr + row)
+    num_splits = tl.load(first_item_ptr + row + 1) - first_item
+    length = tl.load(split_length_ptr)
+    start = first_token(seq_len, WINDOW, MULTIPLE) + (item - first_item) * length
+    end = tl.minimum(start + length, seq_len)
+
+    head = tl.arange(0, BLOCK_M)
+    head_mask = head < GROUP
+    dim = tl.arange(0, BLOCK_D)
+    mask = head_mask[:, None] & (dim < HEAD_DIM)[None, :]
+    query_offset = row.to(tl.int64) * stride_query_token + (kv_head * GROUP + head) * stride_query_head
+    # [BLOCK_M, BLOCK_D]
+    query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=mask, other=0.0)
+    table_ptr = block_table_ptr + row.to(tl.int64) * stride_table_request
+    position = tl.zeros([BLOCK_M], tl.int32) + seq_len - 1
+
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for tile in range(start, end, TILE):
+        maximum, total, acc = attend_tile(
+            query,
+            maximum,
+            total,
+            acc,
+            position,
+            tile,
+            end,
+            key_cache_ptr,
+            value_cache_ptr,
+            table_ptr,
+            kv_head,
+            scale_log2,
+            NUM_KV_HEADS=NUM_KV_HEADS,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_SIZE=BLOCK_SIZE,
+            BLOCK_D=BLOCK_D,
+            TILE=TILE,
+            WINDOW=WINDOW,
+            MASKED=True,
+        )
+
+    out_offset = (row.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP + head) * HEAD_DIM
+    if num_splits == 1:
+        store_rows(out_ptr, out_offset, head_mask, total, acc, HEAD_DIM, BLOCK_D)
+    else:
+        part = (item.to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP + head
+        state_size = max_items.to(tl.int64) * NUM_KV_HEADS * GROUP
+        tl.store(part_acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], acc, mask=mask)
+        tl.store(part_state_ptr + part, maximum, mask=head_mask)
+        tl.store(part_state_ptr + state_size + part, total, mask=head_mask)
+        # Every thread's stores come before the release, and every thread's loads after the acquire.
+        tl.debug_barrier()
+        num_arrived = tl.atomic_add(arrived_ptr + row * NUM_KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
+        tl.debug_barrier()
+        if num_arrived == num_splits - 1:
+            tl.store(arrived_ptr + row * NUM_KV_HEADS + kv_head, 0)  # for the next layer
+            maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            first_part = (first_item.to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP + head
+            for split in tl.range(0, num_splits, loop_unroll_factor=4):
+                part = first_part + split * (NUM_KV_HEADS * GROUP)
+                # From the second-level cache, where other multiprocessors wrote.
+                part_maximum = tl.load(part_state_ptr + part, mask=head_mask, other=0.0, cache_modifier=".cg")
+                part_total = tl.load(
+                    part_state_ptr + state_size + part, mask=head_mask, other=0.0, cache_modifier=".cg"
+                )
+                part_acc = tl.load(
+                    part_acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+                )
+                new_maximum = tl.maximum(maximum, part_maximum)
+                rescale = tl.exp2(maximum - new_maximum)
+                part_scale = tl.exp2(part_maximum - new_maximum)
+                total = total * rescale + part_total * part_scale
+                acc = acc * rescale[:, None] + part_acc * part_scale[:, None]
+                maximum = new_maximum
+            store_rows(out_ptr, out_offset, head_mask, total, acc, HEAD_DIM, BLOCK_D)

@@ -1,0 +1,117 @@
+"""How the decodes of a step are cut into pieces of equal work: made once a step, on the device, used by every layer.
+
+A long request is split along its context, so that all of the GPU reads it: each piece ("item") of a request is one
+program a KV head in `decode_attention`. The split length is such that the items are about as many as the GPU has room
+for, however the lengths are spread; their number has an upper bound that is known without the lengths.
+
+One program; no host knows a length.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from proa_engine.kernels.device import num_multiprocessors
+
+PROGRAMS_PER_MULTIPROCESSOR = 2
+SPLIT_MULTIPLE = 128  # tokens: a shorter split costs more to merge than it saves
+BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Rows are the step's leading requests, one query token each. `items` of them, each row's side by side."""
+
+    num_rows: int
+    window: int | None
+    item_row: torch.Tensor  # [max_items] int32; -1: no item
+    first_item: torch.Tensor  # [num_rows + 1] int32
+    split_length: torch.Tensor  # [1] int32: tokens in an item, the last of a row may have fewer
+    arrived: torch.Tensor  # [num_rows * kv_heads] int32: items of a row that are done, zero between layers
+
+
+def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, window: int | None) -> DecodePlan:
+    """Of the first `num_rows` of seq_lens [requests] int32, 0 for padding."""
+    device = seq_lens.device
+    spare_items = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device), num_kv_heads)
+    max_items = num_rows + spare_items
+    plan = DecodePlan(
+        num_rows=num_rows,
+        window=window,
+        item_row=torch.empty(max_items, dtype=torch.int32, device=device),
+        first_item=torch.empty(num_rows + 1, dtype=torch.int32, device=device),
+        split_length=torch.empty(1, dtype=torch.int32, device=device),
+        arrived=torch.empty(num_rows * num_kv_heads, dtype=torch.int32, device=device),
+    )
+    if not num_rows:
+        return plan
+    decode_plan_kernel[(1,)](
+        seq_lens,
+        plan.item_row,
+        plan.first_item,
+        plan.split_length,
+        plan.arrived,
+        num_rows,
+        max_items,
+        spare_items,
+        num_rows * num_kv_heads,
+        WINDOW=window or 0,
+        MULTIPLE=SPLIT_MULTIPLE,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    return plan
+
+
+@triton.jit
+def first_token(seq_len, WINDOW: tl.constexpr, MULTIPLE: tl.constexpr):
+    """The token that a decode's first item begins with."""
+    if WINDOW == 0:
+        return seq_len * 0
+    return tl.maximum(seq_len - WINDOW, 0) // MULTIPLE * MULTIPLE
+
+
+@triton.jit(do_not_specialize=["num_rows", "max_items", "spare_items", "num_arrived"])
+def decode_plan_kernel(
+    seq_lens_ptr,  # [num_rows]
+    item_row_ptr,  # [max_items]
+    first_item_ptr,  # [num_rows + 1]
+    split_length_ptr,  # [1]
+    arrived_ptr,  # [num_arrived]
+    num_rows,
+    max_items,
+    spare_items,
+    num_arrived,
+    WINDOW: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    lane = tl.arange(0, BLOCK)
+    num_tokens = 0
+    for base in range(0, num_rows, BLOCK):
+        seq_len = tl.load(seq_lens_ptr + base + lane, mask=base + lane < num_rows, other=0)
+        num_tokens += tl.sum(seq_len - first_token(seq_len, WINDOW, MULTIPLE))
+    length = tl.maximum(tl.cdiv(tl.cdiv(num_tokens, spare_items), MULTIPLE) * MULTIPLE, MULTIPLE)
+    tl.store(split_length_ptr, length)
+
+    num_items = 0
+    for base in range(0, num_rows, BLOCK):
+        row = base + lane
+        is_row = row < num_rows
+        seq_len = tl.load(seq_lens_ptr + row, mask=is_row, other=0)
+        # A row of padding has an item too, which writes zeros.
+        num_splits = tl.maximum(tl.cdiv(seq_len - first_token(seq_len, WINDOW, MULTIPLE), length), 1)
+        num_splits = tl.where(is_row, num_splits, 0)
+        last = num_items + tl.cumsum(num_splits, axis=0)
+        tl.store(first_item_ptr + row, last - num_splits, mask=is_row)
+        for split in range(0, tl.max(num_splits)):
+            tl.store(item_row_ptr + last - num_splits + split, row, mask=split < num_splits)
+        num_items += tl.sum(num_splits)
+    tl.store(first_item_ptr + num_rows, num_items)
+    for base in range(0, max_items, BLOCK):
+        item = base + lane
+        tl.store(item_row_ptr + item, item * 0 - 1, mask=(item >= num_items) & (item < max_items))
+    for base in range(0, num_arrived, BLOCK):
+        tl.store(arrived_ptr + base + lane, lane * 0, mask=base + lane < num_arrived)

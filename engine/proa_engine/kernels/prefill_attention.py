@@ -1,0 +1,196 @@
+"""Attention of prompts and chunks of prompts over the paged KV cache, causal, all requests in one launch.
+
+A program computes BLOCK_Q query tokens of one request for all query heads of one KV head, so that K and V are read once
+a group. Its tile's rows are (query, head in group) pairs. Grid: (num_tokens // BLOCK_Q + num_requests, kv_heads), an
+upper bound that needs no lengths on the host; programs find their request by binary search and the rest leave.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    out: torch.Tensor,
+    num_decodes: int,
+    scale: float,
+    window: int | None,
+) -> None:
+    """Write out [T, heads, D] for query [T, heads, D] of all requests behind the first `num_decodes`."""
+    num_tokens, num_heads, head_dim = query.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    group = num_heads // num_kv_heads
+    assert query.stride(-1) == 1
+    assert out.is_contiguous()
+    assert key_cache.is_contiguous()
+    assert value_cache.is_contiguous()
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_m, tile, num_warps = _tiling(block_d, query.element_size())
+    block_m = max(block_m, triton.next_power_of_2(group))
+    block_q = block_m // group
+    num_requests = seq_lens.shape[0] - num_decodes
+    prefill_attention_kernel[((num_tokens - num_decodes) // block_q + num_requests, num_kv_heads)](
+        query,
+        key_cache,
+        value_cache,
+        out,
+        query_start_loc,
+        seq_lens,
+        block_table,
+        num_decodes,
+        num_requests,
+        scale * LOG2_E,
+        query.stride(0),
+        query.stride(1),
+        block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        BLOCK_M=block_m,
+        BLOCK_Q=block_q,
+        BLOCK_D=block_d,
+        TILE=tile,
+        num_warps=num_warps,
+        num_stages=4,
+    )
+
+
+def _tiling(block_d: int, itemsize: int) -> tuple[int, int, int]:
+    """Rows and tokens of a tile, and warps: what registers and shared memory hold."""
+    if itemsize == 4:
+        return 32, 32, 4
+    return (128, 64, 8) if block_d <= 128 else (64, 32, 4)
+
+
+@triton.jit
+def find_request(query_start_loc_ptr, block, num_requests, BLOCK_Q: tl.constexpr):
+    """The request of query block `block`: those of request r begin with (start of r - start of 0) // BLOCK_Q + r."""
+    origin = tl.load(query_start_loc_ptr)
+    low = 0
+    high = num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if (tl.load(query_start_loc_ptr + middle) - origin) // BLOCK_Q + middle <= block:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit(do_not_specialize=["first_request", "num_requests", "stride_table_request"])
+def prefill_attention_kernel(
+    query_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    value_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    out_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    query_start_loc_ptr,  # [first_request + num_requests + 1]
+    seq_lens_ptr,  # [first_request + num_requests]
+    block_table_ptr,  # [first_request + num_requests, max_blocks]
+    first_request,
+    num_requests,
+    scale_log2,
+    stride_query_token,
+    stride_query_head,
+    stride_table_request,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: no window
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    # From the last block on: late queries see most, and the longest work should not start last.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    starts_ptr = query_start_loc_ptr + first_request
+    request = find_request(starts_ptr, block, num_requests, BLOCK_Q)
+    start = tl.load(starts_ptr + request)
+    query_len = tl.load(starts_ptr + request + 1) - start
+    first_query = (block - (start - tl.load(starts_ptr)) // BLOCK_Q - request) * BLOCK_Q
+    if first_query >= query_len:  # the grid is an upper bound
+        return
+    request += first_request
+    context_len = tl.load(seq_lens_ptr + request) - query_len
+
+    row = tl.arange(0, BLOCK_M)
+    query_index = first_query + row // GROUP
+    row_mask = (row < BLOCK_Q * GROUP) & (query_index < query_len)
+    head = kv_head * GROUP + row % GROUP
+    dim = tl.arange(0, BLOCK_D)
+    token = (start + query_index).to(tl.int64)
+    # [BLOCK_M, BLOCK_D]
+    query = tl.load(
+        query_ptr + (token * stride_query_token + head * stride_query_head)[:, None] + dim[None, :],
+        mask=row_mask[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    position = context_len + query_index
+    table_ptr = block_table_ptr + request.to(tl.int64) * stride_table_request
+    end = context_len + tl.minimum(first_query + BLOCK_Q, query_len)
+
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    masked_start = (context_len + first_query + 1) // TILE * TILE  # before it every row sees every token
+    if WINDOW > 0:
+        masked_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // TILE * TILE
+    else:
+        for tile in range(0, masked_start, TILE):
+            maximum, total, acc = attend_tile(
+                query,
+                maximum,
+                total,
+                acc,
+                position,
+                tile,
+                end,
+                key_cache_ptr,
+                value_cache_ptr,
+                table_ptr,
+                kv_head,
+                scale_log2,
+                NUM_KV_HEADS=NUM_KV_HEADS,
+                HEAD_DIM=HEAD_DIM,
+                BLOCK_SIZE=BLOCK_SIZE,
+                BLOCK_D=BLOCK_D,
+                TILE=TILE,
+                WINDOW=WINDOW,
+                MASKED=False,
+            )
+    for tile in range(masked_start, end, TILE):
+        maximum, total, acc = attend_tile(
+            query,
+            maximum,
+            total,
+            acc,
+            position,
+            tile,
+            end,
+            key_cache_ptr,
+            value_cache_ptr,
+            table_ptr,
+            kv_head,
+            scale_log2,
+            NUM_KV_HEADS=NUM_KV_HEADS,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_SIZE=BLOCK_SIZE,
+            BLOCK_D=BLOCK_D,
+            TILE=TILE,
+            WINDOW=WINDOW,
+            MASKED=True,
+        )
+    out_offset = (token * NUM_KV_HEADS * GROUP + head) * HEAD_DIM
+    store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)

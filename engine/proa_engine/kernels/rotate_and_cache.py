@@ -1,0 +1,165 @@
+"""From a layer's merged projections to what its attention reads: q and k normalised by head (where the model does that)
+and rotated by position, keys and values written to their places in the paged KV cache. One kernel.
+
+Grid: (tokens, blocks of heads). A program treats all three kinds of head alike and chooses at the end.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from proa_engine.kernels.reshape_and_cache import CacheRows, cache_rows, reshape_and_cache_reference
+from proa_engine.kernels.rms_norm import rms_norm_reference
+from proa_engine.kernels.rotary import rotary_reference
+
+BLOCK_HEADS = 8
+
+
+def rotate_and_cache(
+    heads: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    rows: CacheRows | None = None,
+) -> torch.Tensor:
+    """heads [T, q heads + 2 * kv_heads, D], queries then keys then values -> rotated queries [T, q heads, D].
+
+    Keys and values go to caches [num_blocks, kv_heads, block_size, D]: token t's slot is block * block_size + offset; a
+    slot of -1 is padding and written nowhere. `norms` are q's and k's weights [D] and the epsilon. cos, sin [T, D]
+    float32 hold D/2 angles' values twice, in sin with the first half's sign turned. `rows` spares the CPU to work the
+    same slots out again.
+    """
+    if not heads.is_cpu:
+        return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping)
+    rows = rows or cache_rows(slot_mapping, key_cache.shape)
+    return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows)
+
+
+def rotate_and_cache_reference(
+    heads: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    rows: CacheRows,
+) -> torch.Tensor:
+    num_kv_heads = key_cache.shape[1]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    num_rotated = num_heads + num_kv_heads
+    if norms is None:
+        rotated = rotary_reference(heads[:, :num_rotated], cos, sin)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+    else:
+        q_weight, k_weight, eps = norms
+        query = rotary_reference(rms_norm_reference(heads[:, :num_heads], q_weight, eps), cos, sin)
+        key = rotary_reference(rms_norm_reference(heads[:, num_heads:num_rotated], k_weight, eps), cos, sin)
+    reshape_and_cache_reference(key, heads[:, num_rotated:], key_cache, value_cache, rows)
+    return query
+
+
+def _rotate_and_cache_triton(
+    heads: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    num_tokens, num_all_heads, head_dim = heads.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    num_heads = num_all_heads - 2 * num_kv_heads
+    assert heads.is_contiguous()
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    assert key_cache.is_contiguous()
+    assert value_cache.is_contiguous()
+    query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+    q_weight, k_weight, eps = norms or (None, None, 0.0)
+    rotate_and_cache_kernel[(num_tokens, triton.cdiv(num_all_heads, BLOCK_HEADS))](
+        heads,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        query,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        BLOCK_SIZE=block_size,
+        HAS_NORMS=norms is not None,
+        BLOCK_HEADS=BLOCK_HEADS,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=4,
+    )
+    return query
+
+
+@triton.jit
+def rotate_and_cache_kernel(
+    heads_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
+    q_weight_ptr,  # [2 * HALF]
+    k_weight_ptr,  # [2 * HALF]
+    cos_ptr,  # [num_tokens, 2 * HALF]
+    sin_ptr,  # [num_tokens, 2 * HALF]: here the second half is read, which has its own sign
+    query_ptr,  # [num_tokens, NUM_HEADS, 2 * HALF]
+    key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
+    value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
+    slot_mapping_ptr,  # [num_tokens] int64
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    pair = tl.arange(0, BLOCK_HALF)[None, :]
+    is_pair = pair < HALF
+    is_query = head < NUM_HEADS
+    is_key = (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
+    is_value = (head >= NUM_HEADS + NUM_KV_HEADS) & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
+    mask = (is_query | is_key | is_value) & is_pair
+    # [BLOCK_HEADS, BLOCK_HALF]
+    place = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * 2 * HALF + pair
+    first = tl.load(heads_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads_ptr + place + HALF, mask=mask, other=0.0).to(tl.float32)
+    normed_first = first
+    normed_second = second
+    if HAS_NORMS:
+        scale = 1.0 / tl.sqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)
+        # [1, BLOCK_HALF]
+        q_first = tl.load(q_weight_ptr + pair, mask=is_pair, other=0.0).to(tl.float32)
+        q_second = tl.load(q_weight_ptr + pair + HALF, mask=is_pair, other=0.0).to(tl.float32)
+        k_first = tl.load(k_weight_ptr + pair, mask=is_pair, other=0.0).to(tl.float32)
+        k_second = tl.load(k_weight_ptr + pair + HALF, mask=is_pair, other=0.0).to(tl.float32)
+        normed_first = first * scale[:, None] * tl.where(is_query, q_first, k_first)
+        normed_second = second * scale[:, None] * tl.where(is_query, q_second, k_second)
+    cos = tl.load(cos_ptr + token * 2 * HALF + pair, mask=is_pair, other=0.0)
+    sin = tl.load(sin_ptr + (token * 2 + 1) * HALF + pair, mask=is_pair, other=0.0)
+    rotated_first = normed_first * cos - normed_second * sin
+    rotated_second = normed_second * cos + normed_first * sin
+
+    query_place = (token * NUM_HEADS + head) * 2 * HALF + pair
+    tl.store(query_ptr + query_place, rotated_first, mask=is_query & is_pair)
+    tl.store(query_ptr + query_place + HALF, rotated_second, mask=is_query & is_pair)
+    slot = tl.load(slot_mapping_ptr + token)
+    is_written = is_pair & (slot >= 0)  # not padding
+    kv_head = tl.where(is_key, head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS)
+    block = slot // BLOCK_SIZE
+    cache_place = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + pair
+    tl.store(key_cache_ptr + cache_place, rotated_first, mask=is_key & is_written)
+    tl.store(key_cache_ptr + cache_place + HALF, rotated_second, mask=is_key & is_written)
+    tl.store(value_cache_ptr + cache_place, first, mask=is_value & is_written)
+    tl.store(value_cache_ptr + cache_place + HALF, second, mask=is_value & is_written)

@@ -1,0 +1,68 @@
+"""Which Triton kernels a piece of work launches, found by doing it on meta tensors: no GPU, no memory, no launch.
+
+A variant is a kernel with the types and alignments of its arguments and its compile-time constants: what Triton
+compiles once. Meta tensors have shapes, strides and offsets, so the launchers themselves say which variants they need,
+and there is no second list to keep. Knows no model.
+
+Triton's choice of GPU is the process's, so `record` and `compile` belong into a process of their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+SM_90 = GPUTarget("cuda", 90, 32)  # Hopper
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    kernel: Any  # triton.JITFunction
+    specialization: str  # JSON, as Triton writes it
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+    def compile(self) -> Any:
+        """Compile for the GPU of `record`, or take it from Triton's cache on disk; returns a CompiledKernel."""
+        return self.kernel.preload(self.specialization)
+
+
+def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Variant]:
+    """The variants that `work` launches, each once, in order. Its tensors are meta tensors.
+
+    Record first, then compile: Triton tells of a variant only until the process has compiled it.
+    """
+    variants: dict[Variant, None] = {}
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        variants[Variant(fn.jit_function, compile["specialization_data"])] = None
+        return True  # neither compile nor launch
+
+    triton.runtime.driver.set_active(_NamedGpu(target))
+    knobs.runtime.jit_cache_hook = note
+    try:
+        work()
+    finally:
+        knobs.runtime.jit_cache_hook = None
+    return list(variants)
+
+
+class _NamedGpu:
+    """As much of a Triton driver as says what to compile for."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
