@@ -1,0 +1,160 @@
+"""Policies: how one of several engines is chosen for a request. `make_policy` knows them by name."""
+
+import random
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import ClassVar, Protocol
+
+from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.routing.score import AnyCandidate, Weights, best, is_overloaded, scores
+from proa_gateway.types import RouteWish
+
+BOUNDED_LOAD = 1.25
+"""Times the mean load that a session's own engine may have; consistent hashing with bounded loads."""
+
+_MASK = 2**64 - 1
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
+
+
+class Policy(Protocol):
+    """`choose`, then `sent` where the request goes there."""
+
+    name: ClassVar[str]
+    needs_hashes: ClassVar[bool]  # of the prompt's blocks in the wish
+
+    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        """One of the candidates, of which there is one at least."""
+        ...
+
+    def sent(self, address: str, wish: RouteWish) -> int:
+        """The request is on its way. Returns how many of its prompt's tokens the engine will find in its cache, as far
+        as is known."""
+        ...
+
+
+class LeastLoad:
+    """The candidate with the fewest unfinished requests."""
+
+    name: ClassVar[str] = "least-load"
+    needs_hashes: ClassVar[bool] = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        return best(candidates, [-candidate.load for candidate in candidates], self._rng)
+
+    def sent(self, address: str, wish: RouteWish) -> int:
+        return 0
+
+
+class RoundRobin:
+    """One after the other, from a random beginning, so that gateways do not go in step."""
+
+    name: ClassVar[str] = "round-robin"
+    needs_hashes: ClassVar[bool] = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self._turn = rng.randrange(2**16)
+
+    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        self._turn += 1
+        return candidates[self._turn % len(candidates)]
+
+    def sent(self, address: str, wish: RouteWish) -> int:
+        return 0
+
+
+class Session:
+    """A session's requests go to one candidate, which follows from key and addresses alone (rendezvous hashing), so
+    every gateway chooses the same, and a candidate that comes or goes moves its own share only. Where it has more
+    than its share of the load, the session's next candidate takes the request; without a key, the least loaded."""
+
+    name: ClassVar[str] = "session"
+    needs_hashes: ClassVar[bool] = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self._least_load = LeastLoad(rng)
+        self._seeds: dict[str, int] = {}  # by address; small even where addresses come and go for months
+
+    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        if wish.session is None:
+            return self._least_load.choose(candidates, wish)
+        limit = BOUNDED_LOAD * (1 + sum([candidate.load for candidate in candidates]) / len(candidates))
+        key = _number(wish.session)
+        free = [candidate for candidate in candidates if candidate.load < limit]
+        return max(free, key=lambda candidate: _mix(key ^ self._seed(candidate.address)))
+
+    def sent(self, address: str, wish: RouteWish) -> int:
+        return 0
+
+    def _seed(self, address: str) -> int:
+        seed = self._seeds.get(address)
+        if seed is None:
+            seed = self._seeds[address] = _number(address)
+        return seed
+
+
+class Prefix:
+    """The candidate with the best score, by what the index says of its cache; see `score`."""
+
+    name: ClassVar[str] = "prefix"
+    needs_hashes: ClassVar[bool] = True
+
+    def __init__(self, index: PrefixIndex, rng: random.Random, clock: Callable[[], float], weights: Weights) -> None:
+        self._index = index
+        self._rng = rng
+        self._clock = clock
+        self._weights = weights
+        self._least_load = LeastLoad(rng)
+
+    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        usable = _usable(wish)
+        matched = self._index.match(usable)
+        if not matched:
+            return best(candidates, scores(candidates, {}, self._weights), self._rng)
+        shares = {address: count / len(usable) for address, count in matched.items()}
+        chosen = best(candidates, scores(candidates, shares, self._weights), self._rng)
+        if is_overloaded(chosen, candidates, self._weights):
+            return self._least_load.choose(candidates, wish)
+        return chosen
+
+    def sent(self, address: str, wish: RouteWish) -> int:
+        if wish.chain is None:
+            return 0
+        num_cached_blocks = self._index.count(address, _usable(wish))
+        self._index.expect(address, wish.chain, wish.block_hashes, self._clock())
+        return num_cached_blocks * wish.chain.block_size
+
+
+POLICIES: tuple[str, ...] = (Prefix.name, LeastLoad.name, RoundRobin.name, Session.name)
+
+
+def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callable[[], float]) -> Policy:
+    """`clock` gives seconds. Raises `ValueError` for a name that is not in `POLICIES`."""
+    match name:
+        case Prefix.name:
+            return Prefix(index, rng, clock, Weights())
+        case LeastLoad.name:
+            return LeastLoad(rng)
+        case RoundRobin.name:
+            return RoundRobin(rng)
+        case Session.name:
+            return Session(rng)
+    raise ValueError(f"there is no routing policy {name!r}; there are {', '.join(POLICIES)}")
+
+
+def _usable(wish: RouteWish) -> Sequence[bytes]:
+    """The blocks that a cache can save: a prompt's last token is always computed, so a full last block is not one."""
+    return wish.block_hashes[: (wish.num_tokens - 1) // wish.chain.block_size] if wish.chain is not None else ()
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(sha256(text.encode()).digest()[:8])
+
+
+def _mix(number: int) -> int:
+    """A number of 64 bits in which every bit depends on all of the given one's."""
+    number = (number ^ number >> 32) * _ODD & _MASK
+    number = (number ^ number >> 29) * _ODD & _MASK
+    return number ^ number >> 32
