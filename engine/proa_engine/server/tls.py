@@ -22,7 +22,9 @@ def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
         return _configuration(identity)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(used), fetch, require_client_authentication=used.authority is not None
+        _configuration(used),
+        fetch,  # type: ignore[arg-type]  # the stub knows of no None
+        require_client_authentication=used.authority is not None,
     )
 
 
