@@ -89,7 +89,7 @@ def test_a_hung_engine_ends_the_stream_and_a_new_one_on_its_address_is_taken_in(
                 assert answer.json()["choices"][0]["message"]["content"] == "Here again."
 
 
-def test_the_other_engine_takes_the_next_requests() -> None:
+def test_the_other_engine_takes_over_the_streams_and_the_next_requests() -> None:
     with (
         fake_engine_process(*SLOWLY) as (first, first_address),
         fake_engine_process(*SLOWLY) as (second, second_address),
@@ -97,22 +97,15 @@ def test_the_other_engine_takes_the_next_requests() -> None:
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
         with client.stream("POST", ROUTE, json=body()) as one, client.stream("POST", ROUTE, json=body()) as other:
-            streams = [events(one), events(other)]
+            streams = [events(one), events(other)]  # each engine has one of them
             for stream in streams:
                 for _ in range(5):
                     next(stream)
             first.kill()
-            codes = [read_on(stream) for stream in streams]
-        assert sorted(codes) == ["", "engine_lost"]  # each engine had one of them
+            for stream in streams:
+                for _ in range(100):
+                    assert "error" not in next(stream)
         for _ in range(3):
             answer = client.post(ROUTE, json=body(stream=False, max_tokens=3))
             assert answer.status_code == 200
         assert second.poll() is None
-
-
-def read_on(stream: Iterator[dict[str, Any]]) -> str:
-    """The code of the error that ends the stream, or nothing if it goes on."""
-    for _, event in zip(range(100), stream, strict=False):
-        if "error" in event:
-            return str(event["error"]["code"])
-    return ""

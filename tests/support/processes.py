@@ -89,10 +89,10 @@ def gateway_process(
 
 @contextmanager
 def engine_process(
-    *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 180.0
+    *arguments: str, port: int | None = None, env: Mapping[str, str] | None = None, seconds: float = 180.0
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """An engine that has loaded its model, in its own process, and its address."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "proa_engine", "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--metrics-port", "0", *arguments]
     with process(command, is_ready=lambda: is_loaded(port), env=env, seconds=seconds) as child:
