@@ -23,9 +23,10 @@ class DecodeTile:
     n: int
     tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
     block_rows: torch.Tensor  # [n * kv_heads * length / block_size] int64: rows of the cache as [blocks * kv_heads, …]
-    masked: torch.Tensor | None  # [n, 1, length - masked_from] bool; None: nothing is
-    masked_from: int
-    stale_rows: torch.Tensor  # int64: rows of the gathered values [n * kv_heads * length, D] behind a request's end
+    # [n, kv_heads, 1, length] int64: each token's row of the cache as [blocks * kv_heads * block_size, D]; behind a
+    # request's end its last token's, so that nothing stale is read.
+    token_rows: torch.Tensor
+    masked: torch.Tensor | None  # [n, 1, 1, length] bool; None: nothing is
     length: int
 
 
@@ -52,8 +53,9 @@ class ReferencePlan:
     decodes: tuple[DecodeTile, ...]
     prefills: tuple[PrefillTile, ...]
     window: int | None
-    # [numbers of the largest tile] float32 each: keys and values are gathered here, for fresh memory costs page faults.
-    workspace: tuple[torch.Tensor, torch.Tensor]
+    # float32, for what is gathered of the largest tile: fresh memory costs page faults.
+    keys: torch.Tensor
+    values: torch.Tensor  # prefills alone gather these
 
 
 def plan_reference(
@@ -69,9 +71,10 @@ def plan_reference(
     decodes = tuple(planner.decodes(num_decodes))
     prefills = tuple(planner.prefills(num_decodes))
     _, num_kv_heads, _, head_dim = cache_shape
-    most = max([tile.n * tile.length for tile in decodes] + [tile.length for tile in prefills], default=0)
-    size = most * num_kv_heads * head_dim
-    return ReferencePlan(decodes, prefills, window, (torch.empty(size), torch.empty(size)))
+    num_values = max((tile.length for tile in prefills), default=0)
+    num_keys = max([tile.n * tile.length for tile in decodes], default=num_values)
+    keys, values = (torch.empty(n * num_kv_heads * head_dim) for n in (max(num_keys, num_values), num_values))
+    return ReferencePlan(decodes, prefills, window, keys, values)
 
 
 class _Planner:
@@ -123,22 +126,18 @@ class _Planner:
     def decode(self, requests: list[int], length: int) -> DecodeTile:
         """`requests` come longest first."""
         num_tokens = np.array([[self.num_tokens[r]] for r in requests])
-        shortest = self.num_tokens[requests[-1]]
-        masked, masked_from = np.arange(shortest, length) >= num_tokens, shortest
-        stale_request, stale_position = masked.nonzero()
-        stale_rows = (stale_request * len(self.heads) + self.heads[:, None]) * length + (stale_position + shortest)
+        positions = np.arange(length)
+        masked = positions >= num_tokens
         if self.window is not None:
-            positions = np.arange(length)
-            masked, masked_from = (positions >= num_tokens) | (positions < num_tokens - self.window), 0
+            masked |= positions < num_tokens - self.window
         starts = [self.starts[r] for r in requests]
         is_whole = len(starts) == self.starts[-1] and starts == list(range(len(self.seq_lens)))
         return DecodeTile(
             n=len(requests),
             tokens=None if is_whole else torch.tensor(starts),
             block_rows=self.block_rows(requests, length),
-            masked=torch.from_numpy(masked[:, None]) if masked_from < length else None,
-            masked_from=masked_from,
-            stale_rows=torch.from_numpy(stale_rows.ravel()),
+            token_rows=self.token_rows(requests, length),
+            masked=torch.from_numpy(masked[:, None, None]) if masked.any() else None,
             length=length,
         )
 
@@ -149,6 +148,14 @@ class _Planner:
         columns = np.minimum(np.arange(length // self.block_size) + first, last)
         blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
         return torch.from_numpy((blocks[:, None] * len(self.heads) + self.heads[:, None]).ravel())
+
+    def token_rows(self, requests: list[int], length: int) -> torch.Tensor:
+        first = np.array([[self.firsts[r]] for r in requests])
+        last = np.array([[self.seq_lens[r] - 1] for r in requests])
+        columns, offsets = np.divmod(np.minimum(np.arange(length) + first, last), self.block_size)
+        blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
+        rows = blocks * (len(self.heads) * self.block_size) + offsets
+        return torch.from_numpy((rows[:, None] + self.heads[:, None] * self.block_size)[:, :, None])
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))

@@ -1,0 +1,57 @@
+"""The CPU's attention gives a token the same bits as a decode and in a prompt, whoever is beside it."""
+
+import pytest
+import torch
+
+from proa_engine.kernels.attention_plan import plan_reference
+from proa_engine.kernels.paged_attention_reference import paged_attention_reference
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+
+
+def attend(
+    query: torch.Tensor,
+    caches: torch.Tensor,
+    tables: torch.Tensor,
+    query_lens: list[int],
+    seq_lens: list[int],
+    window: int | None,
+) -> torch.Tensor:
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    num_decodes = sum(length == 1 for length in query_lens)
+    plan = plan_reference(starts, torch.tensor(seq_lens), tables, num_decodes, caches.shape[1:], window)
+    return paged_attention_reference(query, caches[0], caches[1], plan, scale=0.25)
+
+
+@pytest.mark.parametrize("window", [None, 40, 200])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "dtype"),
+    [(6, 6, 32, torch.float32), (8, 2, 64, torch.float32), (7, 1, 128, torch.float32), (4, 2, 64, torch.bfloat16)],
+)
+def test_a_token_has_the_same_bits_as_a_decode_and_in_a_prompt(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None
+) -> None:
+    length = 420
+    caches = torch.randn(2, NUM_BLOCKS, num_kv_heads, BLOCK_SIZE, head_dim).to(dtype)
+    table = torch.randperm(NUM_BLOCKS)[None, : -(-length // BLOCK_SIZE)].int()
+    query = torch.randn(length, num_heads, head_dim).to(dtype)
+    prompt = attend(query, caches, table, [length], [length], window)
+    decoded = list(range(1, length, 13))
+    alone = [attend(query[n - 1 : n], caches, table, [1], [n], window) for n in decoded]
+    rows = query[[n - 1 for n in decoded]]
+    together = attend(rows, caches, table.expand(len(decoded), -1), [1] * len(decoded), decoded, window)
+    for row, n in enumerate(decoded):
+        assert torch.equal(alone[row][0], prompt[n - 1]), f"token {n}, alone"
+        assert torch.equal(together[row], prompt[n - 1]), f"token {n}, beside others"
+
+
+@pytest.mark.parametrize("seq_len", [3, 16, 130, 300])
+def test_what_lies_behind_a_request_is_not_read(seq_len: int) -> None:
+    caches = torch.randn(2, NUM_BLOCKS, 2, BLOCK_SIZE, 32)
+    table, query = torch.arange(NUM_BLOCKS, dtype=torch.int32)[None], torch.randn(1, 2, 32)
+    expected = attend(query, caches, table, [1], [seq_len], None)
+    poisoned = caches.clone()
+    poisoned[:, seq_len // BLOCK_SIZE, :, seq_len % BLOCK_SIZE :] = torch.nan
+    poisoned[:, seq_len // BLOCK_SIZE + 1 :] = torch.nan
+    assert torch.equal(attend(query, poisoned, table, [1], [seq_len], None), expected)
