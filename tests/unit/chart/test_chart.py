@@ -135,6 +135,8 @@ def test_probes_ask_for_loaded_alive_and_ready_separately() -> None:
     assert engine["startupProbe"]["grpc"]["service"] == "startup"
     assert engine["livenessProbe"]["grpc"]["service"] == "liveness"
     assert "service" not in engine["readinessProbe"]["grpc"]
+    ports = {engine[f"{name}Probe"]["grpc"]["port"] for name in ("startup", "liveness", "readiness")}
+    assert {f"--health-port={port}" for port in ports} < set(engine["args"])
 
 
 def test_updates_keep_capacity_by_default() -> None:

@@ -103,6 +103,7 @@ CASES = {
     "engine.image.tag": Case(value="dev", at=(*ENGINE, "image"), expected="proa-engine:dev"),
     "engine.port": Case(value=6000, at=(*GATEWAY, "args"), contains="--engine-service=proa-engine.here:6000"),
     "engine.metricsPort": Case(value=6001, at=(*ENGINE, "args"), contains="--metrics-port=6001"),
+    "engine.healthPort": Case(value=6002, at=(*ENGINE, "args"), contains="--health-port=6002"),
     "engines": Case(
         value={"tiny": {"replicas": 2}}, at=("Deployment", "proa-engine-tiny", "spec", "replicas"), expected=2
     ),
