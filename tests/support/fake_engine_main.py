@@ -13,7 +13,12 @@ async def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     script = say(arguments.text, repeat=arguments.repeat)
-    engine = FakeEngine(script=script, step_delay=arguments.step_delay, max_model_len=arguments.max_model_len)
+    engine = FakeEngine(
+        script=script,
+        step_delay=arguments.step_delay,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+    )
     await engine.start(arguments.port)
     await stopped.wait()
     await engine.stop()
@@ -26,6 +31,7 @@ def main() -> None:
     parser.add_argument("--repeat", action="store_true", help="say the text over and over, to max_tokens")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     asyncio.run(serve(parser.parse_args()))
 
 

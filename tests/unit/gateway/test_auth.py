@@ -74,7 +74,7 @@ def test_without_a_file_everybody_is_the_same_nameless_caller() -> None:
 def test_a_bad_file_is_refused_with_a_sentence_that_shows_no_key(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="keys.json") as refused:
+    with pytest.raises(ValueError, match=r"keys\.json") as refused:
         read_keys(path)
     assert says in str(refused.value)
     assert "secret" not in str(refused.value)

@@ -95,14 +95,18 @@ class Entrance:
         return names[0]
 
     async def _hold(self, name: str, exchange: Exchange) -> None:
-        known = {*self._config.models, *self._models.names()}
-        if known and name not in known:
+        known = name in self._config.models or name in self._models.names()
+        if not known and self._hears_of_all(name):
             raise ModelNotFound(f"The model {name!r} does not exist.", param="model")
         seconds = self._config.deadlines.scale_from_zero
         if not known or not seconds:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
         with exchange.trace.span("scale_from_zero"), _counted(self._metrics, "waiting"):
             await self.waiting.hold(name, seconds)
+
+    def _hears_of_all(self, name: str) -> bool:
+        """Whether a name that is not known cannot be that of an engine which has yet to say what it serves."""
+        return bool(self._config.models or self._models.names()) and not self._pool.expects(name)
 
     def _admit(self, num_sequences: int) -> Ticket:
         with _counted(self._metrics, "requests"):
