@@ -37,6 +37,7 @@ def config_from(arguments: argparse.Namespace) -> GatewayConfig:
         host=arguments.host,
         port=arguments.port,
         tokenizer=arguments.tokenizer,
+        routing=arguments.routing,
         stream_interval=arguments.stream_interval,
         models=tuple(arguments.model or ()),
         api_keys=arguments.api_keys,
@@ -71,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default=defaults.host, help="address to listen on")
     serve.add_argument("--port", type=int, default=defaults.port, help="port to listen on")
     serve.add_argument("--tokenizer", type=_folder, metavar="FOLDER", help="instead of what the engines send")
+    serve.add_argument(
+        "--routing",
+        choices=["prefix", "least-load", "round-robin", "session"],
+        default=defaults.routing,
+        help="how an engine is chosen: by what its cache holds and its load, by load, in turn, or by session",
+    )
     serve.add_argument(
         "--stream-interval", type=_positive, default=defaults.stream_interval, help="tokens merged into one event"
     )

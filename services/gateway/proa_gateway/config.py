@@ -15,6 +15,7 @@ class Deadlines:
     failover: float = 30.0  # for an engine that can go on with what a lost one began
     scale_from_zero: float = 0.0  # for the first engine of a model; 0: requests are not held
     queue: float = 60.0  # for a turn in the gateway's own queue
+    request: float = 3600.0  # from its arrival to its last token; clients may ask for less
     first_token: float = 600.0  # queueing in the engine and prefill included
     next_token: float = 120.0
     slow_reader: float = 120.0  # for a client that takes nothing of what waits for it
@@ -30,6 +31,7 @@ class GatewayConfig:
     host: str = "0.0.0.0"
     port: int = 8000
     tokenizer: Path | None = None  # folder; None: from the engine
+    routing: str = "prefix"  # a policy's name
     stream_interval: int = 1  # tokens merged into one event on purpose
     models: tuple[str, ...] = ()  # names that are known though no engine has brought them yet
     api_keys: Path | None = None  # file; None: no key is asked for

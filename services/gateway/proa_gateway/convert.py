@@ -5,7 +5,7 @@ Token ids travel as little-endian uint32 bytes, a step's plain tokens as two suc
 
 import sys
 from array import array
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 
 import grpc
 
@@ -21,6 +21,7 @@ from proa_gateway.types import (
     FinishReason,
     Hello,
     KvEvents,
+    KvEventsRefused,
     ModelInfo,
     Rejected,
     SamplingParams,
@@ -30,6 +31,7 @@ from proa_gateway.types import (
 )
 
 SessionCall = grpc.aio.StreamStreamCall[service_pb2.SessionRequest, service_pb2.SessionResponse]
+KvEventsCall = grpc.aio.UnaryStreamCall[service_pb2.SubscribeKvEventsRequest, service_pb2.SubscribeKvEventsResponse]
 SessionRequest = service_pb2.SessionRequest
 SessionMessage = StepOutputs | Hello | Rejected | Draining | Unknown
 
@@ -49,14 +51,19 @@ async def read_tokenizer_files(channel: grpc.aio.Channel, *, seconds: float) -> 
     return {name: bytes(data) for name, data in files.items()}
 
 
-async def read_kv_events(channel: grpc.aio.Channel) -> AsyncIterator[KvEvents]:
-    """What an engine's prefix cache holds, as it changes. Raises `grpc.aio.AioRpcError`."""
-    messages: AsyncIterable[service_pb2.SubscribeKvEventsResponse]
-    messages = EngineServiceStub(channel).SubscribeKvEvents(service_pb2.SubscribeKvEventsRequest())
-    async for message in messages:
-        yield KvEvents(
-            message.sequence, message.snapshot, _hashes_from_pb(message.stored), _hashes_from_pb(message.removed)
-        )
+async def read_kv_events(channel: grpc.aio.Channel) -> AsyncGenerator[KvEvents, None]:
+    """What an engine's prefix cache holds, as it changes, until the stream breaks. Raises `KvEventsRefused`."""
+    call: KvEventsCall = EngineServiceStub(channel).SubscribeKvEvents(service_pb2.SubscribeKvEventsRequest())
+    try:
+        async for message in call:
+            yield KvEvents(
+                message.sequence, message.snapshot, _hashes_from_pb(message.stored), _hashes_from_pb(message.removed)
+            )
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED):
+            raise KvEventsRefused(error.details()) from error
+    finally:
+        call.cancel()
 
 
 def open_to_pb(client_id: str) -> SessionRequest:

@@ -6,7 +6,8 @@ Knows nothing of other engines, text or HTTP.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from enum import Enum
 from functools import partial
 
@@ -19,7 +20,7 @@ from proa_gateway.config import Deadlines
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.session import OutputSink, Session, describe
 from proa_gateway.tls import OpenChannel
-from proa_gateway.types import EngineRequest, EngineStats, Hello, ModelInfo
+from proa_gateway.types import EngineRequest, EngineStats, Hello, KvEvents, ModelInfo
 
 FIRST_RETRY = 0.1  # seconds
 LAST_RETRY = 2.0
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 ReadFiles = Callable[[], Awaitable[dict[str, bytes]]]
 Accept = Callable[[str, ModelInfo, ReadFiles], Awaitable[None]]
 """Called with address, model and a way to read its tokenizer's files; raises `EngineRefused`."""
+Follow = Callable[[str, Hello, Callable[[], AsyncGenerator[KvEvents, None]]], Coroutine[None, None, None]]
+"""Runs beside each session, called with address, Hello and a way to read the events of the engine's cache."""
 
 
 class EngineRefused(Exception):
@@ -68,11 +71,14 @@ class EngineClient:
         deadlines: Deadlines,
         on_change: Callable[["EngineClient"], None],
         open_channel: OpenChannel,
+        follow: Follow,
     ) -> None:
         self.address = address
         self.state = EngineState.CONNECTING
         self.hello: Hello | None = None
         self.load_stats = EngineStats()
+        self.load = 0  # unfinished requests, as the engine last said, with those sent since
+        self.kv_cache_usage = 0.0
         self.retired = False
         self._breaker = CircuitBreaker()
         self._known_model: str | None = None
@@ -81,8 +87,8 @@ class EngineClient:
         self._deadlines = deadlines
         self._on_change = on_change
         self._open_channel = open_channel
+        self._follow = follow
         self._session: Session | None = None
-        self._sent_since_stats = 0
 
     @property
     def model_name(self) -> str | None:
@@ -109,17 +115,11 @@ class EngineClient:
         known = self._known_model is None or self._known_model == model
         return known and not self.retired and self.state is not EngineState.DRAINING
 
-    @property
-    def load(self) -> int:
-        """Unfinished requests, as the engine last said, with those sent since; never less than are known here."""
-        reported = self.load_stats.num_running_reqs + self.load_stats.num_waiting_reqs + self._sent_since_stats
-        return max(reported, self._session.num_unfinished if self._session else 0)
-
     def submit(self, request: EngineRequest, sink: OutputSink) -> Callable[[], None]:
         """Sends the request. Returns what aborts it, for good even if the session is another by then."""
         if self._session is None:
             raise EngineUnavailable(f"engine {self.address} is not connected")
-        self._sent_since_stats += 1
+        self.load += 1
         self._breaker.sent(asyncio.get_running_loop().time())
         return partial(self._session.abort, self._session.submit(request, sink))
 
@@ -128,8 +128,10 @@ class EngineClient:
         self.retired = True
 
     def stats(self, stats: EngineStats) -> None:
+        known_here = self._session.num_unfinished if self._session else 0  # some may still be on their way there
         self.load_stats = stats
-        self._sent_since_stats = 0
+        self.load = max(stats.num_running_reqs + stats.num_waiting_reqs, known_here)
+        self.kv_cache_usage = stats.kv_cache_usage
         self._on_change(self)
 
     def draining(self) -> None:
@@ -171,7 +173,24 @@ class EngineClient:
                 return False, f"no answer within {self._deadlines.connect:.1f} s"
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EngineRefused) as error:
                 return False, describe(error)
-            return True, await self._serve(call, hello)
+            async with self._followed(hello, channel):
+                return True, await self._serve(call, hello)
+
+    @asynccontextmanager
+    async def _followed(self, hello: Hello, channel: grpc.aio.Channel) -> AsyncIterator[None]:
+        """What the engine's cache holds is followed meanwhile."""
+        events = partial(convert.read_kv_events, channel)
+        following = asyncio.create_task(self._follow(self.address, hello, events), name=f"cache of {self.address}")
+        following.add_done_callback(self._followed_to_the_end)
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def _followed_to_the_end(self, following: asyncio.Task[None]) -> None:
+        if not following.cancelled() and (error := following.exception()) is not None:
+            _log.error("engine %s: what its cache holds is no longer known", self.address, exc_info=error)
 
     async def _greet(self, call: convert.SessionCall) -> Hello:
         async with asyncio.timeout(self._deadlines.connect):

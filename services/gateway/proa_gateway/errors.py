@@ -13,6 +13,7 @@ GatewayError
 ├── ShuttingDown         503  waited for its turn when the gateway was told to end
 ├── EngineLost           503  the engine went away with the request
 ├── EngineTimeout        504  the engine lives but this request's next token did not come in time
+├── DeadlineExceeded     504  the request took longer than it was allowed, or than its client wanted to wait
 └── InternalError        500  our own fault
 """
 
@@ -122,6 +123,11 @@ class EngineLost(GatewayError):
 class EngineTimeout(GatewayError):
     status = 504
     code = "engine_timeout"
+
+
+class DeadlineExceeded(GatewayError):
+    status = 504
+    code = "deadline_exceeded"
 
 
 class InternalError(GatewayError):

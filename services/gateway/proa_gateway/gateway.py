@@ -22,6 +22,7 @@ from proa_gateway.metrics import EngineLoad, GatewayMetrics
 from proa_gateway.models import ModelRegistry
 from proa_gateway.openai.serving import Serving
 from proa_gateway.pool import EnginePool
+from proa_gateway.routing.router import Router
 from proa_gateway.telemetry import GatewayTracer
 from proa_gateway.tls import TlsChannels, insecure_channels
 from proa_gateway.waiting_room import WaitingRoom
@@ -49,6 +50,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     keys = KeyRing(config.api_keys)
     tracer = GatewayTracer.from_environment()
     registry = _registry()
+    router = Router(config.routing)
     metrics, admission_metrics = GatewayMetrics(registry), AdmissionMetrics(registry)
     discovery = make_discovery(config)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
@@ -58,12 +60,20 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
             accept=models.accept,
             deadlines=config.deadlines,
+            router=router,
             open_channel=channels,
             observe=lambda client: _observe(client, metrics, models, serving.entrance.waiting),
         )
         metrics.sessions.set_function(lambda: sum(engine.model_name is not None for engine in pool.engines))
+        metrics.watch_index(router.index)
         serving = Serving(
-            config, pool=pool, models=models, tracer=tracer, metrics=metrics, admission_metrics=admission_metrics
+            config,
+            router=router,
+            pool=pool,
+            models=models,
+            tracer=tracer,
+            metrics=metrics,
+            admission_metrics=admission_metrics,
         )
         following = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
@@ -106,7 +116,13 @@ def _observe(client: EngineClient, metrics: GatewayMetrics, models: ModelRegistr
         return
     waiting.know(client.model_name)
     stats = client.load_stats
-    load = EngineLoad(client.model_name, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
+    load = EngineLoad(
+        client.model_name,
+        stats.num_running_reqs,
+        stats.num_waiting_reqs,
+        stats.kv_cache_usage,
+        client.breaker_state,
+    )
     metrics.observe_engine(client.address, load)
 
 

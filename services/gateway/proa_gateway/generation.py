@@ -13,10 +13,11 @@ from dataclasses import replace
 from proa.text import TextStream
 from proa_gateway.admission import Ticket
 from proa_gateway.config import Deadlines
-from proa_gateway.errors import EngineTimeout, EngineUnavailable, GatewayError, InternalError
+from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.journey import Journey
 from proa_gateway.metrics import GatewayMetrics
 from proa_gateway.output_processor import Consumer, OutputProcessor
+from proa_gateway.patience import Patience
 from proa_gateway.pool import EnginePool
 from proa_gateway.telemetry import RequestTrace
 from proa_gateway.types import EngineRequest, RouteWish
@@ -36,13 +37,16 @@ class Generation:
         trace: RequestTrace,
         metrics: GatewayMetrics,
         deadlines: Deadlines,
+        seconds: float,
     ) -> None:
+        """`seconds`: how long all of it may take from now."""
         self._pool = pool
         self._model = model
         self._ticket = ticket
         self._trace = trace
         self._metrics = metrics
-        self._deadlines = deadlines
+        self._failover_seconds = deadlines.failover
+        self._patience = Patience(deadlines, self._now() + seconds)
         self._running: dict[OutputProcessor, Journey] = {}
         self._error: GatewayError | None = None
         self._woken = asyncio.Event()
@@ -79,12 +83,12 @@ class Generation:
         self._woken.set()
 
     async def wait(self) -> None:
-        """Until somebody wakes it, an end included. Raises the error of a sequence that failed, and
-        `EngineTimeout`."""
-        pause = min(self._deadlines.first_token, self._deadlines.next_token) / 4
+        """Until somebody wakes it, an end included. Raises the error of a sequence that failed, `EngineTimeout` and
+        `DeadlineExceeded`."""
+        self._check_progress()
         while not self._woken.is_set():
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(self._patience.until_next_check(self._now())):
                     await self._woken.wait()
             except TimeoutError:
                 self._check_progress()
@@ -108,7 +112,9 @@ class Generation:
     def started(self, sequence: OutputProcessor) -> None:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
-        self._ticket.started(len(self._running[sequence].request.prompt_token_ids))
+        journey = self._running[sequence]
+        self._ticket.started(len(journey.request.prompt_token_ids))
+        self._metrics.observe_cache_hit(expected=journey.num_cached_tokens, reported=sequence.num_cached_tokens)
 
     def ended(self, sequence: OutputProcessor) -> None:
         journey = self._running.pop(sequence, None)
@@ -138,13 +144,15 @@ class Generation:
     def _send(self, sequence: OutputProcessor, journey: Journey) -> None:
         """To an engine not tried yet while there is one. Raises `ModelNotFound` or `EngineUnavailable`."""
         unfit = journey.unfit(self._pool.engines)
-        with self._trace.span("route"):
+        with self._trace.span("route") as span:
             try:
-                engine = self._pool.pick(self._model, journey.wish, avoid=[*journey.tried, *unfit])
+                pick = self._pool.pick(self._model, journey.wish, avoid=[*journey.tried, *unfit])
             except EngineUnavailable:
                 if not journey.tried:
                     raise
-                engine = self._pool.pick(self._model, journey.wish, avoid=unfit)
+                pick = self._pool.pick(self._model, journey.wish, avoid=unfit)
+            span.set_attributes(pick.to_attributes())
+        engine, journey.num_cached_tokens = pick.engine, pick.num_cached_tokens
         attempt = self._trace.start_attempt(engine.address, journey.num_attempts + 1)
         request = replace(journey.next_request(sequence.received), trace_headers=attempt.inject())
         journey.attempt, journey.abort = attempt, engine.submit(request, sequence)
@@ -166,7 +174,7 @@ class Generation:
     async def _send_in_time(self, sequence: OutputProcessor, journey: Journey) -> None:
         """Waits for an engine where one is known that may come. Raises what `_send` raises."""
         assert journey.failed_at is not None
-        ends_at = journey.failed_at + self._deadlines.failover
+        ends_at = journey.failed_at + self._failover_seconds
         while True:
             try:
                 self._send(sequence, journey)
@@ -197,10 +205,7 @@ class Generation:
         now = self._now()
         for sequence, journey in self._running.items():
             journey.progressed(len(sequence.received), now)
-            limit = self._deadlines.next_token if journey.num_received else self._deadlines.first_token
-            if now - journey.since > limit:
-                what = "next" if journey.num_received else "first"
-                raise EngineTimeout(f"The engine sent no {what} token within {limit:g} s.")
+        self._patience.check(self._running.values(), now)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -29,6 +29,7 @@ class Journey:
     failed_at: float | None = None  # the first of those
     loss: GatewayError | None = None  # of an engine that had given tokens
     model: ModelInfo | None = None  # of the last engine
+    num_cached_tokens: int = 0  # of the prompt, as expected of the last engine
     attempt: Attempt | None = None
     abort: Callable[[], None] | None = None
     moving: asyncio.Task[None] | None = None

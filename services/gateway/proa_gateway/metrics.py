@@ -12,6 +12,8 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from proa_gateway.routing.index import PrefixIndex
+
 PROVIDER_NAME = "proa"
 # Seconds; latency buckets start at 1 ms, because a decode step does.
 REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -28,6 +30,7 @@ class EngineLoad:
     num_requests_running: int
     num_requests_waiting: int
     kv_cache_usage: float  # 0 to 1
+    breaker_state: int  # 0: closed, 1: half-open, 2: open
 
 
 class GatewayMetrics:
@@ -73,6 +76,11 @@ class GatewayMetrics:
             "proa_gateway_requests_in_flight", "Requests being answered.", registry=registry
         )
         self.sessions = Gauge("proa_gateway_sessions", "Open sessions with engines.", registry=registry)
+        self._cache_hits = counter(
+            "proa_gateway_routed_cache_hit_tokens",
+            "Prompt tokens that an engine had cached: as expected when it was chosen, and as it said itself.",
+            "by",
+        )
         registry.register(self)
 
     def observe_request(self, route: str, status: int) -> None:
@@ -117,6 +125,19 @@ class GatewayMetrics:
         """Another engine goes on with a sequence, or none does."""
         self._failovers.labels(outcome).inc()
 
+    def observe_cache_hit(self, *, expected: int, reported: int) -> None:
+        """Prompt tokens of one sequence that were not computed."""
+        self._cache_hits.labels("gateway").inc(expected)
+        self._cache_hits.labels("engine").inc(reported)
+
+    def watch_index(self, index: PrefixIndex) -> None:
+        """Show how large the index of cached blocks is."""
+        for name, text, value in (
+            ("blocks", "Cached blocks of all engines that routing knows.", lambda: index.num_blocks),
+            ("bytes", "Memory that they take.", lambda: index.num_bytes),
+        ):
+            Gauge(f"proa_gateway_routing_index_{name}", text, registry=self._registry).set_function(value)
+
     def observe_engine(self, engine: str, load: EngineLoad) -> None:
         """Keep an engine's latest statistics under its name, as `host:port`."""
         self._engines[engine] = load
@@ -135,9 +156,13 @@ class GatewayMetrics:
         running = GaugeMetricFamily("vllm:num_requests_running", "Requests in the engine's batch.", labels=labels)
         waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests waiting in the engine.", labels=labels)
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV cache in use, 0 to 1.", labels=labels)
+        breaker = GaugeMetricFamily(
+            "proa_gateway_engine_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open.", labels=labels
+        )
         for engine, load in list(self._engines.items()):
             values = (engine, load.model_name)
             running.add_metric(values, load.num_requests_running)
             waiting.add_metric(values, load.num_requests_waiting)
             usage.add_metric(values, load.kv_cache_usage)
-        yield from (running, waiting, usage)
+            breaker.add_metric(values, load.breaker_state)
+        yield from (running, waiting, usage, breaker)

@@ -5,19 +5,38 @@ Knows addresses and loads, nothing of sessions' contents, text or HTTP.
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from proa_gateway.config import Deadlines
-from proa_gateway.engine_client import Accept, EngineClient
+from proa_gateway.engine_client import Accept, EngineClient, EngineState
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.retries import RetryBudget
+from proa_gateway.routing.router import Router
 from proa_gateway.tls import OpenChannel, insecure_channels
 from proa_gateway.types import RouteWish
 
 _log = logging.getLogger(__name__)
 
 Observer = Callable[[EngineClient], None]
+
+
+class Pick(NamedTuple):
+    """Which engine takes a request."""
+
+    engine: EngineClient
+    num_candidates: int
+    num_cached_tokens: int  # of the prompt, that the engine is expected to have
+    policy: str
+
+    def to_attributes(self) -> dict[str, str | int]:
+        """For a span."""
+        return {
+            "server.address": self.engine.address,
+            "proa.routing.policy": self.policy,
+            "proa.routing.num_candidates": self.num_candidates,
+            "proa.routing.expected_cached_tokens": self.num_cached_tokens,
+        }
 
 
 class EnginePool:
@@ -30,15 +49,19 @@ class EnginePool:
         accept: Accept,
         deadlines: Deadlines,
         observe: Observer,
+        router: Router,
         open_channel: OpenChannel = insecure_channels,
     ) -> None:
         self._client_id = client_id
         self._accept = accept
         self._deadlines = deadlines
         self._observe = observe
+        self._router = router
         self._open_channel = open_channel
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ready: dict[str, list[EngineClient]] = {}  # by model, as far as asked for; see `_ready_for`
+        self._told: dict[str, tuple[EngineState, str | None]] = {}  # what that was made from, by address
         self._models: set[str] = set()  # every name ever served
         self.retry_budget = RetryBudget()
         self._changed = asyncio.Event()  # set whenever an engine says something of itself
@@ -60,24 +83,27 @@ class EnginePool:
         wanted = set(addresses)
         for address, client in self._clients.items():
             client.retired = address not in wanted
+        self._ready.clear()
         for address in sorted(wanted):
             task = self._tasks.get(address)
             if task is None or task.done():
                 self._start(address)
 
-    def pick(self, model: str, wish: RouteWish, *, avoid: Collection[str] = ()) -> EngineClient:
-        """The least loaded engine that serves the model; equals are drawn from. `avoid` holds addresses.
+    def pick(self, model: str, wish: RouteWish, *, avoid: Collection[str] = ()) -> Pick:
+        """The engine that the router chooses for a request that is sent there now. `avoid` holds addresses.
 
         Raises `ModelNotFound` for a name never heard of, `EngineUnavailable` where no engine can take a request now.
         """
-        candidates = [
-            client
-            for client in self._clients.values()
-            if client.usable and client.model_name == model and client.address not in avoid
-        ]
-        if not candidates:
-            raise self._nobody(model)
-        return min(candidates, key=_preference)
+        # Whether an engine is fit takes as long to say as how good it is, so it is asked of the chosen one first.
+        candidates = self._ready_for(model)
+        engine = self._router.choose(candidates, wish) if candidates else None
+        if engine is None or not engine.usable or engine.suspicious or engine.address in avoid:
+            usable = [client for client in candidates if client.usable and client.address not in avoid]
+            candidates = [client for client in usable if not client.suspicious] or usable
+            if not candidates:
+                raise self._nobody(model)
+            engine = self._router.choose(candidates, wish)
+        return Pick(engine, len(candidates), self._router.sent(engine.address, wish), self._router.policy)
 
     def check(self, model: str) -> None:
         """Raises what `pick` would raise."""
@@ -113,6 +139,7 @@ class EnginePool:
             deadlines=self._deadlines,
             on_change=self._on_change,
             open_channel=self._open_channel,
+            follow=self._router.follow,
         )
         self._clients[address] = client
         task = asyncio.create_task(client.run(), name=f"engine {address}")
@@ -125,12 +152,28 @@ class EnginePool:
             _log.error("engine %s is no longer used", address, exc_info=error)
         if self._tasks.get(address) is task:
             del self._tasks[address], self._clients[address]
+            self._ready.clear()
 
     def _on_change(self, client: EngineClient) -> None:
         if client.model_name:
             self._models.add(client.model_name)
+        told = (client.state, client.model_name)
+        if self._told.get(client.address) != told:
+            self._told[client.address] = told
+            self._ready.clear()
         self._observe(client)
         self._changed.set()
+
+    def _ready_for(self, model: str) -> list[EngineClient]:
+        """Those with a session that serve the model. Made anew only when one came or went: picks are many."""
+        ready = self._ready.get(model)
+        if ready is None:
+            ready = self._ready[model] = [
+                client
+                for client in self._clients.values()
+                if client.state is EngineState.READY and not client.retired and client.model_name == model
+            ]
+        return ready
 
     def _serves(self, model: str, avoid: Collection[str] = ()) -> bool:
         return any(
@@ -142,8 +185,3 @@ class EnginePool:
         if self._models and model not in self._models:
             return ModelNotFound(f"The model {model!r} does not exist.", param="model")
         return EngineUnavailable(f"No engine is ready for the model {model!r}.")
-
-
-def _preference(client: EngineClient) -> tuple[bool, int, float]:
-    """Smaller is better; the last number breaks ties at random, so that gateways do not all choose alike."""
-    return client.suspicious, client.load, random.random()

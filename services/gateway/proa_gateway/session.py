@@ -141,8 +141,6 @@ class Session:
                 raise _Ended(f"no sign of life for {now - self._heard:.1f} s")
 
     async def _deliver(self, step: StepOutputs) -> None:
-        if step.stats is not None:
-            self._listener.stats(step.stats)
         sinks = self._sinks
         handles, token_ids = step.plain_handles, step.plain_token_ids
         for start in range(0, len(handles), SLICE):
@@ -160,6 +158,8 @@ class Session:
                 await asyncio.sleep(0)
             for handle, output in step.outputs[start : start + SLICE]:
                 self._deliver_output(handle, output)
+        if step.stats is not None:
+            self._listener.stats(step.stats)  # after the outputs: who has ended is not counted any more
 
     def _deliver_output(self, handle: int, output: EngineOutput) -> None:
         sink = self._sinks.get(handle)

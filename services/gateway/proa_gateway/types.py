@@ -163,6 +163,10 @@ class KvEvents:
     removed: Sequence[bytes]
 
 
+class KvEventsRefused(Exception):
+    """An engine that tells nobody what its cache holds; says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """A session message of a kind that this gateway does not know; it says nothing to it."""

@@ -23,7 +23,7 @@ async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> N
         await engine.start(port)
         try:
             await asyncio.gather(*waiting)
-            assert pool.pick("fake", RouteWish()).address == engine.address
+            assert pool.pick("fake", RouteWish()).engine.address == engine.address
             await pool.wait_for("fake", 0.0)
         finally:
             await engine.stop()

@@ -17,7 +17,7 @@ from proa_gateway.openai.exchange import Exchange
 from proa_gateway.openai.rendering import DONE, Prompt, error_event
 from proa_gateway.output_processor import Consumer
 from proa_gateway.sse import EventWriter
-from proa_gateway.types import EngineRequest, RouteWish, SamplingParams
+from proa_gateway.types import EngineRequest, SamplingParams
 
 
 class Answer:
@@ -120,7 +120,8 @@ class Answer:
             cache_salt=request.cache_salt or "",
             arrival_time=self._exchange.created,
         )
-        self._generation.add(engine_request, RouteWish(), text, consumer, wants_tokens=operation.wants_tokens())
+        wish = self._exchange.wishes[index // len(self._params)]
+        self._generation.add(engine_request, wish, text, consumer, wants_tokens=operation.wants_tokens())
 
     async def _pass_on(self, events: EventWriter, streams: Sequence[ChoiceStream]) -> None:
         """Until every sequence has ended and all of it is written. Only a slow client brings work here."""

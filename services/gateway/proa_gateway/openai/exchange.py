@@ -14,6 +14,7 @@ from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionReques
 from proa_gateway.openai.rendering import Choice, Envelope, Prompt, Usage
 from proa_gateway.output_processor import Delta
 from proa_gateway.telemetry import RequestTrace
+from proa_gateway.types import RouteWish
 
 
 class Operation(Protocol):
@@ -63,11 +64,18 @@ class Exchange:
     id: str
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # Unix seconds
+    time_limit: float = 0.0  # seconds from `arrived` to the last token
     model: ServedModel | None = None
+    session: str | None = None  # whatever the client calls its conversation
     prompts: list[Prompt] = field(default_factory=list)
+    wishes: list[RouteWish] = field(default_factory=list)  # one for each prompt
     generation: Generation | None = None
     error: GatewayError | None = None
     status: int = 200
+
+    @property
+    def seconds_left(self) -> float:
+        return self.arrived + self.time_limit - time.perf_counter()
 
     @property
     def priority(self) -> int:

@@ -41,6 +41,8 @@ class GenerationRequest(BaseModel):
     logit_bias: LogitBias | None = None
     max_tokens: Count | None = None
 
+    user: Annotated[str, Field(max_length=256)] | None = None
+
     # vLLM's
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None

@@ -30,9 +30,12 @@ from proa_gateway.openai.exchange import Exchange, Operation
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.rendering import Prompt
 from proa_gateway.openai.sampling import check_context, max_tokens, sampling_params
+from proa_gateway.patience import time_limit
 from proa_gateway.pool import EnginePool
+from proa_gateway.routing.router import Router
+from proa_gateway.routing.wish import make_wish
 from proa_gateway.telemetry import GatewayTracer
-from proa_gateway.types import SamplingParams
+from proa_gateway.types import RouteWish, SamplingParams
 
 # Errors that turn a request away before it has generated, as metrics call them; `Entrance` counts its own.
 _REJECTIONS: dict[type[GatewayError], str] = {
@@ -56,6 +59,7 @@ class Serving:
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
         admission_metrics: AdmissionMetrics,
+        router: Router,
     ) -> None:
         self.entrance = Entrance(config, pool=pool, models=models, metrics=metrics, admission_metrics=admission_metrics)
         self._config = config
@@ -63,6 +67,7 @@ class Serving:
         self._tracer = tracer
         self._metrics = metrics
         self._admission_metrics = admission_metrics
+        self._router = router
 
     async def respond(
         self, operation: Operation, caller: Caller, headers: Mapping[str, str], send: Send, send_event: Send
@@ -71,8 +76,10 @@ class Serving:
         has been sent yet. Cancelling it aborts."""
         trace = self._tracer.start_request(headers, operation.route, caller.name)
         exchange = Exchange(operation, caller, trace, operation.id_prefix + secrets.token_hex(12))
+        exchange.session = headers.get("x-session-id") or operation.request.user
         self._metrics.requests_in_flight.inc()
         try:
+            exchange.time_limit = time_limit(headers, self._config.deadlines.request)
             await self._respond(exchange, send, send_event)
         except GatewayError as error:
             exchange.error, exchange.status = error, error.status
@@ -114,6 +121,7 @@ class Serving:
             self._describe(exchange, params[0])
             with exchange.trace.span("tokenize"):
                 exchange.prompts = await operation.prompts(model)
+                exchange.wishes = [await self._wish(exchange, prompt, model) for prompt in exchange.prompts]
             with exchange.trace.span("admission"):
                 num_tokens = self._count_tokens(exchange.prompts, operation, model)
                 await visit.turn(model.name, num_tokens, num_sequences, max_tokens(request))
@@ -124,6 +132,7 @@ class Serving:
                 trace=exchange.trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
+                seconds=exchange.seconds_left,
             )
             answer = Answer(exchange, generation, model, params, self._config)
             try:
@@ -131,6 +140,14 @@ class Serving:
             finally:
                 generation.close()
             self._metrics.observe_request(operation.route, exchange.status)
+
+    async def _wish(self, exchange: Exchange, prompt: Prompt, model: ServedModel) -> RouteWish:
+        request = exchange.operation.request
+        # What an engine has cached is of no use where every token of the prompt must be computed.
+        if not self._router.needs_hashes or request.prompt_logprobs is not None:
+            return RouteWish(session=exchange.session)
+        salt = request.cache_salt or ""
+        return await make_wish(prompt.token_ids, model.info.chain, cache_salt=salt, session=exchange.session)
 
     def _check(self, operation: Operation, num_choices: int) -> None:
         request = operation.request
