@@ -73,6 +73,18 @@ def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None
     assert served[1].engine_service == "engine.proa:50051"
 
 
+def test_flags_say_who_may_wait_and_for_what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    served: list[GatewayConfig] = []
+    monkeypatch.setattr("proa_gateway.server.serve", served.append)
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": [{"name": "a", "key": "b"}]}')
+    waits = ["--queue-timeout", "7", "--scale-from-zero-timeout", "9.5", "--max-waiting-requests", "3"]
+    main(["serve", "--engine", "a:1", *waits, "--model", "one", "--model", "two", "--api-keys", str(keys)])
+    config = served[0]
+    assert (config.deadlines.queue, config.deadlines.scale_from_zero, config.max_waiting_requests) == (7, 9.5, 3)
+    assert (config.models, config.api_keys) == (("one", "two"), keys)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -84,6 +96,9 @@ def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None
         ["serve", "--engine-service", "engine:50051"],
         ["serve", "--engine", "a:1", "--tokenizer", "/nowhere"],
         ["serve", "--engine", "a:1", "--max-concurrent-requests", "0"],
+        ["serve", "--engine", "a:1", "--queue-timeout", "-1"],
+        ["serve", "--engine", "a:1", "--scale-from-zero-timeout", "long"],
+        ["serve", "--engine", "a:1", "--api-keys", "/nowhere"],
     ],
 )
 def test_a_command_line_that_makes_no_sense_ends_with_a_sentence(
