@@ -1,0 +1,159 @@
+"""The score, and the policies over it."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.routing.policies import POLICIES, Policy, make_policy
+from proa_gateway.routing.score import Weights, best, is_overloaded, scores
+from proa_gateway.types import BlockChain, RouteWish
+
+CHAIN = BlockChain(b"root", 16)
+BLOCKS = [b"%d" % number for number in range(8)]
+WEIGHTS = Weights(prefix=1.0, load=0.5, kv_usage=0.1, overload=16, overload_factor=2.0)
+
+
+@dataclass
+class Engine:
+    address: str
+    load: int = 0
+    kv_cache_usage: float = 0.0
+
+
+def make_engines(*loads: int) -> list[Engine]:
+    return [Engine(f"engine-{number}:1", load) for number, load in enumerate(loads)]
+
+
+def make_wish(num_tokens: int = 129) -> RouteWish:
+    return RouteWish(BLOCKS[: num_tokens // 16], CHAIN, num_tokens)
+
+
+def test_a_score_is_what_the_cache_saves_less_what_load_and_usage_cost() -> None:
+    engines = [Engine("a", 6, 0.5), Engine("b", 2, 0.0)]
+    assert scores(engines, {"a": 0.75}, WEIGHTS) == pytest.approx([0.75 - 0.5 * 2 / 4 - 0.05, 0.5 * 2 / 4])
+
+
+def test_an_idle_pool_has_scores() -> None:
+    assert scores(make_engines(0, 0), {}, WEIGHTS) == [0.0, 0.0]
+
+
+def test_equals_are_drawn_from() -> None:
+    engines = make_engines(0, 0, 0)
+    rng = random.Random(1)
+    drawn = Counter(best(engines, [1.0, 0.5, 1.0], rng).address for _ in range(200))
+    assert drawn.keys() == {"engine-0:1", "engine-2:1"}
+    assert min(drawn.values()) > 60
+
+
+def test_an_engine_is_overloaded_only_by_number_and_by_factor() -> None:
+    assert is_overloaded(*_first(make_engines(17, 0)), WEIGHTS)
+    assert not is_overloaded(*_first(make_engines(16, 0)), WEIGHTS)
+    assert not is_overloaded(*_first(make_engines(60, 40)), WEIGHTS)
+    assert is_overloaded(*_first(make_engines(81, 40)), WEIGHTS)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_has_its_name_and_takes_the_only_candidate(name: str) -> None:
+    policy = make_policy(name, PrefixIndex(), random.Random(1), lambda: 0.0)
+    assert policy.name == name
+    for wish in (RouteWish(), make_wish(), RouteWish(session="me")):
+        assert policy.choose(make_engines(5), wish).address == "engine-0:1"
+        policy.sent("engine-0:1", wish)
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="'fastest'; there are prefix, least-load, round-robin, session"):
+        make_policy("fastest", PrefixIndex(), random.Random(1), lambda: 0.0)
+
+
+def test_round_robin_takes_turns() -> None:
+    policy = make_policy("round-robin", PrefixIndex(), random.Random(1), lambda: 0.0)
+    engines = make_engines(9, 0, 5)
+    chosen = [policy.choose(engines, RouteWish()).address for _ in range(6)]
+    assert chosen[:3] == chosen[3:]
+    assert len(set(chosen)) == 3
+
+
+def test_least_load_takes_the_least_loaded() -> None:
+    policy = make_policy("least-load", PrefixIndex(), random.Random(1), lambda: 0.0)
+    assert policy.choose(make_engines(3, 1, 2), RouteWish()).address == "engine-1:1"
+
+
+def test_prefix_goes_where_the_prompt_was_sent_before() -> None:
+    policy, engines = _prefix_policy(0, 0, 0, 0)
+    first = policy.choose(engines, make_wish())
+    assert policy.sent(first.address, make_wish()) == 0
+    first.load += 1
+    for _ in range(10):
+        assert policy.choose(engines, make_wish()) is first
+    assert policy.sent(first.address, make_wish()) == 128
+
+
+def test_prefix_without_anything_cached_goes_to_the_least_loaded() -> None:
+    policy, engines = _prefix_policy(3, 1, 2)
+    assert policy.choose(engines, make_wish()) is engines[1]
+
+
+def test_prefix_leaves_a_loaded_engine_for_what_costs_less_than_waiting() -> None:
+    policy, engines = _prefix_policy(0, 0)
+    policy.sent(engines[0].address, make_wish())
+    engines[0].load, engines[1].load = 8, 4
+    assert policy.choose(engines, make_wish()) is engines[0]
+    engines[0].load, engines[1].load = 40, 1
+    assert policy.choose(engines, make_wish()) is engines[1]
+
+
+def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute() -> None:
+    policy, engines = _prefix_policy(0)
+    policy.sent(engines[0].address, make_wish(128))
+    assert policy.sent(engines[0].address, make_wish(128)) == 112
+    assert policy.sent(engines[0].address, make_wish(129)) == 128
+
+
+def test_a_session_stays_where_it_is_in_every_gateway() -> None:
+    engines = make_engines(*[0] * 16)
+    policies = [make_policy("session", PrefixIndex(), random.Random(seed), lambda: 0.0) for seed in range(3)]
+    homes: Counter[str] = Counter()
+    for number in range(640):
+        wish = RouteWish(session=f"user {number}")
+        home, *others = [policy.choose(engines, wish) for policy in policies]
+        assert all(other is home for other in others)
+        homes[home.address] += 1
+    assert min(homes.values()) > 20, "shares are about equal"
+    assert max(homes.values()) < 70
+
+
+def test_an_engine_that_leaves_moves_its_own_sessions_only() -> None:
+    policy = make_policy("session", PrefixIndex(), random.Random(1), lambda: 0.0)
+    engines = make_engines(*[0] * 8)
+    for number in range(200):
+        wish = RouteWish(session=str(number))
+        before, after = policy.choose(engines, wish), policy.choose(engines[1:], wish)
+        assert after is before or before is engines[0]
+
+
+def test_a_session_moves_on_where_its_engine_has_more_than_its_share() -> None:
+    policy = make_policy("session", PrefixIndex(), random.Random(1), lambda: 0.0)
+    engines = make_engines(4, 4, 4, 4)
+    wish = RouteWish(session="me")
+    home = policy.choose(engines, wish)
+    home.load = 30
+    moved = policy.choose(engines, wish)
+    assert moved is not home
+    home.load = 4
+    assert policy.choose(engines, wish) is home
+
+
+def _first(engines: list[Engine]) -> tuple[Engine, list[Engine]]:
+    return engines[0], engines
+
+
+def _prefix_policy(*loads: int) -> tuple[Policy, list[Engine]]:
+    index = PrefixIndex()
+    engines = make_engines(*loads)
+    for engine in engines:
+        index.add(engine.address, CHAIN, 100)
+    return make_policy("prefix", index, random.Random(1), lambda: 0.0), engines
