@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from proa_engine.core.executor import Executor, StepFuture
@@ -25,7 +25,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 class _Sampled:
     """A sampled request that the workers hold."""
 
-    context: SpanContext  # of the engine's span
+    link: Link  # to the engine's span
     num_known: int  # tokens known when it joined
     num_left: int  # of those, to be computed yet
 
@@ -62,7 +62,7 @@ class TracedExecutor:
                 self._sampled[new.request_id] = _sampled(new)
         if not self._sampled:
             return None
-        links = [Link(sampled.context) for sampled in self._take_part(plan)]
+        links = self._count_chunks(plan)
         if not links:
             return None
         attributes = {
@@ -73,15 +73,16 @@ class TracedExecutor:
         }
         return self._tracer.start_span("step", Context(), attributes=attributes, links=links)
 
-    def _take_part(self, plan: SchedulerOutput) -> list[_Sampled]:
-        members = []
+    def _count_chunks(self, plan: SchedulerOutput) -> list[Link]:
+        """Links to the sampled requests that take part."""
+        links = []
         for request_id, sampled in self._sampled.items():
             if num_tokens := plan.num_scheduled_tokens.get(request_id):
-                members.append(sampled)
+                links.append(sampled.link)
                 if sampled.num_left > 0:
                     sampled.num_left -= num_tokens
                     self._on_chunk(request_id, sampled.num_known)
-        return members
+        return links
 
 
 class _TracedFuture:
@@ -107,6 +108,6 @@ class _TracedFuture:
 
 
 def _sampled(new: NewRequestData) -> _Sampled:
-    context = _PROPAGATOR.extract(new.trace_headers, context=Context())
+    parent = trace.get_current_span(_PROPAGATOR.extract(new.trace_headers, context=Context()))
     num_known = len(new.token_ids)
-    return _Sampled(trace.get_current_span(context).get_span_context(), num_known, num_known - new.num_computed_tokens)
+    return _Sampled(Link(parent.get_span_context()), num_known, num_known - new.num_computed_tokens)

@@ -16,6 +16,7 @@ from proa_engine.server import departure
 from support.engine_client import DEADLINE, SessionClient, generate_request, wait_until
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server, wait_for_health
 from support.fake_executor import generate as expected_tokens
+from support.processes import free_port
 
 SERVICE = "proa.engine.v1.EngineService"
 
@@ -187,6 +188,32 @@ async def test_late_step_is_told_and_forgiven_when_it_ends() -> None:
 
             assert "liveness NOT_SERVING" not in timeline.seen
             assert server.exits == []
+
+
+async def test_probes_at_the_health_port_see_that_the_engine_does_not_step() -> None:
+    hang = Hang()
+    health_port = free_port()
+    with running_server(hang.executor, step_timeout=0.3, health_port=health_port) as server:
+        async with server.channel() as channel, grpc.aio.insecure_channel(f"127.0.0.1:{health_port}") as probes:
+            stub = health_pb2_grpc.HealthStub(probes)
+
+            async def probe(service: str) -> bool:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=DEADLINE)
+                return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+            async def until_ready(expected: bool) -> None:
+                async with asyncio.timeout(DEADLINE):
+                    while await probe("") is not expected:  # noqa: ASYNC110 - as the kubelet does
+                        await asyncio.sleep(0.02)
+
+            session = await SessionClient(server.stub(channel)).open()
+            await until_ready(True)
+            await session.add(1, max_tokens=3)
+            await until_ready(False)
+            assert (await probe("liveness"), await probe("startup")) == (True, True)
+            hang.let_go.set()
+            await session.read_until_finished(1)
+            await until_ready(True)
 
 
 async def test_hung_collective_ends_the_engine_when_its_step_is_late() -> None:
