@@ -11,8 +11,10 @@ import torch
 from proa_engine.kernels import rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
+from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
-from support.kernel_cases import attention_case
+from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+from support.kernel_cases import attention_case, sampling_cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 ATTENTION_SHAPES: list[dict[str, int]] = [
@@ -89,12 +91,34 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
         assert out[:num_decodes].isnan().all()
 
 
+def check_token_limits(dtype: torch.dtype) -> None:
+    for case in sampling_cases(dtype):
+        ours = token_limits(case.logits, case.params, case.slots)
+        assert torch.equal(case.kept(ours), case.kept(token_limits_reference(case.logits, case.params, case.slots)))
+
+
+def check_draw_tokens(dtype: torch.dtype) -> None:
+    for case in sampling_cases(dtype):
+        arguments = case.logits, case.params, case.slots, case.positions
+        for has_limits in (False, True):
+            ours = draw_tokens(*arguments, has_limits=has_limits)
+            assert torch.equal(ours, draw_tokens_reference(*arguments, has_limits=has_limits))
+
+
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
     tolerance = tolerance or TOLERANCE[ours.dtype]
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
-CHECKS = (check_norms, check_silu_and_mul, check_rotate_and_cache, check_decode_attention, check_prefill_attention)
+CHECKS = (
+    check_norms,
+    check_silu_and_mul,
+    check_rotate_and_cache,
+    check_decode_attention,
+    check_prefill_attention,
+    check_token_limits,
+    check_draw_tokens,
+)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels import sampling_params as columns
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from support.paged_model import attention_metadata
@@ -89,3 +90,44 @@ def dense_attention(
         hidden |= other <= position - window
     probabilities = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", probabilities, value).float()
+
+
+@dataclass(frozen=True)
+class SamplingCase:
+    logits: torch.Tensor  # [rows, vocab]
+    params: torch.Tensor  # [slots, NUM_COLUMNS] float64
+    slots: torch.Tensor  # [rows] int64
+    positions: torch.Tensor  # [rows] int64
+
+    def kept(self, thresholds: torch.Tensor) -> torch.Tensor:
+        return (self.logits >= thresholds[:, None]) & self.logits.isfinite()
+
+
+def sampling_cases(dtype: torch.dtype, device: torch.device | str = "cpu") -> list[SamplingCase]:
+    """Rows of every kind over a small and an odd vocabulary of more than one chunk."""
+    kinds: list[dict[int, float]] = [
+        {columns.TEMPERATURE: 0.0},
+        {columns.TEMPERATURE: 0.0, columns.TOP_K: 3, columns.TOP_P: 0.5},
+        {columns.TEMPERATURE: 1.0},
+        {columns.TEMPERATURE: 0.7, columns.TOP_K: 1},
+        {columns.TEMPERATURE: 0.7, columns.TOP_K: 20},
+        {columns.TEMPERATURE: 1.3, columns.TOP_P: 0.9},
+        {columns.TEMPERATURE: 0.6, columns.TOP_P: 0.01},
+        {columns.TEMPERATURE: 1.0, columns.MIN_P: 0.05},
+        {columns.TEMPERATURE: 2.0, columns.MIN_P: 0.3, columns.TOP_K: 40, columns.TOP_P: 0.8},
+    ]
+    cases = []
+    for vocab_size in (33, 9001):
+        generator = torch.Generator().manual_seed(vocab_size)
+        params = torch.zeros(len(kinds) + 2, columns.NUM_COLUMNS, dtype=torch.float64)
+        params[:, columns.TOP_P], params[:, columns.TOP_K] = 1.0, vocab_size
+        params[:, columns.KEY_LO : columns.KEY_HI + 1] = torch.randint(2**32, (len(params), 2), generator=generator)
+        for slot, kind in enumerate(kinds):
+            params[slot, list(kind)] = torch.tensor(list(kind.values()), dtype=torch.float64)
+        slots = torch.randperm(len(kinds), generator=generator)
+        logits = (torch.randn(len(slots), vocab_size, generator=generator) * 3).to(dtype)
+        logits[:, 5] = -torch.inf
+        positions = torch.randint(5000, slots.shape, generator=generator)
+        tensors = (tensor.to(device) for tensor in (logits, params, slots, positions))
+        cases.append(SamplingCase(*tensors))
+    return cases

@@ -43,6 +43,6 @@ class LMHead:
         self.parallel = parallel
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size] -> logits [R, vocab_size] float32"""
+        """hidden [R, hidden_size] -> logits [R, vocab_size] in the weights' type"""
         logits = self.parallel.all_gather_last_dim(self.linear(hidden))
-        return logits[:, : self.vocab_size].float()
+        return logits[:, : self.vocab_size]

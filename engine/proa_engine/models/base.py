@@ -25,7 +25,7 @@ class CausalLM(Protocol):
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size] -> logits [R, vocab_size] float32, the same on every rank."""
+        """hidden [R, hidden_size] -> logits [R, vocab_size] in the model's type, the same on every rank."""
         ...
 
     def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:

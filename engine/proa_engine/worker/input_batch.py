@@ -13,15 +13,9 @@ import numpy as np
 import torch
 
 from proa_engine.core.types import CachedRequestData, NewRequestData
+from proa_engine.kernels import sampling_params as columns
 from proa_engine.worker.staging import IntArray
 from proa_engine.worker.token_rules import TokenRules
-
-# A temperature below this is greedy: dividing by it says nothing more and overflows.
-MIN_TEMPERATURE = 1e-5
-
-# Columns of the parameter table. float64 holds every 32-bit word exactly.
-TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, TOP_K, KEY_LO, KEY_HI, NUM_PROMPT = range(10)
-NUM_COLUMNS = 10
 
 
 @dataclass(slots=True)
@@ -63,7 +57,7 @@ class InputBatch:
         self.rules: dict[int, TokenRules] = {}  # by slot, only those that have some
         self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
-        self.params = torch.zeros(max_num_seqs, NUM_COLUMNS, dtype=torch.float64, device=device)
+        self.params = torch.zeros(max_num_seqs, columns.NUM_COLUMNS, dtype=torch.float64, device=device)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -84,7 +78,7 @@ class InputBatch:
         self.num_tokens[slot] = len(request.token_ids)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_computed_tokens[slot] = request.num_computed_tokens
-        self.is_random[slot] = params.temperature >= MIN_TEMPERATURE
+        self.is_random[slot] = params.temperature >= columns.MIN_TEMPERATURE
         self.limits_choice[slot] = 0 < params.top_k < self._vocab_size or params.top_p < 1
         self.has_min_p[slot] = params.min_p > 0
         self.has_penalties[slot] = (
@@ -125,15 +119,15 @@ class InputBatch:
     def _param_row(self, request: NewRequestData) -> list[float]:
         params = request.sampling_params
         key = params.key or 0
-        row = [0.0] * NUM_COLUMNS
-        row[TEMPERATURE] = params.temperature
-        row[TOP_P] = params.top_p
-        row[MIN_P] = params.min_p
-        row[REPETITION] = params.repetition_penalty
-        row[FREQUENCY] = params.frequency_penalty
-        row[PRESENCE] = params.presence_penalty
-        row[TOP_K] = min(params.top_k, self._vocab_size) or self._vocab_size
-        row[KEY_LO] = key & 0xFFFFFFFF
-        row[KEY_HI] = key >> 32
-        row[NUM_PROMPT] = request.num_prompt_tokens
+        row = [0.0] * columns.NUM_COLUMNS
+        row[columns.TEMPERATURE] = params.temperature
+        row[columns.TOP_P] = params.top_p
+        row[columns.MIN_P] = params.min_p
+        row[columns.REPETITION] = params.repetition_penalty
+        row[columns.FREQUENCY] = params.frequency_penalty
+        row[columns.PRESENCE] = params.presence_penalty
+        row[columns.TOP_K] = min(params.top_k, self._vocab_size) or self._vocab_size
+        row[columns.KEY_LO] = key & 0xFFFFFFFF
+        row[columns.KEY_HI] = key >> 32
+        row[columns.NUM_PROMPT] = request.num_prompt_tokens
         return row

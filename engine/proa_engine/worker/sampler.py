@@ -1,5 +1,7 @@
 """Sampler: from logits to tokens, every feature over all of its rows at once, and nothing for rows that lack it.
 
+On a GPU the choice itself is one kernel over all rows, whatever they ask for; nothing waits for the host.
+
 Logprobs are of the model's own distribution, before anything here changes the logits. Then, in this order: logit bias,
 penalties, forbidden tokens (allowed ids, bad words, minimum length), temperature, min-p, top-k, top-p, noise.
 """
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor
 
 from proa_engine.kernels import sampling
-from proa_engine.worker import input_batch as columns
+from proa_engine.kernels import sampling_params as columns
+from proa_engine.kernels.draw_tokens import draw_tokens
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampling_inputs import RowSet, SamplingInputs
 from proa_engine.worker.token_rules import PackedRules
@@ -43,29 +46,34 @@ class Sampler:
         self._num_top = num_top
 
     def sample(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> SampledTokens:
-        """Choose a token for each row of logits, [rows, vocab] float32, which are overwritten.
+        """Choose a token for each row of logits, [rows, vocab] in any float type, which may be overwritten.
 
         `arrays` is what the step's packer became on the device.
         """
         raw = _take(logits, inputs.logprobs, arrays).clone() if inputs.logprobs.count else None
-        params = self._batch.params.index_select(0, arrays[inputs.slots])  # [rows, NUM_COLUMNS]
+        if inputs.rules is not None or inputs.penalized.count or logits.is_cpu:
+            logits = logits.float()
         if inputs.rules is not None:
             self._apply_bias(logits, inputs.rules, arrays)
         if inputs.penalized.count:
-            logits = self._penalize(logits, params, inputs, arrays)
+            logits = self._penalize(logits, inputs, arrays)
         if inputs.rules is not None:
             self._forbid(logits, inputs.rules, arrays)
-        token_ids = self._choose(logits, params, inputs, arrays)
+        token_ids = self._choose(logits, inputs, arrays)
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
-        return LogprobTensors(token_ids, *sampling.token_logprobs(logits, token_ids, self._num_top))
+        return LogprobTensors(token_ids, *sampling.token_logprobs(logits.float(), token_ids, self._num_top))
 
-    def _choose(self, logits: Tensor, params: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
+    def _choose(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
+        slots, positions = arrays[inputs.slots], arrays[inputs.positions]
+        if not logits.is_cpu:
+            has_limits = inputs.limited.count + inputs.min_p.count > 0
+            return draw_tokens(logits, self._batch.params, slots, positions, has_limits=has_limits)
         random = inputs.random
         if random.count == 0:
             return sampling.greedy(logits)
-        params = _take(params, random, arrays)
+        params = self._batch.params.index_select(0, _take(slots, random, arrays))  # [random rows, NUM_COLUMNS]
         scaled = _take(logits, random, arrays) / params[:, columns.TEMPERATURE, None].float()
         if inputs.min_p.count:
             part = _take(scaled, inputs.min_p, arrays)
@@ -77,14 +85,13 @@ class Sampler:
             sampling.apply_top_k_top_p(part, limits[:, columns.TOP_K].long(), limits[:, columns.TOP_P].float())
             scaled = _put(scaled, inputs.limited, arrays, part)
         key_lo, key_hi = _words(params[:, columns.KEY_LO]), _words(params[:, columns.KEY_HI])
-        positions = _take(arrays[inputs.positions], random, arrays).int()
-        drawn = sampling.sample(scaled, key_lo, key_hi, positions)
+        drawn = sampling.sample(scaled, key_lo, key_hi, _take(positions, random, arrays).int())
         return drawn if random.place is None else _put(sampling.greedy(logits), random, arrays, drawn)
 
-    def _penalize(self, logits: Tensor, params: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
+    def _penalize(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
         rows = inputs.penalized
-        part, params = _take(logits, rows, arrays), _take(params, rows, arrays)
         slots = _take(arrays[inputs.slots], rows, arrays)
+        part, params = _take(logits, rows, arrays), self._batch.params.index_select(0, slots)
         sampling.apply_penalties(
             part,
             self._batch.token_ids[:, : inputs.max_num_tokens][slots].long(),

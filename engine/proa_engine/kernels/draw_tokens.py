@@ -1,0 +1,165 @@
+"""Choose a token for every row of a batch: the likeliest, or one drawn by the Gumbel-max trick from what limits leave.
+
+    token = argmax over x >= threshold of  x / temperature + noise(key, position, token id)
+
+Two kernels: the best of each chunk of the vocabulary (grid: rows, chunks), then the best of those (grid: rows). The
+noise is that of `noise.py`, word for word. Logits are read once, in the type that they come in, and stay as they are.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from proa_engine.kernels import sampling
+from proa_engine.kernels import sampling_params as columns
+from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+
+CHUNK = 8192
+
+# pi's digits and the multipliers of noise.py
+START_A = tl.constexpr(0x243F6A88)
+START_B = tl.constexpr(0x13198A2E)
+MULTIPLIER_1 = tl.constexpr(0x7FEB352D)
+MULTIPLIER_2 = tl.constexpr(0x846CA68B)
+
+
+def draw_tokens(
+    logits: torch.Tensor, params: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, has_limits: bool
+) -> torch.Tensor:
+    """logits [rows, vocab] -> token ids [rows] int64; of equals the lowest.
+
+    Row r samples as row slots[r] of `params` says (columns as in `sampling_params`) and its token takes positions[r];
+    both are int64. Without `has_limits` no row has top-k, top-p or min-p.
+    """
+    rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    assert params.is_contiguous()
+    thresholds = token_limits(logits, params, slots) if has_limits else None
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    best = torch.empty(rows, num_chunks, dtype=torch.float32, device=logits.device)
+    best_id = torch.empty(rows, num_chunks, dtype=torch.int32, device=logits.device)
+    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    draw_chunk_kernel[(rows, num_chunks)](
+        logits,
+        params,
+        slots,
+        positions,
+        thresholds,
+        best,
+        best_id,
+        vocab_size,
+        logits.stride(0),
+        num_chunks,
+        TEMPERATURE=columns.TEMPERATURE,
+        KEY_LO=columns.KEY_LO,
+        KEY_HI=columns.KEY_HI,
+        NUM_COLUMNS=columns.NUM_COLUMNS,
+        MIN_TEMPERATURE=columns.MIN_TEMPERATURE,
+        HAS_LIMITS=has_limits,
+        CHUNK=CHUNK,
+        num_warps=8,
+    )
+    best_of_chunks_kernel[(rows,)](
+        best, best_id, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1
+    )
+    return token_ids
+
+
+def draw_tokens_reference(
+    logits: torch.Tensor, params: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, has_limits: bool
+) -> torch.Tensor:
+    logits, chosen = logits.float(), params[slots]
+    temperature = chosen[:, columns.TEMPERATURE].float()
+    if has_limits:
+        thresholds = token_limits_reference(logits, params, slots)
+        logits = logits.masked_fill(logits < thresholds[:, None], -torch.inf)
+    is_random = temperature >= columns.MIN_TEMPERATURE
+    scaled = logits / torch.where(is_random, temperature, 1.0)[:, None]
+    key_lo, key_hi = (chosen[:, column].long().int() for column in (columns.KEY_LO, columns.KEY_HI))
+    drawn = sampling.sample(scaled, key_lo, key_hi, positions.int())
+    return torch.where(is_random, drawn, sampling.greedy(logits))
+
+
+@triton.jit
+def mix(words):
+    words = words ^ (words >> 16)
+    words = words * MULTIPLIER_1
+    words = words ^ (words >> 15)
+    words = words * MULTIPLIER_2
+    return words ^ (words >> 16)
+
+
+@triton.jit
+def gumbel(key_lo, key_hi, position, token_ids):
+    """Noise for token ids [BLOCK] uint32 of a row; the scalars are uint32."""
+    a = mix(mix(mix(key_lo ^ START_A) ^ key_hi) ^ position)
+    b = mix(mix(mix(key_hi ^ START_B) ^ key_lo) + position)
+    words = a ^ token_ids
+    words = words ^ (words >> 16)
+    words = words * MULTIPLIER_1 + b
+    words = words ^ (words >> 15)
+    words = words * MULTIPLIER_2
+    words = words ^ (words >> 16)
+    # 0.5 … 2^31 in units of 2^-31, the end cut as in the reference
+    uniform = tl.minimum(((words & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.99999994)
+    # log1p(-u), exact for small u, where 1 - u is rounded: the quotient takes the rounding back
+    rest = 1.0 - uniform
+    log_rest = tl.where(rest == 1.0, -uniform, tl.log(rest) * (-uniform / (rest - 1.0)))
+    return -tl.log(-log_rest)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
+)
+def draw_chunk_kernel(
+    logits_ptr,  # [rows, vocab_size]
+    params_ptr,  # [slots, NUM_COLUMNS] float64
+    slots_ptr,  # [rows] int64
+    positions_ptr,  # [rows] int64
+    thresholds_ptr,  # [rows] float32
+    best_ptr,  # [rows, num_chunks] float32
+    best_id_ptr,  # [rows, num_chunks] int32
+    vocab_size,
+    stride_logits_row,
+    num_chunks,
+    TEMPERATURE: tl.constexpr,
+    KEY_LO: tl.constexpr,
+    KEY_HI: tl.constexpr,
+    NUM_COLUMNS: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+    HAS_LIMITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    params_ptr += tl.load(slots_ptr + row) * NUM_COLUMNS
+    temperature = tl.load(params_ptr + TEMPERATURE).to(tl.float32)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    mask = token < vocab_size
+    # [CHUNK]
+    x = tl.load(logits_ptr + row * stride_logits_row + token, mask=mask, other=float("-inf")).to(tl.float32)
+    if HAS_LIMITS:
+        x = tl.where(x < tl.load(thresholds_ptr + row), float("-inf"), x)
+    if temperature >= MIN_TEMPERATURE:
+        key_lo = tl.load(params_ptr + KEY_LO).to(tl.int64).to(tl.uint32)
+        key_hi = tl.load(params_ptr + KEY_HI).to(tl.int64).to(tl.uint32)
+        position = tl.load(positions_ptr + row).to(tl.uint32)
+        x = x / temperature + gumbel(key_lo, key_hi, position, token.to(tl.uint32))
+    best, best_index = tl.max(x, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(best_ptr + row * num_chunks + chunk, best)
+    tl.store(best_id_ptr + row * num_chunks + chunk, chunk * CHUNK + best_index)
+
+
+@triton.jit
+def best_of_chunks_kernel(
+    best_ptr,  # [rows, num_chunks] float32
+    best_id_ptr,  # [rows, num_chunks] int32
+    token_ids_ptr,  # [rows] int64
+    num_chunks,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
+    _, best_chunk = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(token_ids_ptr + row, tl.load(best_id_ptr + row * num_chunks + best_chunk).to(tl.int64))
