@@ -132,11 +132,12 @@ class _Planner:
             masked |= positions < num_tokens - self.window
         starts = [self.starts[r] for r in requests]
         is_whole = len(starts) == self.starts[-1] and starts == list(range(len(self.seq_lens)))
+        block_rows = self.block_rows(requests, length)
         return DecodeTile(
             n=len(requests),
             tokens=None if is_whole else torch.tensor(starts),
-            block_rows=self.block_rows(requests, length),
-            token_rows=self.token_rows(requests, length),
+            block_rows=block_rows,
+            token_rows=self.token_rows(requests, block_rows, length),
             masked=torch.from_numpy(masked[:, None, None]) if masked.any() else None,
             length=length,
         )
@@ -149,13 +150,14 @@ class _Planner:
         blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
         return torch.from_numpy((blocks[:, None] * len(self.heads) + self.heads[:, None]).ravel())
 
-    def token_rows(self, requests: list[int], length: int) -> torch.Tensor:
-        first = np.array([[self.firsts[r]] for r in requests])
-        last = np.array([[self.seq_lens[r] - 1] for r in requests])
-        columns, offsets = np.divmod(np.minimum(np.arange(length) + first, last), self.block_size)
-        blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
-        rows = blocks * (len(self.heads) * self.block_size) + offsets
-        return torch.from_numpy((rows[:, None] + self.heads[:, None] * self.block_size)[:, :, None])
+    def token_rows(self, requests: list[int], block_rows: torch.Tensor, length: int) -> torch.Tensor:
+        """From `block_rows`, which repeat the last block as the rows do its last token."""
+        last = np.array([[[self.num_tokens[r] - 1]] for r in requests])
+        positions = np.arange(length).reshape(-1, self.block_size)
+        offsets = np.minimum(positions, last) - np.minimum(positions[:, :1], last // self.block_size * self.block_size)
+        blocks = block_rows.numpy().reshape(len(requests), len(self.heads), -1, 1)
+        rows = blocks * self.block_size + offsets[:, None]
+        return torch.from_numpy(rows.reshape(len(requests), len(self.heads), 1, length))
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))

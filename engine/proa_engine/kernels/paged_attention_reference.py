@@ -78,17 +78,18 @@ def _sum_of_rows(probabilities: torch.Tensor, value_cache: torch.Tensor, token_r
         value = value.index_select(0, token_rows.flatten()).float()
         token_rows = torch.arange(len(value)).view(token_rows.shape)
     length = probabilities.shape[-1]
-    starts = torch.arange(0, probabilities.numel(), length)[:, None] + torch.arange(0, length, CHUNK)
+    starts = torch.arange(0, probabilities.numel(), length)
+    if length > CHUNK:
+        starts = (starts[:, None] + torch.arange(0, length, CHUNK)).flatten()
     chunks, *_ = torch.embedding_bag(
         value,
         token_rows.expand(probabilities.shape).reshape(-1),
-        starts.flatten(),
+        starts,
         per_sample_weights=probabilities.reshape(-1),
     )
-    chunks = chunks.view(*probabilities.shape[:-1], starts.shape[1], -1)
-    total = chunks[..., 0, :]
-    for chunk in range(1, starts.shape[1]):
-        total = total + chunks[..., chunk, :]
+    total, *others = chunks.view(*probabilities.shape[:-1], -1, chunks.shape[1]).unbind(-2)
+    for other in others:
+        total = total + other
     return total
 
 
