@@ -34,6 +34,9 @@
 {{- if gt (int $pool.keda.minReplicas) (int $pool.keda.maxReplicas) -}}
 {{- fail (printf "%s keda.minReplicas is more than keda.maxReplicas." $at) -}}
 {{- end -}}
+{{- if and $pool.keda.enabled (eq (int $pool.keda.minReplicas) 0) (not .root.Values.gateway.scaleFromZero.timeoutSeconds) -}}
+{{- fail (printf "%s keda.minReplicas 0 needs gateway.scaleFromZero.timeoutSeconds, or every request would fail while no pod runs." $at) -}}
+{{- end -}}
 {{- include "proa.validateRollingUpdate" (dict "at" $at "update" $pool.rollingUpdate) -}}
 {{- end -}}
 

@@ -12,10 +12,12 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from proa_engine.cli import make_parser
+from proa_engine.cli import make_parser as engine_parser
 from proa_engine.metrics import CacheConfig, EngineMetrics
+from proa_gateway.admission_metrics import AdmissionMetrics
+from proa_gateway.cli import _parser as gateway_parser
 from proa_gateway.metrics import GatewayMetrics
-from support.chart import CHART, COMBINATIONS, ENGINE, ROOT, lookup, needs_helm, render
+from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render
 
 DESCRIBED = set(re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.M))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -60,18 +62,22 @@ def test_the_table_of_values_is_current() -> None:
 
 @needs_helm
 @pytest.mark.parametrize("combination", COMBINATIONS)
-def test_the_engine_takes_every_argument(combination: str) -> None:
-    values = {key: value for key, value in COMBINATIONS[combination].items() if key != "tls.existingSecret"}
-    container = lookup(render(values), *ENGINE)
-    make_parser().parse_args(container["args"])
-    for worker in lookup(render(values), *ENGINE[:5]).get("initContainers", []):
-        make_parser().parse_args(worker["args"])
+def test_the_programs_take_every_argument(combination: str, tmp_path: Path) -> None:
+    objects = render(COMBINATIONS[combination])
+    pod = lookup(objects, *ENGINE_POD)
+    for container in pod["containers"] + pod.get("initContainers", []):
+        engine_parser().parse_args(container["args"])
+    keys = tmp_path / "keys.json"  # read when the arguments are
+    keys.write_text('{"keys": [{"name": "a", "key": "b"}]}')
+    arguments = lookup(objects, *GATEWAY, "args")
+    gateway_parser().parse_args([each.replace("/etc/proa/keys/keys.json", str(keys)) for each in arguments])
 
 
 def exported() -> set[str]:
     """Names of the time series of both programs' metrics, as Prometheus knows them."""
     registry = CollectorRegistry()
     gateway = GatewayMetrics(registry)
+    AdmissionMetrics(registry)
     engine = EngineMetrics(
         CollectorRegistry(),
         model_name="m",

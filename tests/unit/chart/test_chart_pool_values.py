@@ -10,7 +10,7 @@ SPEC = ENGINE_POD[:3]
 HPA = ("HorizontalPodAutoscaler", "proa-engine-builtin", "spec")
 SCALED = ("ScaledObject", "proa-engine-builtin", "spec")
 WITH_HPA = {"enginePool.autoscaling.enabled": True}
-WITH_KEDA = {"enginePool.keda.enabled": True}
+WITH_KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
 DRA = {"enginePool.gpu.allocation": "dra"}
 
 CASES = {
@@ -82,10 +82,15 @@ CASES = {
     "enginePool.autoscaling.metric": Case(
         value="waiting", at=(*HPA, "metrics", 0, "pods", "metric", "name"), also=WITH_HPA
     ),
+    "enginePool.autoscaling.queueMetric": Case(
+        value="held", at=(*HPA, "metrics", 1, "object", "metric", "name"), also=WITH_HPA
+    ),
     "enginePool.autoscaling.target": Case(
         value="500m", at=(*HPA, "metrics", 0, "pods", "target", "averageValue"), also=WITH_HPA
     ),
-    "enginePool.keda.enabled": Case(value=True, at=(*SCALED, "scaleTargetRef", "name"), expected="proa-engine-builtin"),
+    "enginePool.keda.enabled": Case(
+        value=True, at=(*SCALED, "scaleTargetRef", "name"), expected="proa-engine-builtin", also=WITH_KEDA
+    ),
     "enginePool.keda.minReplicas": Case(value=1, at=(*SCALED, "minReplicaCount"), also=WITH_KEDA),
     "enginePool.keda.maxReplicas": Case(value=9, at=(*SCALED, "maxReplicaCount"), also=WITH_KEDA),
     "enginePool.keda.serverAddress": Case(

@@ -45,6 +45,10 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ),
         (ALL_SCALERS, "autoscaling and keda would both set the number of pods; enable one"),
         ({"enginePool.autoscaling.minReplicas": 5}, "autoscaling.minReplicas is more than autoscaling.maxReplicas"),
+        (
+            {"enginePool.keda.enabled": True},
+            "keda.minReplicas 0 needs gateway.scaleFromZero.timeoutSeconds, or every request would fail while no pod",
+        ),
         ({"enginePool.keda.minReplicas": 5}, "keda.minReplicas is more than keda.maxReplicas"),
         (
             {"enginePool.rollingUpdate": NO_ROOM},
