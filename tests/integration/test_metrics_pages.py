@@ -165,8 +165,8 @@ def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -
         operation="chat", model="m", duration=1.1, time_to_first_token=0.1, input_tokens=7, output_tokens=11
     )
     metrics.observe_generation(operation="chat", model="m", duration=5.0, error_type="engine_lost")
-    metrics.observe_engine("a:1", EngineLoad("m", 3, 4, 0.5))
-    metrics.observe_engine("b:1", EngineLoad("m", 0, 0, 0.0))
+    metrics.observe_engine("a:1", EngineLoad("m", 3, 4, 0.5, 2))
+    metrics.observe_engine("b:1", EngineLoad("m", 0, 0, 0.0, 0))
     metrics.forget_engine("b:1")
     page = Scrape(metrics.render().decode())
     assert page.value("proa_gateway_requests_total", route="/v1/chat/completions", status="200") == 1
@@ -178,5 +178,6 @@ def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -
     assert page.value("vllm:num_requests_running", engine="a:1") == 3
     assert page.value("vllm:num_requests_waiting", engine="a:1") == 4
     assert page.value("vllm:kv_cache_usage_perc", engine="a:1") == 0.5
+    assert page.value("proa_gateway_engine_breaker_state", engine="a:1") == 2
     with pytest.raises(KeyError):
         page.value("vllm:num_requests_running", engine="b:1")

@@ -34,6 +34,8 @@ _OPTIONS = (
     # either side, so that an engine without a moment for its heartbeats is not taken for a dead one.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1500),
+    # For pings of gRPC's own, which measure the bandwidth: while one is on its way no other is sent.
+    ("grpc.http2.ping_timeout_ms", 1500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),

@@ -1,0 +1,310 @@
+"""What the gateway does with a request whose engine fails it: who goes on with it, how long one waits, what is told."""
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proa.engine.v1 import service_pb2
+from proa_gateway.breaker import THRESHOLD
+from support.cable import Cable
+from support.fake_engine import FakeEngine, say
+from support.gateway import PATIENT, RunningGateway, chat_body, events_of, running_gateway, until
+from support.processes import fake_engine_process, free_port
+from support.scrape import Scrape
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TEXT = "one two three €4 👩‍👩‍👧 "
+ENDLESS = say(TEXT, repeat=True)
+FULL = service_pb2.Rejected(code=8, message="full", retryable=True)
+ILL = service_pb2.Rejected(code=14, message="ill", retryable=True)
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[FakeEngine]]:
+    """Two engines that step only when told to."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(FakeEngine(script=ENDLESS, step_delay=None)) for _ in range(2)]
+
+
+@pytest.fixture
+async def gateway(engines: list[FakeEngine]) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(*engines) as gateway:
+        yield gateway
+
+
+def page(gateway: RunningGateway) -> Scrape:
+    return Scrape(gateway.gateway.metrics.render().decode())
+
+
+async def begin(
+    gateway: RunningGateway, engines: list[FakeEngine], num_tokens: int, path: str = CHAT, **fields: Any
+) -> tuple["asyncio.Task[list[Any]]", FakeEngine, FakeEngine]:
+    """A stream that has so many tokens, the engine that gave them, and the other one."""
+    body = chat_body(**fields) if path == CHAT else {"model": "fake", "prompt": "Hi", **fields}
+    stream = asyncio.create_task(gateway.events(path, body))
+    await until(lambda: any(engine.num_unfinished for engine in engines))
+    holder, other = sorted(engines, key=lambda engine: -engine.num_unfinished)
+    for _ in range(num_tokens):
+        await holder.step()
+    if num_tokens:
+        await asyncio.sleep(0.2)  # until the gateway has read them
+    return stream, holder, other
+
+
+def text_of(events: list[Any]) -> str:
+    choices = [choice for event in events[:-1] for choice in event.get("choices", ())]
+    return "".join(
+        (choice["delta"].get("content") or "") if "delta" in choice else choice["text"] for choice in choices
+    )
+
+
+def error_of(events: list[Any]) -> str:
+    assert events[-1] == "[DONE]"
+    return str(events[-2]["error"]["code"])
+
+
+@pytest.mark.parametrize("cut", [1, 9, 18, 19, 20, 26])
+async def test_another_engine_goes_on_after_the_last_token_received(
+    gateway: RunningGateway, engines: list[FakeEngine], cut: int
+) -> None:
+    stream, holder, other = await begin(gateway, engines, cut, COMPLETIONS, max_tokens=60, logprobs=1)
+    other.step_delay = 0.0
+    await holder.stop()
+    events = await stream
+    assert text_of(events) == (TEXT * 60)[: len(text_of(events))]
+    tokens = [token for event in events[:-1] for token in event["choices"][0]["logprobs"]["tokens"]]
+    assert len(tokens) == 60
+    (first,), (second,) = holder.requests, other.requests
+    assert len(array("I", second.resumed_token_ids)) == cut
+    assert first.prompt_token_ids == second.prompt_token_ids
+    assert first.sampling_params == second.sampling_params
+    assert first.request_id != second.request_id
+    assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") == 1
+
+
+async def test_a_whole_answer_and_its_usage_survive_the_loss_of_an_engine(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    fields = {"model": "fake", "prompt": "Hi", "max_tokens": 30, "prompt_logprobs": 1, "logprobs": 1}
+    task = asyncio.create_task(gateway.http.post(COMPLETIONS, json=fields))
+    await until(lambda: any(engine.num_unfinished for engine in engines))
+    holder, other = sorted(engines, key=lambda engine: -engine.num_unfinished)
+    for _ in range(10):
+        await holder.step()
+    await asyncio.sleep(0.2)
+    other.step_delay = 0.0
+    await holder.stop()
+    answer = (await task).json()
+    assert answer["usage"]["completion_tokens"] == 30
+    assert len(answer["choices"][0]["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 30
+    assert not other.requests[0].sampling_params.HasField("prompt_logprobs")
+
+
+async def test_each_choice_moves_on_its_own_and_one_that_has_ended_stays_ended(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    stream, holder, other = await begin(gateway, engines, 0, n=4, max_tokens=20, stop=["three"])
+    await until(lambda: holder.num_unfinished + other.num_unfinished == 4)
+    for _ in range(14):  # past the stop string
+        await holder.step()
+    await holder.until(lambda engine: len(engine.aborted) == 2)
+    await holder.stop()
+    other.step_delay = 0.0
+    events = await stream
+    endings = [choice["finish_reason"] for event in events[:-1] for choice in event["choices"]]
+    assert sorted(filter(None, endings)) == ["stop"] * 4
+    assert len(other.requests) == 2
+    assert not any(request.resumed_token_ids for request in other.requests)
+
+
+async def test_with_one_engine_there_is_nothing_to_wait_for(engines: list[FakeEngine]) -> None:
+    async with running_gateway(engines[0]) as gateway:
+        stream, holder, _ = await begin(gateway, engines, 5, max_tokens=60)
+        await holder.stop()
+        assert error_of(await asyncio.wait_for(stream, 2)) == "engine_lost"
+        assert page(gateway).value("proa_gateway_failovers_total", outcome="given_up") == 1
+
+
+async def test_a_stream_waits_for_an_engine_that_is_known_to_come(engines: list[FakeEngine]) -> None:
+    port = free_port()
+    async with running_gateway(engines[0], f"127.0.0.1:{port}", ready=False) as gateway:
+        await until(lambda: gateway.gateway.pool.ready)
+        stream, holder, _ = await begin(gateway, engines, 5, max_tokens=60)
+        await holder.stop()
+        await asyncio.sleep(0.3)
+        assert not stream.done()
+        late = FakeEngine(script=ENDLESS)
+        await late.start(port)
+        try:
+            events = await stream
+        finally:
+            await late.stop()
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert len(array("I", late.requests[0].resumed_token_ids)) == 5
+
+
+async def test_a_wait_for_another_engine_ends_in_time(engines: list[FakeEngine]) -> None:
+    deadlines = replace(PATIENT, failover=0.5)
+    async with running_gateway(engines[0], f"127.0.0.1:{free_port()}", ready=False, deadlines=deadlines) as gateway:
+        await until(lambda: gateway.gateway.pool.ready)
+        stream, holder, _ = await begin(gateway, engines, 5, max_tokens=60)
+        await holder.stop()
+        assert error_of(await asyncio.wait_for(stream, 5)) == "engine_lost"
+
+
+async def test_an_engine_with_other_weights_does_not_go_on_with_a_stream(engines: list[FakeEngine]) -> None:
+    engines[0].info.revision = "one"
+    async with running_gateway(*engines) as gateway:
+        stream, holder, other = await begin(gateway, engines, 5, max_tokens=60)
+        other.step_delay = 0.0
+        await holder.stop()
+        assert error_of(await asyncio.wait_for(stream, 5)) == "engine_lost"
+        assert not other.requests
+        assert (await gateway.chat(max_tokens=3)).status_code == 200
+
+
+async def test_a_stream_is_offered_again_to_an_engine_that_is_full(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    stream, holder, other = await begin(gateway, engines, 5, max_tokens=60)
+    other.rejection, other.step_delay = FULL, 0.0
+    await holder.stop()
+    await other.until(lambda engine: len(engine.requests) >= 4)
+    other.rejection = None
+    events = await stream
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_an_engine_that_drains_and_ends_hands_its_streams_over(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    stream, holder, other = await begin(gateway, engines, 5, max_tokens=60)
+    other.step_delay = 0.0
+    await holder.drain()
+    await holder.step()
+    assert not stream.done()
+    await holder.stop()
+    events = await stream
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert len(array("I", other.requests[0].resumed_token_ids)) in (5, 6)
+
+
+async def test_a_request_that_kills_engines_does_not_go_round() -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine(step_delay=None)) for _ in range(5)]
+        gateway = await stack.enter_async_context(running_gateway(*engines))
+        task = asyncio.create_task(gateway.chat(max_tokens=2))
+        alive = set(engines)
+        for _ in range(3):
+            await until(lambda: any(engine.num_unfinished for engine in alive))
+            killed = next(engine for engine in alive if engine.num_unfinished)
+            alive.remove(killed)
+            await killed.stop()
+        assert (await asyncio.wait_for(task, 10)).json()["error"]["code"] == "engine_lost"
+        assert sum(len(engine.requests) for engine in engines) == 3
+
+
+async def test_a_dead_node_is_noticed_within_three_seconds_and_its_streams_go_on() -> None:
+    arguments = ("--repeat", "--text", TEXT, "--step-delay", "0.02")
+    with fake_engine_process(*arguments) as (_, far), fake_engine_process(*arguments) as (_, near):
+        async with Cable(far) as cable, running_gateway(cable.address, near) as gateway:
+            clients = [Client(gateway) for _ in range(4)]
+            streams = [asyncio.create_task(client.read()) for client in clients]
+            await until(lambda: min(len(client.events) for client in clients) > 10)
+            cable.cut()
+            await asyncio.gather(*streams)
+            cable.mend()
+            texts = [text_of(client.events) for client in clients]
+            assert texts == [(TEXT * 200)[: len(texts[0])]] * 4
+            assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") == 2
+            silences = sorted(client.longest_silence for client in clients)
+            assert silences[2] > 1  # nobody told the gateway
+            assert silences[3] < 3 + 1.5  # what a loaded machine may add
+
+
+class Client:
+    """Reads a stream of 200 tokens, and remembers the longest time between two events."""
+
+    def __init__(self, gateway: RunningGateway) -> None:
+        self._gateway = gateway
+        self.events: list[Any] = []
+        self.longest_silence = 0.0
+
+    async def read(self) -> None:
+        last = None
+        async with self._gateway.http.stream("POST", CHAT, json=chat_body(max_tokens=200, stream=True)) as response:
+            async for event in events_of(response):
+                now = time.monotonic()
+                self.longest_silence = max(self.longest_silence, now - (last or now))
+                last = now
+                self.events.append(event)
+
+
+async def test_an_engine_that_fails_its_requests_gets_none_for_a_while(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    ill, well = engines
+    ill.rejection, well.step_delay, ill.step_delay = ILL, 0.0, 0.0
+    for _ in range(40):
+        assert (await gateway.chat(max_tokens=2)).status_code == 200
+        if len(ill.requests) == THRESHOLD:
+            break
+    assert len(ill.requests) == THRESHOLD
+    assert [engine.address for engine in gateway.gateway.pool.engines if engine.usable] == [well.address]
+    await until(lambda: page(gateway).value("proa_gateway_engine_breaker_state", engine=ill.address) == 2)
+    ill.rejection = None
+    await until(lambda: all(engine.usable for engine in gateway.gateway.pool.engines))  # half-open
+    before = len(ill.requests)
+    for _ in range(40):
+        assert (await gateway.chat(max_tokens=2)).status_code == 200
+        if len(ill.requests) > before:
+            break
+    await until(lambda: page(gateway).value("proa_gateway_engine_breaker_state", engine=ill.address) == 0)
+
+
+async def test_what_is_the_clients_fault_or_a_full_queue_opens_no_breaker(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    for rejection in (service_pb2.Rejected(code=3, message="nonsense"), FULL):
+        for engine in engines:
+            engine.rejection = rejection
+        for _ in range(2 * THRESHOLD):
+            assert (await gateway.chat(max_tokens=2)).status_code in (400, 429)
+    assert all(engine.usable for engine in gateway.gateway.pool.engines)
+
+
+async def test_a_silent_engine_gets_nothing_new_where_there_is_another(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    silent, other = engines
+    silent.silent, other.step_delay = True, 0.0
+    clients = {client.address: client for client in gateway.gateway.pool.engines}
+    await until(lambda: clients[silent.address].suspicious)
+    assert [(await gateway.chat(max_tokens=1)).status_code for _ in range(6)] == [200] * 6
+    assert not silent.requests
+    assert clients[silent.address].usable  # alone it would get them
+
+
+async def test_the_clients_own_deadline_ends_its_request(gateway: RunningGateway, engines: list[FakeEngine]) -> None:
+    headers = {"x-request-timeout": "0.3"}
+    answer = await gateway.http.post(CHAT, json=chat_body(max_tokens=5), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    await until(lambda: any(engine.aborted for engine in engines))
+    answer = await gateway.http.post(CHAT, json=chat_body(), headers={"x-request-timeout": "soon"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
+
+
+async def test_the_gateways_deadline_ends_a_stream_with_a_typed_error(engines: list[FakeEngine]) -> None:
+    engines[0].step_delay = 0.02
+    async with running_gateway(engines[0], deadlines=replace(PATIENT, request=1.0)) as gateway:
+        events = await asyncio.wait_for(gateway.events(CHAT, chat_body(max_tokens=3000)), 10)
+        assert error_of(events) == "deadline_exceeded"
+        assert text_of(events).startswith(TEXT[:5])
