@@ -7,8 +7,10 @@ and there is no second list to keep. Knows no model.
 Triton's choice of GPU is the process's, so `record` and `compile` belong into a process of their own.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import triton
@@ -20,16 +22,18 @@ SM_90 = GPUTarget("cuda", 90, 32)  # Hopper
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    kernel: Any  # triton.JITFunction
     specialization: str  # JSON, as Triton writes it
 
     @property
     def name(self) -> str:
-        return str(self.kernel.__name__)
+        """The kernel's module and its own name."""
+        return str(json.loads(self.specialization)["name"])
 
-    def compile(self) -> Any:
-        """Compile for the GPU of `record`, or take it from Triton's cache on disk; returns a CompiledKernel."""
-        return self.kernel.preload(self.specialization)
+    def compile(self, target: GPUTarget = SM_90) -> Any:
+        """Compile, or take it from Triton's cache on disk; returns a CompiledKernel."""
+        triton.runtime.driver.set_active(_NamedGpu(target))
+        module, _, kernel = self.name.rpartition(".")
+        return getattr(import_module(module), kernel).preload(self.specialization)
 
 
 def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Variant]:
@@ -39,8 +43,8 @@ def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Varian
     """
     variants: dict[Variant, None] = {}
 
-    def note(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
-        variants[Variant(fn.jit_function, compile["specialization_data"])] = None
+    def note(*, compile: dict[str, Any], **_: object) -> bool:
+        variants[Variant(compile["specialization_data"])] = None
         return True  # neither compile nor launch
 
     triton.runtime.driver.set_active(_NamedGpu(target))

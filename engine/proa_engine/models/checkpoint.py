@@ -89,7 +89,7 @@ class SafetensorsCheckpoint:
 
 class RandomWeights:
     """A `WeightSource` of random numbers: each tensor is drawn whole from its own seed, then cut, so that it does not
-    depend on the number of ranks nor on the order of asking."""
+    depend on the number of ranks nor on the order of asking. On the meta device: of shapes alone."""
 
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self._seed = seed
@@ -102,13 +102,18 @@ class RandomWeights:
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
-        generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
-        tensor = _draw(name, shape, dtype or self._dtype, generator)
+        if self._device.type == "meta":
+            tensor = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        else:
+            digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+            generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
+            tensor = _draw(name, shape, dtype or self._dtype, generator)
         return tensor if part is None else tensor.narrow(part.dim, part.start, part.length).clone()
 
 
 def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if name.endswith("g_idx"):
+        return torch.zeros(shape, dtype=dtype, device=generator.device)
     if dtype == torch.int32:
         bits = torch.iinfo(dtype)
         return torch.randint(bits.min, bits.max, shape, dtype=dtype, device=generator.device, generator=generator)

@@ -1,0 +1,26 @@
+"""Every kernel variant that steps of real models launch compiles for Hopper, without a GPU. Which GPU Triton compiles
+for is the process's own, hence a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(300)
+def test_every_variant_compiles_for_hopper_and_none_is_compiled_later() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "support.compiled_kernels"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    compiled = {line.split()[0].rpartition(".")[2] for line in result.stdout.splitlines() if line.endswith(" ok")}
+    assert {"decode_attention_kernel", "prefill_attention_kernel", "draw_chunk_kernel"} < compiled
