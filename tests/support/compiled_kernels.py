@@ -5,6 +5,7 @@ by a step of one shape and not by another: such a variant would be compiled whil
 """
 
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -24,7 +25,7 @@ CASES = [(name, torch.bfloat16) for name in REAL_MODELS] + [
 def variants_of(model_name: str, dtype: torch.dtype) -> set[Variant]:
     model = shape_model(REAL_MODELS[model_name], dtype)
     of_each_step = [
-        set(record(lambda: run_shapes(model, dtype, num_decodes=d, num_tokens=t, num_requests=r))) for d, t, r in STEPS
+        set(record(partial(run_shapes, model, dtype, num_decodes=d, num_tokens=t, num_requests=r))) for d, t, r in STEPS
     ]
     new = {variant.name for variant in set.union(*of_each_step[1:]) - of_each_step[0]}
     assert not new, f"{model_name}, {dtype}: compiled anew for other shapes: {new}"
