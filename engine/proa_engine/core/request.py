@@ -66,7 +66,7 @@ class Request:
     )
 
     def __init__(
-        self, request: EngineCoreRequest, *, order: tuple[int, int], max_num_tokens: int, eos_token_ids: frozenset[int]
+        self, request: EngineCoreRequest, *, order: tuple[int, ...], max_num_tokens: int, eos_token_ids: frozenset[int]
     ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id

@@ -89,9 +89,11 @@ class Scheduler:
         if num_waiting >= self.config.max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
             return Rejection(request.request_id, request.client, "resource_exhausted", message)
+        priority = request.priority if self.config.policy == "priority" else 0
+        is_new = not request.resumed_token_ids  # of one that another engine has begun, somebody is reading already
         added = Request(
             request,
-            order=(request.priority if self.config.policy == "priority" else 0, self._num_added),
+            order=(priority, is_new, self._num_added),
             max_num_tokens=admission.max_num_tokens(request, limits),
             eos_token_ids=self._eos_token_ids,
         )

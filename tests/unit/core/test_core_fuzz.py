@@ -228,5 +228,7 @@ def test_fcfs_starts_nobody_before_an_earlier_one(seed: int) -> None:
     run = random_run(rng, async_scheduling=True, policy="fcfs")
     traffic = Traffic(run, rng, num_requests=100, abort_share=0.0)
     traffic.drive()
-    starts = [run.events(request_id)[1].timestamp for request_id in traffic.requests]
-    assert starts == sorted(starts)
+    for resumed in (True, False):  # those that another engine has begun go first
+        requests = (name for name, request in traffic.requests.items() if bool(request.resumed_token_ids) is resumed)
+        starts = [run.events(name)[1].timestamp for name in requests]
+        assert starts == sorted(starts)

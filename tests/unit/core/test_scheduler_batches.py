@@ -261,6 +261,27 @@ def test_tokens_generated_elsewhere_count_as_output() -> None:
     assert run.batches()[0] == {"a": 8}
 
 
+def test_what_another_engine_has_begun_goes_before_those_that_wait() -> None:
+    run = CoreRun(max_num_seqs=1, async_scheduling=False)
+    run.submit(request_of("running", 3), request_of("waiting", 3, start=1))
+    run.step()
+    run.submit(make_request("resumed", [2, 2, 2], max_tokens=4, resumed=[5]))
+    run.finish()
+    assert list(dict.fromkeys(name for batch in run.batches() for name in batch)) == ["running", "resumed", "waiting"]
+
+
+def test_tokens_generated_elsewhere_come_from_the_prefix_cache_where_it_has_them() -> None:
+    prompt = [1, 2, 3]
+    whole = generate(prompt, SamplingParams(max_tokens=20, ignore_eos=True), frozenset(), 128)
+    run = CoreRun(block_size=4)
+    run.submit(make_request("before", [*prompt, *whole[:8]], max_tokens=1))
+    run.finish()
+    run.submit(make_request("a", prompt, max_tokens=20, resumed=whole[:10]))
+    run.finish()
+    assert run.batches()[1] == {"a": 13 - 8}
+    assert run.tokens("a") == whole[10:]
+
+
 def test_stats_count_who_runs_and_who_waits() -> None:
     run = CoreRun(max_num_seqs=1, num_blocks=10)
     run.submit(request_of("a", 8), request_of("b", 5), request_of("c", 6))
