@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from proa_engine.layers.mlp import GatedMLP
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
@@ -48,10 +49,10 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     shapes = {
         "qkv": tuple(layer.attention.qkv.linear.shape),
         "o": tuple(layer.attention.output.linear.shape),
-        "gate_up": tuple(layer.mlp.gate_up.linear.shape),
-        "down": tuple(layer.mlp.down.linear.shape),
         "embedding": tuple(model.embedding.rows.shape),
         "lm_head": tuple(model.lm_head.linear.shape),
         "kv_cache": model.kv_cache_shape(7, 16),
     }
+    if isinstance(layer.mlp, GatedMLP):
+        shapes |= {"gate_up": tuple(layer.mlp.gate_up.linear.shape), "down": tuple(layer.mlp.down.linear.shape)}
     return model.compute_logits(hidden), shapes

@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 def make_tiny_model(
@@ -52,6 +52,8 @@ def make_tiny_model(
     }
     if architecture == "mistral":
         settings["sliding_window"] = 24
+    if architecture == "qwen3_moe":
+        settings |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
     settings.update(overrides)
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.fp8 import Activation
 from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from proa_engine.kernels.reshape_and_cache import CacheRows, cache_rows
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -83,7 +84,7 @@ class Attention:
             k_weight = (weights / "k_norm").take("weight", (head_dim,))
             self.norms = q_weight, k_weight, options.qk_norm_eps
 
-    def __call__(self, x: torch.Tensor, kv_cache: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def __call__(self, x: Activation, kv_cache: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `kv_cache`."""
         metadata = step.metadata
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)

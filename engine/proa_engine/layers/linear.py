@@ -9,8 +9,10 @@ import torch
 
 from proa_engine.kernels.fp8 import Activation
 from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import LoadedLinear, Projection, Slice, Weights
+from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, Weights
 
 
 class Unquantized:
@@ -18,6 +20,12 @@ class Unquantized:
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return LoadedLinear(Linear(take_weight(projections), bias))
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        first, second = [take_weight(pair) for pair in gate_up], [take_weight([one]) for one in down]
+        if first[0].is_cpu:
+            return LoopedExperts([Linear(weight) for weight in first], [Linear(weight) for weight in second])
+        return FusedExperts(ExpertMatrices(torch.stack(first)), ExpertMatrices(torch.stack(second)))
 
 
 def take_weight(projections: Sequence[Projection]) -> torch.Tensor:

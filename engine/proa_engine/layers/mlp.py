@@ -2,6 +2,8 @@
 
 import torch
 
+from proa_engine.kernels.fp8 import Activation
+from proa_engine.kernels.fp8_silu_and_mul import silu_and_mul_fp8
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from proa_engine.layers.parallel import ParallelContext
@@ -17,7 +19,9 @@ class GatedMLP:
             weights, ("gate_proj", "up_proj"), hidden_size, widths, parallel, bias=bias
         )
         self.down = RowParallelLinear(weights / "down_proj", intermediate_size, hidden_size, parallel, bias=bias)
+        self.input_form = self.gate_up.input_form
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
-        return self.down(silu_and_mul(self.gate_up(x)))
+        gate_up, form = self.gate_up(x), self.down.input_form
+        return self.down(silu_and_mul(gate_up) if form is None else silu_and_mul_fp8(gate_up, form))

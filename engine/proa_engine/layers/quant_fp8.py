@@ -9,20 +9,35 @@ from typing import Literal
 
 import torch
 
-from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize
+from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
 from proa_engine.kernels.fp8_block_matmul import BLOCK
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.layers.linear import take_weight
-from proa_engine.layers.weights import LoadedLinear, Projection, Slice
+from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice
+
+Tensors = tuple[torch.Tensor, torch.Tensor]  # values and scales
+Kind = type[Fp8Linear] | type[Fp8BlockLinear]
 
 
 class OnlineFp8:
     """Unquantized weights on disk; in memory 8 bits and a scale for each output."""
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        weight = quantize(take_weight(projections), Fp8Form())
-        form = Fp8Form()
-        return LoadedLinear(Fp8Linear(weight.values, weight.scales.flatten(), bias, form), form)
+        return _linear(Fp8Linear, self._tensors(projections), bias, Fp8Form())
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        return _experts(
+            Fp8Linear,
+            [self._tensors(pair) for pair in gate_up],
+            [self._tensors([one]) for one in down],
+            Fp8Form(),
+        )
+
+    def _tensors(self, projections: Sequence[Projection]) -> Tensors:
+        rows = quantize_reference(take_weight(projections), Fp8Form())
+        return rows.values, rows.scales.flatten()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +52,21 @@ class StoredFp8:
     static: bool
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        values = torch.cat([_take_values(projection) for projection in projections])
-        scales = torch.cat([self._scales(projection) for projection in projections])
         form = Fp8Form(scale=_input_scale(projections) if self.static else None)
-        return LoadedLinear(Fp8Linear(values, scales, bias, form), form)
+        return _linear(Fp8Linear, self._tensors(projections), bias, form)
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        if self.static:
+            raise ValueError("experts with static scales of activations are not supported; supported: dynamic ones")
+        return _experts(
+            Fp8Linear,
+            [self._tensors(pair) for pair in gate_up],
+            [self._tensors([one]) for one in down],
+            Fp8Form(),
+        )
+
+    def _tensors(self, projections: Sequence[Projection]) -> Tensors:
+        return _take_values(projections), torch.cat([self._scales(projection) for projection in projections])
 
     def _scales(self, projection: Projection) -> torch.Tensor:
         """[outputs of this rank] float32"""
@@ -58,12 +84,20 @@ class BlockFp8:
     scale_name: str  # "weight_scale_inv" of the Hugging Face format, which is no inverse, or "weight_scale"
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        return _linear(Fp8BlockLinear, self._tensors(projections), bias, Fp8Form(group=BLOCK))
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        return _experts(
+            Fp8BlockLinear,
+            [self._tensors(pair) for pair in gate_up],
+            [self._tensors([one]) for one in down],
+            Fp8Form(group=BLOCK),
+        )
+
+    def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         for projection in projections:
             _check_blocks(projection, is_last=projection is projections[-1])
-        values = torch.cat([_take_values(projection) for projection in projections])
-        scales = torch.cat([self._scales(projection) for projection in projections])
-        form = Fp8Form(group=BLOCK)
-        return LoadedLinear(Fp8BlockLinear(values, scales, bias, form), form)
+        return _take_values(projections), torch.cat([self._scales(projection) for projection in projections])
 
     def _scales(self, projection: Projection) -> torch.Tensor:
         """[ceil(outputs / 128), inputs / 128] float32 of this rank"""
@@ -73,9 +107,25 @@ class BlockFp8:
         return projection.weights.take(self.scale_name, shape, blocks, torch.float32)
 
 
-def _take_values(projection: Projection) -> torch.Tensor:
-    shape = (projection.out_features, projection.in_features)
-    return projection.weights.take("weight", shape, projection.part, FP8)
+def _linear(kind: Kind, tensors: Tensors, bias: torch.Tensor | None, form: Fp8Form) -> LoadedLinear:
+    return LoadedLinear(kind(*tensors, bias, form), form)
+
+
+def _experts(kind: Kind, gate_up: list[Tensors], down: list[Tensors], form: Fp8Form) -> Experts:
+    if gate_up[0][0].is_cpu:
+        first, second = ([kind(*tensors, None, form) for tensors in each] for each in (gate_up, down))
+        return LoopedExperts(first, second)
+    return FusedExperts(_stack(gate_up), _stack(down), form)
+
+
+def _stack(tensors: list[Tensors]) -> ExpertMatrices:
+    weights, scales = zip(*tensors, strict=True)
+    return ExpertMatrices(torch.stack(weights), torch.stack(scales))
+
+
+def _take_values(projections: Sequence[Projection]) -> torch.Tensor:
+    parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part, FP8) for p in projections]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _input_scale(projections: Sequence[Projection]) -> torch.Tensor:

@@ -83,6 +83,9 @@ class LoadedLinear:
     input_form: Fp8Form | None = None  # set: what the product turns its input into, unless it comes so already
 
 
+Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # as `FusedExperts` is called
+
+
 class LinearMethod(Protocol):
     """How the matrices of linear layers are stored and multiplied."""
 
@@ -91,4 +94,8 @@ class LinearMethod(Protocol):
 
         Raises ValueError where the format cannot be cut so.
         """
+        ...
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        """Gate and up, and down, of each expert. Raises ValueError where the format cannot be cut so or has none."""
         ...

@@ -53,9 +53,12 @@ class SafetensorsCheckpoint:
         index = [slice(None)] * len(shape)
         if part is not None:
             index[part.dim] = slice(part.start, part.start + part.length)
-        view = self._file_of[name].get_slice(name)  # type: ignore[no-untyped-call]
-        # A number alone is stored with a dimension or without.
-        tensor: torch.Tensor = view[tuple(index)] if view.get_shape() else self._file_of[name].get_tensor(name)
+        file = self._file_of[name]
+        view = file.get_slice(name)  # type: ignore[no-untyped-call]
+        # A number alone is stored with a dimension or without, and then cannot be sliced.
+        tensor: torch.Tensor = (
+            view[tuple(index)] if view.get_shape() else file.get_tensor(name)  # type: ignore[no-untyped-call]
+        )
         return tensor.to(device=self._device, dtype=dtype, copy=True).view(wanted).contiguous()
 
     def _problem(self, name: str, shape: list[int], dtype: torch.dtype) -> str | None:

@@ -15,9 +15,26 @@ from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.quantization import linear_method
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEConfig:
+    """A mixture of experts."""
+
+    num_experts: int
+    num_chosen: int  # experts of a token
+    intermediate_size: int  # of each expert
+    normalize: bool  # a token's weights are made to add up to 1
+    layers: tuple[int, ...]  # that have one; the others are plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +55,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
+    moe: MoEConfig | None
     sliding_window: int | None  # of the layers that have one
     layer_windows: tuple[int | None, ...]  # one a layer; None: the layer sees everything
     eos_token_ids: tuple[int, ...]
@@ -78,6 +96,7 @@ class ModelConfig:
             tie_word_embeddings=config.get("tie_word_embeddings", False),
             attention_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),
+            moe=_moe(config, architecture, num_layers),
             sliding_window=next((window for window in windows if window is not None), None),
             layer_windows=windows,
             eos_token_ids=_eos_token_ids(config, generation),
@@ -125,6 +144,20 @@ def _layer_windows(config: Mapping[str, Any], architecture: str, num_layers: int
     if unknown:
         raise ValueError(f"layer type {sorted(unknown)[0]} is not supported; supported: full and sliding attention")
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+
+
+def _moe(config: Mapping[str, Any], architecture: str, num_layers: int) -> MoEConfig | None:
+    if architecture != "Qwen3MoeForCausalLM":
+        return None
+    step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return MoEConfig(
+        # The older name, and that of transformers 5.
+        num_experts=config["num_experts"] if "num_experts" in config else config["num_local_experts"],
+        num_chosen=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalize=config.get("norm_topk_prob", False),
+        layers=tuple(layer for layer in range(num_layers) if layer not in plain and (layer + 1) % step == 0),
+    )
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""The pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share. Each says only how its attention differs."""
+"""The pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share. Each says only how its attention differs, and its
+feed-forward layers where they are not plain."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,18 +9,32 @@ from proa_engine.layers.attention import Attention, AttentionOptions, AttentionS
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
 from proa_engine.layers.mlp import GatedMLP
+from proa_engine.layers.moe import SparseMoE
 from proa_engine.layers.norm import RMSNorm
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.rotary import RotaryTable
 from proa_engine.layers.weights import Weights
 from proa_engine.models.config import ModelConfig
 
+MLP = GatedMLP | SparseMoE
+MakeMLP = Callable[[Weights, ModelConfig, ParallelContext, int], MLP]
+
+
+def make_gated_mlp(weights: Weights, config: ModelConfig, parallel: ParallelContext, layer: int) -> MLP:
+    return GatedMLP(weights, config.hidden_size, config.intermediate_size, parallel, bias=config.mlp_bias)
+
 
 class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the sums are carried along as `residual`."""
 
     def __init__(
-        self, weights: Weights, config: ModelConfig, parallel: ParallelContext, options: AttentionOptions
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        parallel: ParallelContext,
+        options: AttentionOptions,
+        mlp: MakeMLP,
+        number: int,
     ) -> None:
         self.input_norm = RMSNorm(weights / "input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.attention = Attention(
@@ -32,20 +47,19 @@ class DecoderLayer:
             options,
         )
         self.post_norm = RMSNorm(weights / "post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(
-            weights / "mlp", config.hidden_size, config.intermediate_size, parallel, bias=config.mlp_bias
-        )
+        self.mlp = mlp(weights / "mlp", config, parallel, number)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: torch.Tensor, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        form = self.attention.qkv.input_form
         if residual is None:
-            x, residual = self.input_norm(x), x
+            attended, residual = self.attention(self.input_norm.into(form, x), kv_cache, step), x
         else:
-            x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, kv_cache, step)
-        x, residual = self.post_norm.add(x, residual)
-        return self.mlp(x), residual
+            normed, residual = self.input_norm.add_into(form, x, residual)
+            attended = self.attention(normed, kv_cache, step)
+        normed, residual = self.post_norm.add_into(self.mlp.input_form, attended, residual)
+        return self.mlp(normed), residual
 
 
 class DecoderForCausalLM:
@@ -57,12 +71,13 @@ class DecoderForCausalLM:
         weights: Weights,
         parallel: ParallelContext,
         options: Callable[[int], AttentionOptions],
+        mlp: MakeMLP = make_gated_mlp,
     ) -> None:
-        """`options` gives each layer's, by its number."""
+        """`options` and `mlp` give each layer's, by its number."""
         rows = take_vocab_share(weights / "model" / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
         self.embedding = VocabParallelEmbedding(rows, parallel)
         self.layers = [
-            DecoderLayer(weights / "model" / "layers" / str(layer), config, parallel, options(layer))
+            DecoderLayer(weights / "model" / "layers" / str(layer), config, parallel, options(layer), mlp, layer)
             for layer in range(config.num_layers)
         ]
         self.norm = RMSNorm(weights / "model" / "norm", config.hidden_size, config.rms_norm_eps)

@@ -12,9 +12,10 @@ import torch
 
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
-from proa_engine.layers.weights import LinearMethod, LoadedLinear, Projection
+from proa_engine.layers.quant_int4 import Awq, Gptq
+from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection
 
-STORED_METHODS = ("compressed-tensors", "fp8")
+STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
 
 
 def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> LinearMethod:
@@ -28,6 +29,10 @@ def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> Linea
     if wanted not in (None, name):
         raise ValueError(f"quantization {wanted} does not fit the checkpoint, which is quantized by {name}")
     match name:
+        case "awq":
+            return _except_for(_ignored(stored, "modules_to_not_convert"), _awq(stored))
+        case "gptq":
+            return _gptq(stored)
         case "fp8":
             return _except_for(_ignored(stored, "modules_to_not_convert", "ignored_layers"), _fp8(stored))
         case "compressed-tensors":
@@ -43,12 +48,18 @@ class ExceptFor:
     inner: LinearMethod
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        return self._method(projections).load(projections, bias)
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        everything = [projection for pair in gate_up for projection in pair]
+        return self._method([*everything, *down]).load_experts(gate_up, down)
+
+    def _method(self, projections: Sequence[Projection]) -> LinearMethod:
         names = [projection.weights.prefix for projection in projections]
         plain = [name for name in names if self.ignores(name)]
         if plain and len(plain) != len(names):
             raise ValueError(f"{', '.join(names)} are multiplied as one, but only {', '.join(plain)} is not quantized")
-        method = Unquantized() if plain else self.inner
-        return method.load(projections, bias)
+        return Unquantized() if plain else self.inner
 
     def ignores(self, name: str) -> bool:
         return any(_matches(entry, name) for entry in self.ignored)
@@ -66,6 +77,31 @@ def _except_for(ignored: tuple[str, ...], method: LinearMethod) -> LinearMethod:
 
 def _ignored(stored: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
     return tuple(entry for field in fields for entry in stored.get(field) or ())
+
+
+def _awq(stored: Mapping[str, Any]) -> LinearMethod:
+    _only("bits", stored.get("bits"), (4,))
+    _only("version", str(stored.get("version", "gemm")).lower(), ("gemm",))
+    _only("zero_point", stored.get("zero_point", True), (True,))
+    return Awq(_group_size(stored))
+
+
+def _gptq(stored: Mapping[str, Any]) -> LinearMethod:
+    _only("bits", stored.get("bits"), (4,))
+    _only("checkpoint_format", stored.get("checkpoint_format", "gptq"), ("gptq", "gptq_v2"))
+    _only("dynamic", stored.get("dynamic") or None, (None,))
+    _only("lm_head", stored.get("lm_head", False), (False,))
+    return Gptq(
+        _group_size(stored),
+        desc_act=stored.get("desc_act", False),
+        symmetric=stored.get("sym", False),
+        zero_offset=0 if stored.get("checkpoint_format") == "gptq_v2" else 1,
+    )
+
+
+def _group_size(stored: Mapping[str, Any]) -> int | None:
+    size = int(stored.get("group_size", 128))
+    return None if size == -1 else size
 
 
 def _fp8(stored: Mapping[str, Any]) -> LinearMethod:

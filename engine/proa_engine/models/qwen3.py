@@ -9,12 +9,13 @@ from proa_engine.models.decoder import DecoderForCausalLM
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        def options(layer: int) -> AttentionOptions:
-            return AttentionOptions(
-                qkv_bias=config.attention_bias,
-                output_bias=config.attention_bias,
-                qk_norm_eps=config.rms_norm_eps,
-                window=config.layer_windows[layer],
-            )
+        super().__init__(config, weights, parallel, lambda layer: attention_options(config, layer))
 
-        super().__init__(config, weights, parallel, options)
+
+def attention_options(config: ModelConfig, layer: int) -> AttentionOptions:
+    return AttentionOptions(
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        qk_norm_eps=config.rms_norm_eps,
+        window=config.layer_windows[layer],
+    )

@@ -10,6 +10,7 @@ from proa_engine.models.llama import LlamaForCausalLM
 from proa_engine.models.mistral import MistralForCausalLM
 from proa_engine.models.qwen2 import Qwen2ForCausalLM
 from proa_engine.models.qwen3 import Qwen3ForCausalLM
+from proa_engine.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
 def model_class(architecture: str) -> Callable[[ModelConfig, Weights, ParallelContext], CausalLM]:
@@ -19,4 +20,5 @@ def model_class(architecture: str) -> Callable[[ModelConfig, Weights, ParallelCo
         "MistralForCausalLM": MistralForCausalLM,
         "Qwen2ForCausalLM": Qwen2ForCausalLM,
         "Qwen3ForCausalLM": Qwen3ForCausalLM,
+        "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
     }[architecture]

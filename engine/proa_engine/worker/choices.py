@@ -42,7 +42,11 @@ def num_parameters(model: ModelConfig) -> int:
     attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
     mlp = 3 * model.hidden_size * model.intermediate_size
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return embeddings + model.num_layers * (attention + mlp)
+    total = embeddings + model.num_layers * (attention + mlp)
+    if model.moe is None:
+        return total
+    experts = 3 * model.hidden_size * model.moe.intermediate_size * model.moe.num_experts
+    return total + len(model.moe.layers) * (experts - mlp)
 
 
 def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

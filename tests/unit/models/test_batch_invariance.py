@@ -21,6 +21,7 @@ VARIANTS = {
         {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12, "hidden_size": 36},
     ),
     "qwen3, KV head shared by eight": ("qwen3", {"num_attention_heads": 8, "num_key_value_heads": 1}),
+    "qwen3 moe": ("qwen3_moe", {}),
     "mistral, sliding window": ("mistral", {"sliding_window": 24}),
 }
 

@@ -9,6 +9,7 @@ import torch
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.loader import LoadFormat
 from support.model_rank import RankResult, run_model, run_rank
+from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 SECONDS = 250  # a loaded machine imports torch slowly
@@ -55,6 +56,31 @@ def test_two_ranks_give_the_logits_of_one_and_hold_half_each(tmp_path: Path) -> 
                 assert shapes[name] == (whole[name][0], whole[name][1] // 2)
             assert shapes["embedding"] == shapes["lm_head"] == (half_vocab, whole["embedding"][1])
             assert shapes["kv_cache"] == (2, 7, whole["kv_cache"][2] // 2, 16, whole["kv_cache"][4])
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_two_ranks_share_experts_and_quantized_weights(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
+    formats = {
+        "blocks": FP8_FORMATS["fp8, blocks"],
+        "channels": FP8_FORMATS["compressed-tensors, channels, by token"],
+        "static": FP8_FORMATS["fp8, tensors, static"],
+        "awq": INT4_FORMATS["awq"],
+        "gptq": INT4_FORMATS["gptq"],
+        "gptq out of order": INT4_FORMATS["gptq, inputs out of order"],
+    }
+    folders = [write_quantized(source, tmp_path / name, format)[0] for name, format in formats.items()]
+    folders.append(make_tiny_model(tmp_path / "experts", "qwen3_moe"))
+    experts = make_tiny_model(tmp_path / "source of experts", "qwen3_moe", moe_intermediate_size=256, **SIZES)
+    folders.append(write_quantized(experts, tmp_path / "8-bit experts", FP8_FORMATS["fp8, blocks"])[0])
+    ranks = run_ranks(folders, "auto", 2, tmp_path)
+    for folder, (first, _), (second, _) in zip(folders, *ranks, strict=True):
+        logits, _ = run_model(folder, "auto", ParallelContext())
+        assert torch.equal(first, second)
+        # Where a token has one scale, each rank has its own for its half; elsewhere only sums differ, and roundings
+        # of what lies in the middle.
+        error = (first - logits).abs().mean()
+        assert error < (0.2 if folder.parent.name == "channels" else 0.02), folder
 
 
 @pytest.mark.timeout(2 * SECONDS)

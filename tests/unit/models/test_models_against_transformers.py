@@ -46,6 +46,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {}),
+    "qwen3 moe": ("qwen3_moe", {}),
+    "qwen3 moe, weights as they are, one layer plain": (
+        "qwen3_moe",
+        {"norm_topk_prob": False, "mlp_only_layers": [1], "num_experts_per_tok": 1},
+    ),
     "qwen3 tied, bias, yarn": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": YARN}),
 }
 

@@ -3,6 +3,7 @@
 Where activations are quantized too, those of the twin are, before each matrix that is.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
-from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, SIZES, write_quantized
+from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -92,3 +93,53 @@ def test_online_fp8_gives_the_logits_of_weights_rounded_by_output(tmp_path: Path
             module.register_forward_pre_hook(round_inputs(None, static=False))
 
     assert_near(logits(source, "fp8"), logits_of_transformers(source, prepare), logits(source))
+
+
+@pytest.mark.parametrize("name", INT4_FORMATS)
+def test_int4_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "llama", seed=3, mlp_bias=True, attention_bias=True, **SIZES)
+    quantized, dense = write_quantized(source, tmp_path, INT4_FORMATS[name])
+    expected = logits_of_transformers(dense, lambda module_name, module: None)
+    torch.testing.assert_close(logits(quantized), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order"])
+def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
+    quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS)[name])
+    (quantized / "model.safetensors").unlink()
+    config = ModelConfig.from_folder(quantized)
+    model = load_model(
+        quantized,
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=ParallelContext(),
+        load_format="dummy",
+        report=lambda line: None,
+    )
+    assert PagedModel(model, config.num_layers).prefill(TOKENS).isfinite().all()
+
+
+def test_a_quantized_tensor_is_not_taken_for_a_plain_one(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
+    quantized, _ = write_quantized(source, tmp_path, FP8_FORMATS["fp8, blocks"])
+    config = json.loads((quantized / "config.json").read_text())
+    del config["quantization_config"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"q_proj.weight is stored as F8_E4M3, not as float32"):
+        load(quantized)
+
+
+def test_blocks_that_ranks_would_cut_are_refused_by_name(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES | {"head_dim": 32})
+    quantized, _ = write_quantized(source, tmp_path, FP8_FORMATS["fp8, blocks"])
+    with pytest.raises(ValueError, match=r"layers.0.self_attn.q_proj: 64 x 128 on each rank cannot be cut into blocks"):
+        load_model(
+            quantized,
+            ModelConfig.from_folder(quantized),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            parallel=ParallelContext(rank=0, world_size=2),
+            report=lambda line: None,
+        )

@@ -1,0 +1,108 @@
+"""x @ weight.T by a weight of packed 4-bit numbers, unpacked and scaled tile by tile on the way to the tensor cores.
+
+A program computes a tile [BLOCK_M, BLOCK_N]. The tile's numbers are as exact as x's type holds (q - zero) * scale.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+PACKED = 8  # numbers in an int32
+
+
+def int4_matmul(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    groups: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """x [rows, inputs], and the parts of an `Int4Weight` -> [rows, outputs] in x's type. On a GPU."""
+    num_rows, num_inputs = x.shape
+    num_outputs = packed.shape[1]
+    assert x.stride(1) == 1
+    assert packed.is_contiguous()
+    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    group_size = num_inputs // scales.shape[0]
+    block_m = min(max(triton.next_power_of_2(num_rows), 16), 64)
+    block_n = 64 if block_m <= 32 else 128
+    grid = (triton.cdiv(num_rows, block_m), triton.cdiv(num_outputs, block_n))
+    int4_matmul_kernel[grid](
+        x,
+        packed,
+        scales,
+        zeros,
+        groups,
+        bias,
+        out,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        group_size,
+        x.stride(0),
+        HAS_GROUPS=groups is not None,
+        HAS_BIAS=bias is not None,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=32,  # no group is smaller
+        num_warps=4,
+        num_stages=4,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int4_matmul_kernel(
+    x_ptr,  # [num_rows, num_inputs]
+    packed_ptr,  # [num_inputs / 8, num_outputs]
+    scales_ptr,  # [groups, num_outputs]
+    zeros_ptr,  # [groups, num_outputs]
+    groups_ptr,  # [num_inputs], or nothing
+    bias_ptr,  # [num_outputs], or nothing
+    out_ptr,  # [num_rows, num_outputs]
+    num_rows,
+    num_outputs,
+    num_inputs,
+    group_size,
+    stride_x_row,
+    HAS_GROUPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # divides the group's size, unless HAS_GROUPS
+):
+    row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    row_mask = row < num_rows
+    column_mask = column < num_outputs
+    inner = tl.arange(0, BLOCK_K)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, num_inputs, BLOCK_K):
+        index = start + inner
+        index_mask = index < num_inputs
+        mask = index_mask[:, None] & column_mask[None, :]
+        x = tl.load(
+            x_ptr + row[:, None] * stride_x_row + index[None, :],
+            mask=row_mask[:, None] & index_mask[None, :],
+            other=0.0,
+        )
+        # [BLOCK_K, BLOCK_N]
+        packed = tl.load(packed_ptr + (index // 8)[:, None] * num_outputs + column[None, :], mask=mask, other=0)
+        q = (packed >> ((index % 8) * 4)[:, None]) & 15
+        if HAS_GROUPS:
+            group = tl.load(groups_ptr + index, mask=index_mask, other=0).to(tl.int64)
+            place = group[:, None] * num_outputs + column[None, :]
+            scale = tl.load(scales_ptr + place, mask=mask, other=0.0)
+            zero = tl.load(zeros_ptr + place, mask=mask, other=0)
+        else:
+            place = start // group_size * num_outputs + column
+            scale = tl.load(scales_ptr + place, mask=column_mask, other=0.0)[None, :]
+            zero = tl.load(zeros_ptr + place, mask=column_mask, other=0)[None, :]
+        weight = (q - zero.to(tl.int32)).to(tl.float32) * scale.to(tl.float32)
+        total = tl.dot(x, weight.to(x.dtype), total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
+    )

@@ -1,0 +1,44 @@
+"""The sum of what a token's experts gave, in the order in which they were chosen. A program a token and block."""
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+
+
+def combine_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    """pairs [T, k, N] -> [T, N]"""
+    return combine_pairs_reference(pairs) if pairs.is_cpu else _combine_pairs_triton(pairs)
+
+
+def combine_pairs_reference(pairs: torch.Tensor) -> torch.Tensor:
+    total = pairs[:, 0].float()
+    for choice in range(1, pairs.shape[1]):
+        total = total + pairs[:, choice]
+    return total.to(pairs.dtype)
+
+
+def _combine_pairs_triton(pairs: torch.Tensor) -> torch.Tensor:
+    num_tokens, k, size = pairs.shape
+    assert pairs.is_contiguous()
+    out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
+    combine_pairs_kernel[(num_tokens, triton.cdiv(size, BLOCK))](pairs, out, size, K=k, BLOCK=BLOCK)
+    return out
+
+
+@triton.jit
+def combine_pairs_kernel(
+    pairs_ptr,  # [tokens, K, size]
+    out_ptr,  # [tokens, size]
+    size,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(K):
+        total += tl.load(pairs_ptr + (token * K + choice) * size + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * size + column, total, mask=mask)

@@ -1,0 +1,134 @@
+"""One product for all experts: each block of rows by its expert's matrix, gathered from tokens, written out by pair.
+
+Float weights, or 8-bit floats with scales as in kernels.fp8_linear. A program computes a tile [BLOCK_M, BLOCK_N].
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from proa_engine.kernels.fp8 import Activation, QuantizedRows
+from proa_engine.kernels.moe_align import ExpertBlocks
+
+SCALE_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertMatrices:
+    """One matrix of every expert."""
+
+    weight: torch.Tensor  # [experts, outputs, inputs]
+    scales: torch.Tensor | None = None  # [experts, outputs], or [experts, ceil(outputs / 128), inputs / 128]
+
+
+def moe_matmul(
+    x: Activation, matrices: ExpertMatrices, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+) -> torch.Tensor:
+    """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each pair's row times its
+    weight. On a GPU; its reference is the loop over experts in kernels.moe."""
+    values, x_scales = (x.values, x.scales) if isinstance(x, QuantizedRows) else (x, None)
+    weight = matrices.weight
+    _, num_outputs, num_inputs = weight.shape
+    assert values.is_contiguous()
+    assert weight.is_contiguous()
+    assert (x_scales is None) == (matrices.scales is None)
+    by_pair = pair_weights is not None
+    num_pairs = values.shape[0] * (1 if by_pair else k)
+    out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=weight.device)
+    block_m = blocks.block_size
+    in_blocks = matrices.scales is not None and matrices.scales.dim() == 3
+    block_n = 64 if block_m <= 32 else 128
+    block_k = 128 // weight.element_size() if weight.element_size() > 1 else SCALE_BLOCK
+    grid = (blocks.max_blocks * triton.cdiv(num_outputs, block_n),)
+    moe_matmul_kernel[grid](
+        values,
+        x_scales,
+        weight,
+        matrices.scales,
+        out,
+        pair_weights,
+        blocks.pairs,
+        blocks.experts,
+        blocks.num_blocks,
+        num_pairs,
+        num_outputs,
+        num_inputs,
+        ROWS_PER_INPUT=1 if by_pair else k,
+        SCALES=0 if matrices.scales is None else 2 if in_blocks else 1,
+        WEIGHTED=by_pair,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=8 if block_m == 128 else 4,
+        num_stages=3 if block_m == 128 else 4,
+    )
+    return out
+
+
+def rows_per_block(num_pairs: int, num_experts: int) -> int:
+    """By what an expert gets when all get the same."""
+    each = num_pairs // num_experts
+    return 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 128 else 128
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def moe_matmul_kernel(
+    x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
+    x_scales_ptr,  # [num_pairs / ROWS_PER_INPUT, 1 or num_inputs / BLOCK_K], or nothing
+    weight_ptr,  # [experts, num_outputs, num_inputs]
+    weight_scales_ptr,  # [experts, num_outputs], [experts, ceil(num_outputs / BLOCK_K), num_inputs / BLOCK_K], nothing
+    out_ptr,  # [num_pairs, num_outputs]
+    pair_weights_ptr,  # [num_pairs], or nothing
+    pairs_ptr,  # [max_blocks * BLOCK_M]
+    block_experts_ptr,  # [max_blocks]
+    num_blocks_ptr,  # [1]
+    num_pairs,
+    num_outputs,
+    num_inputs,
+    ROWS_PER_INPUT: tl.constexpr,
+    SCALES: tl.constexpr,  # 0: none; 1: of rows and outputs; 2: of blocks
+    WEIGHTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    block = tl.program_id(0) // tiles_n
+    if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
+        return
+    tile_n = tl.program_id(0) % tiles_n
+    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    row_mask = pair < num_pairs
+    row = pair // ROWS_PER_INPUT
+    column = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    column_mask = column < num_outputs
+    inner = tl.arange(0, BLOCK_K)
+    x_place = x_ptr + row[:, None] * num_inputs + inner[None, :]
+    weight_place = weight_ptr + (expert * num_outputs + column[None, :]) * num_inputs + inner[:, None]
+    num_groups = num_inputs // BLOCK_K
+    block_scales = weight_scales_ptr  # of this tile's outputs, where they lie in blocks
+    if SCALES == 2:
+        block_scales += (expert * tl.cdiv(num_outputs, BLOCK_K) + tile_n * BLOCK_N // BLOCK_K) * num_groups
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, num_inputs, BLOCK_K):
+        inner_mask = start + inner < num_inputs
+        x = tl.load(x_place + start, mask=row_mask[:, None] & inner_mask[None, :], other=0.0)
+        weight = tl.load(weight_place + start, mask=column_mask[None, :] & inner_mask[:, None], other=0.0)
+        if SCALES == 2:
+            group = start // BLOCK_K
+            x_scale = tl.load(x_scales_ptr + row * num_groups + group, mask=row_mask, other=0.0)
+            total += tl.dot(x, weight) * (x_scale * tl.load(block_scales + group))[:, None]
+        else:
+            total = tl.dot(x, weight, total, input_precision="ieee")
+    if SCALES == 1:
+        x_scale = tl.load(x_scales_ptr + row, mask=row_mask, other=0.0)
+        weight_scale = tl.load(weight_scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
+        total = total * x_scale[:, None] * weight_scale[None, :]
+    if WEIGHTED:
+        total = total * tl.load(pair_weights_ptr + pair, mask=row_mask, other=0.0)[:, None]
+    tl.store(
+        out_ptr + pair[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
+    )

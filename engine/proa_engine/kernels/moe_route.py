@@ -1,0 +1,75 @@
+"""Which experts a token goes to and with what weights: the largest k of the softmax over its router logits.
+
+One program a token; all experts in one tile. Of equals the lower number comes first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def route(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [T, experts] -> weights [T, k] float32, `normalize`d to a sum of 1, and experts [T, k] int32."""
+    if logits.is_cpu:
+        return route_reference(logits, k, normalize=normalize)
+    return _route_triton(logits, k, normalize=normalize)
+
+
+def route_reference(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    weights, experts = logits.float().softmax(-1).topk(k, dim=-1)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, experts.to(torch.int32)
+
+
+def _route_triton(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    num_tokens, num_experts = logits.shape
+    assert logits.stride(1) == 1
+    weights = torch.empty((num_tokens, k), dtype=torch.float32, device=logits.device)
+    experts = torch.empty((num_tokens, k), dtype=torch.int32, device=logits.device)
+    route_kernel[(num_tokens,)](
+        logits,
+        weights,
+        experts,
+        num_experts,
+        logits.stride(0),
+        K=k,
+        NORMALIZE=normalize,
+        BLOCK=triton.next_power_of_2(num_experts),
+        BLOCK_K=triton.next_power_of_2(k),
+        num_warps=1,
+    )
+    return weights, experts
+
+
+@triton.jit
+def route_kernel(
+    logits_ptr,  # [tokens, num_experts]
+    weights_ptr,  # [tokens, K]
+    experts_ptr,  # [tokens, K]
+    num_experts,
+    stride_token,
+    K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    mask = expert < num_experts
+    logits = tl.load(logits_ptr + token * stride_token + expert, mask=mask, other=float("-inf")).to(tl.float32)
+    scores = tl.exp(logits - tl.max(logits, axis=0))
+    scores = tl.where(mask, scores / tl.sum(scores, axis=0), -1.0)
+    slot = tl.arange(0, BLOCK_K)
+    weights = tl.zeros([BLOCK_K], tl.float32)
+    chosen = tl.zeros([BLOCK_K], tl.int32)
+    for i in tl.static_range(K):
+        best = tl.max(scores, axis=0)
+        first = tl.min(tl.where(scores == best, expert, BLOCK), axis=0)
+        weights = tl.where(slot == i, best, weights)
+        chosen = tl.where(slot == i, first, chosen)
+        scores = tl.where(expert == first, -1.0, scores)
+    if NORMALIZE:
+        weights = weights / tl.sum(weights, axis=0)
+    tl.store(weights_ptr + token * K + slot, weights, mask=slot < K)
+    tl.store(experts_ptr + token * K + slot, chosen, mask=slot < K)

@@ -1,0 +1,153 @@
+"""The `LinearMethod`s of 4-bit weights: AWQ and GPTQ, brought to one layout when they are loaded.
+
+Both store `qweight`, `qzeros` (eight numbers in an int32) and `scales` [groups, outputs], inputs first. AWQ packs
+neighbouring outputs, interleaved; GPTQ packs neighbouring inputs of the weight, neighbouring outputs of the zeros.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from proa_engine.kernels.int4_linear import Int4Linear, Int4Weight
+from proa_engine.kernels.int4_matmul import PACKED
+from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice
+
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where of eight, from the lowest bits on, AWQ keeps outputs 0 to 7
+SMALLEST_GROUP = 32  # the tile of the product
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    group_size: int | None  # inputs; None: all
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        return _load([self._weight(projection) for projection in projections], bias)
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        raise ValueError("experts quantized by awq are not supported; supported: 8-bit floats, or none")
+
+    def _weight(self, projection: Projection) -> Int4Weight:
+        weights, part = projection.weights, projection.part
+        inputs, outputs = projection.in_features, projection.out_features
+        groups = _Groups.of(projection, self.group_size)
+        _check_packs(projection)
+        packed = Slice(1, part.start // PACKED, part.length // PACKED) if part.dim == 0 else None
+        by_output = Slice(1, part.start, part.length) if part.dim == 0 else None
+        by_input = Slice(0, part.start, part.length) if part.dim == 1 else None
+        q = weights.take("qweight", (inputs, outputs // PACKED), packed or by_input, torch.int32)
+        zeros = weights.take("qzeros", (groups.total, outputs // PACKED), packed or groups.part, torch.int32)
+        scales = weights.take("scales", (groups.total, outputs), by_output or groups.part)
+        return Int4Weight(
+            packed=_pack_inputs(_unpack_outputs(q, AWQ_PLACES)),
+            scales=scales,
+            zeros=_unpack_outputs(zeros, AWQ_PLACES).to(torch.int8),
+            groups=None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    group_size: int | None  # inputs; None: all
+    desc_act: bool  # inputs were quantized by importance, so that a group's lie anywhere
+    symmetric: bool  # every zero is 8, whatever is stored: writers disagree on the version
+    zero_offset: int  # what is added to stored zeros: 1 in version 1, 0 in version 2
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        if not self.desc_act:
+            return _load([self._weight(projection) for projection in projections], bias)
+        # Each matrix has an order of its own, so they are not one product.
+        offsets = bias.split([p.local_shape[0] for p in projections]) if bias is not None else [None] * len(projections)
+        products = [
+            Int4Linear(self._weight(projection), offset)
+            for projection, offset in zip(projections, offsets, strict=True)
+        ]
+        return LoadedLinear(products[0] if len(products) == 1 else SideBySide(products))
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        raise ValueError("experts quantized by gptq are not supported; supported: 8-bit floats, or none")
+
+    def _weight(self, projection: Projection) -> Int4Weight:
+        weights, part = projection.weights, projection.part
+        inputs, outputs = projection.in_features, projection.out_features
+        groups = _Groups.of(projection, self.group_size, all_groups=self.desc_act)
+        _check_packs(projection)
+        by_output = Slice(1, part.start, part.length) if part.dim == 0 else None
+        packed = Slice(1, part.start // PACKED, part.length // PACKED) if part.dim == 0 else None
+        packed_inputs = Slice(0, part.start // PACKED, part.length // PACKED) if part.dim == 1 else None
+        q = weights.take("qweight", (inputs // PACKED, outputs), by_output or packed_inputs, torch.int32)
+        scales = weights.take("scales", (groups.total, outputs), by_output or groups.part)
+        stored = weights.take("qzeros", (groups.total, outputs // PACKED), packed or groups.part, torch.int32)
+        if self.symmetric:
+            zeros = torch.full(scales.shape, 8, dtype=torch.int8, device=scales.device)
+        else:
+            zeros = (_unpack_outputs(stored, range(PACKED)) + self.zero_offset).to(torch.int8)
+        order = None
+        if self.desc_act or weights.has("g_idx"):
+            by_input = Slice(0, part.start, part.length) if part.dim == 1 else None
+            order = weights.take("g_idx", (inputs,), by_input, torch.int32)
+        return Int4Weight(q, scales, zeros, order if self.desc_act else None)
+
+
+class SideBySide:
+    """Products of one input whose outputs stand one after the other."""
+
+    def __init__(self, products: Sequence[Int4Linear]) -> None:
+        self.products = list(products)
+        self.shape = torch.Size((sum(product.shape[0] for product in products), products[0].shape[1]))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([product(x) for product in self.products], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    total: int  # of the whole matrix
+    part: Slice | None  # that a rank needs; None: all
+
+    @classmethod
+    def of(cls, projection: Projection, group_size: int | None, *, all_groups: bool = False) -> "_Groups":
+        inputs, part = projection.in_features, projection.part
+        size = group_size or inputs
+        local = projection.local_shape[1]
+        if size % SMALLEST_GROUP or inputs % size or (part.dim == 1 and local % size and not all_groups and group_size):
+            raise ValueError(
+                f"{projection.weights.prefix}: {local} inputs on each rank cannot be cut into groups of {size}; "
+                f"supported: whole groups, of a multiple of {SMALLEST_GROUP} inputs"
+            )
+        total = inputs // size
+        cut = part.dim == 1 and not all_groups and group_size is not None
+        return cls(total, Slice(0, part.start // size, part.length // size) if cut else None)
+
+
+def _load(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
+    merged = Int4Weight(
+        packed=torch.cat([weight.packed for weight in weights], dim=1),
+        scales=torch.cat([weight.scales for weight in weights], dim=1),
+        zeros=torch.cat([weight.zeros for weight in weights], dim=1),
+        groups=None,
+    )
+    return LoadedLinear(Int4Linear(merged, bias))
+
+
+def _check_packs(projection: Projection) -> None:
+    outputs, inputs = projection.local_shape
+    if outputs % PACKED or inputs % PACKED:
+        raise ValueError(
+            f"{projection.weights.prefix}: {outputs} x {inputs} on each rank cannot be cut into packs of {PACKED}"
+        )
+
+
+def _unpack_outputs(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """[rows, n / 8] int32 -> [rows, n] of 0 to 15; `places`: where of eight each output is"""
+    shifts = torch.tensor([4 * place for place in places], dtype=torch.int32, device=packed.device)
+    return ((packed[:, :, None] >> shifts) & 15).flatten(1)
+
+
+def _pack_inputs(q: torch.Tensor) -> torch.Tensor:
+    """[inputs, outputs] of 0 to 15 -> [inputs / 8, outputs] int32"""
+    eights = q.view(-1, PACKED, q.shape[1])
+    packed = eights[:, 0].clone()
+    for place in range(1, PACKED):
+        packed |= eights[:, place] << (4 * place)
+    return packed
