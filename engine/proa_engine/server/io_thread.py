@@ -25,6 +25,10 @@ SERVER_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
+    # A client whose node lost its power sends no FIN; what it left must not keep its blocks for long.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
 )
 
