@@ -5,6 +5,7 @@ So no more is sent than keeps its batch full: a batch, and a few that wait to ta
 the gateway has heard of it, which takes a step or two.
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -38,11 +39,13 @@ def engine_room(max_num_seqs: int, *, load: int, num_waiting: int) -> int:
     return 0 if num_waiting > spare(max_num_seqs) else max(0, max_num_seqs + spare(max_num_seqs) - load)
 
 
-def model_room(engines: Iterable[Loaded], model: str) -> int | None:
-    """Of all engines of the model together. None: no engine can be used."""
+def model_room(engines: Iterable[Loaded], model: str, *, enough: int = sys.maxsize) -> int | None:
+    """Of all engines of the model together, counted until there is enough. None: no engine can be used."""
     room: int | None = None
     for engine in engines:
         if engine.usable and engine.hello is not None and engine.hello.model.model_name == model:
             num_waiting = engine.load_stats.num_waiting_reqs
             room = (room or 0) + engine_room(engine.hello.model.max_num_seqs, load=engine.load, num_waiting=num_waiting)
+            if room >= enough:
+                break
     return room

@@ -7,15 +7,18 @@ is bounded, in number and in time. Knows models by name; what room there is it a
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from proa_gateway.admission_metrics import AdmissionMetrics
 from proa_gateway.errors import EngineUnavailable, GatewayError, Overloaded, QueueTimeout, ShuttingDown
 from proa_gateway.fair_queue import Entry, FairQueue
 
-Room = Callable[[str], int | None]
-"""How many more sequences a model's engines should get now; None: no engine can be used."""
+
+class Room(Protocol):
+    """How many more sequences a model's engines should get now, or at least `enough`; None: no engine can be used."""
+
+    def __call__(self, model: str, *, enough: int = ...) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class WaitingRoom:
             if len(line.queue):
                 return False
             num_called = line.num_called
-        return (self._room(model) or 0) > num_called
+        return (self._room(model, enough=num_called + 1) or 0) > num_called
 
     async def wait(self, model: str, claim: Claim, seconds: float) -> Entry[Waiter]:
         """Until it is this request's turn; settle what is returned. Raises `Overloaded`, `QueueTimeout` and

@@ -26,7 +26,7 @@ class Engines:
         self.registry = CollectorRegistry()
         self.waiting = WaitingRoom(self.room, max_waiting=max_waiting, metrics=AdmissionMetrics(self.registry))
 
-    def room(self, model: str) -> int | None:
+    def room(self, model: str, *, enough: int = 0) -> int | None:
         assert model == MODEL
         return None if self.size is None else self.size - self.running
 

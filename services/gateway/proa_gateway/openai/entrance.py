@@ -6,6 +6,7 @@ Knows neither HTTP nor how answers look.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from sys import maxsize
 
 from proa_gateway.admission import Admission, Ticket
 from proa_gateway.admission_metrics import AdmissionMetrics
@@ -37,7 +38,7 @@ class Entrance:
         admission_metrics: AdmissionMetrics,
     ) -> None:
         self.waiting = WaitingRoom(
-            lambda model: model_room(pool.engines, model),
+            lambda model, enough=maxsize: model_room(pool.engines, model, enough=enough),
             max_waiting=config.max_waiting_requests,
             metrics=admission_metrics,
         )
