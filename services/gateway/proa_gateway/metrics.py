@@ -115,7 +115,8 @@ class GatewayMetrics:
         self._aborts.inc()
 
     def observe_rejection(self, reason: str) -> None:
-        """Count a request that admission turned away: `requests`, `tokens`, `no_engine`, `draining`."""
+        """Count a request that was turned away: over the gateway's `requests`, `tokens` or `waiting`, over its key's
+        `rate_limit`, without an `api_key`; after `queue_timeout`, while `draining`, with `no_engine`."""
         self._rejections.labels(reason).inc()
 
     def observe_retry(self) -> None:
