@@ -8,7 +8,7 @@ import itertools
 
 import torch
 
-from proa_engine.kernels import rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels import decode_inputs, rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
@@ -91,6 +91,19 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
         assert out[:num_decodes].isnan().all()
 
 
+def check_decode_inputs(dtype: torch.dtype) -> None:
+    token_ids = torch.randint(500, (6, 90), dtype=torch.int32)
+    block_table = torch.randint(40, (6, 23), dtype=torch.int32)
+    rows = torch.tensor([[5, 0, 2, 0], [88, 0, 37, -1]])
+    ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_table, 4)
+    theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_table, 4)
+    for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    for row, seq_len in enumerate(theirs.seq_lens.tolist()):
+        used = -(-seq_len // 4)
+        assert torch.equal(ours.block_table[row, :used], theirs.block_table[row, :used])
+
+
 def check_token_limits(dtype: torch.dtype) -> None:
     for case in sampling_cases(dtype):
         ours = token_limits(case.logits, case.params, case.slots)
@@ -116,6 +129,7 @@ CHECKS = (
     check_rotate_and_cache,
     check_decode_attention,
     check_prefill_attention,
+    check_decode_inputs,
     check_token_limits,
     check_draw_tokens,
 )

@@ -30,8 +30,6 @@ def attention_metadata(
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         block_table=torch.tensor(table, dtype=torch.int32, device=device),
         slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        max_query_len=max(query_lens),
-        max_seq_len=max(seq_lens),
         num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
     )
 

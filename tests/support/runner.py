@@ -1,6 +1,6 @@
 """A ModelRunner over a fake model whose next-token logits are a fixed function of (last token, its position)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from proa_engine.worker.async_output import collect
+from proa_engine.worker.decode_graphs import DecodeGraphs, graph_sizes
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.step_inputs import StepInputs
@@ -41,10 +42,24 @@ class FakeModel:
         return self.by_token[token_ids[-1]] + self.by_position[len(token_ids) - 1]
 
 
+class CallingRecorder:
+    """A recording that is played by calling: it too reads only what lay still since, and answers in one place."""
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        result = work()
+
+        def replay() -> None:
+            result.copy_(work())
+
+        return replay, result
+
+
 class RunnerHarness:
     """Plans steps by hand; blocks are handed out one after another and never come back."""
 
-    def __init__(self, model: FakeModel | None = None, *, max_num_seqs: int = 64, max_logprobs: int = 5) -> None:
+    def __init__(
+        self, model: FakeModel | None = None, *, max_num_seqs: int = 64, max_logprobs: int = 5, graphs: bool = False
+    ) -> None:
         self.model = model or FakeModel()
         self.batch = InputBatch(
             max_num_seqs=max_num_seqs,
@@ -62,7 +77,10 @@ class RunnerHarness:
             vocab_size=VOCAB_SIZE,
             max_logprobs=max_logprobs,
             device=torch.device("cpu"),
+            graphs=DecodeGraphs(graph_sizes(max_num_seqs), torch.device("cpu")) if graphs else None,
         )
+        if graphs:
+            self.runner.record_graphs(CallingRecorder())
         self.num_blocks = 0
 
     def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:

@@ -61,8 +61,6 @@ def run_shapes(model: CausalLM, dtype: torch.dtype, *, num_decodes: int, num_tok
         seq_lens=torch.empty(num_requests, **integers),
         block_table=torch.empty(num_requests, 33, **integers),
         slot_mapping=positions,
-        max_query_len=num_tokens,
-        max_seq_len=num_tokens,
         num_decodes=num_decodes,
     )
     kv_cache = torch.empty(model.kv_cache_shape(64, 16), dtype=dtype, device=META)

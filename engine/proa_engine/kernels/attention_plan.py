@@ -111,7 +111,8 @@ class _Planner:
 
     def decodes(self, num_decodes: int) -> list[DecodeTile]:
         """Decodes by length, so that little is padding; a tile holds as many as stay in the caches."""
-        waiting = sorted(range(num_decodes), key=self.num_tokens.__getitem__, reverse=True)
+        rows = [r for r in range(num_decodes) if self.num_tokens[r]]  # the others are padding
+        waiting = sorted(rows, key=self.num_tokens.__getitem__, reverse=True)
         tiles = []
         while waiting:
             length = self.padded(self.num_tokens[waiting[0]])

@@ -16,6 +16,4 @@ class AttentionMetadata:
     seq_lens: torch.Tensor  # [R] int32: tokens in the KV cache once this step has written its own
     block_table: torch.Tensor  # [R, max_blocks] int32
     slot_mapping: torch.Tensor  # [T] int64: block * block_size + offset of each token; -1: padding, written nowhere
-    max_query_len: int  # upper bounds, known to the host
-    max_seq_len: int
     num_decodes: int  # leading requests with one token each

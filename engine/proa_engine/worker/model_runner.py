@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
+from proa_engine.worker.decode_graphs import DecodeGraphs, Recorder
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampler import LogprobTensors, Sampler
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import PackedEdits, StepInputs, build_step_inputs
+from proa_engine.worker.step_inputs import PackedEdits, StepInputs, TokenRows, build_step_inputs
 
 # Logits of prompt tokens are made for so many bytes at a time.
 _PROMPT_LOGITS_BYTES = 64 * 1024 * 1024
@@ -32,6 +34,8 @@ class _Forwarded:
 
 
 class ModelRunner:
+    """With `graphs`, steps of decodes alone are replayed, once `record_graphs` has recorded them."""
+
     def __init__(
         self,
         model: CausalLM,
@@ -42,6 +46,7 @@ class ModelRunner:
         vocab_size: int,
         max_logprobs: int,
         device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
@@ -51,31 +56,29 @@ class ModelRunner:
         self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * vocab_size))
         self._sampler = Sampler(batch, max_logprobs)
         self._staging = Staging(device)
+        self._graphs = graphs
         self._forwarded: _Forwarded | None = None
 
     def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
         """Apply the plan to the host side of the batch; None where there is nothing to compute."""
-        return build_step_inputs(plan, self._batch, self._block_size, self._vocab_size)
+        return build_step_inputs(plan, self._batch, self._block_size, self._vocab_size, self._graphs)
+
+    @torch.inference_mode()
+    def record_graphs(self, recorder: Recorder) -> None:
+        assert self._graphs is not None
+        self._graphs.record(self._decode, recorder)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> None:
         """Run the model over the step's tokens and keep the hidden states for `sample`."""
         arrays = list(self._staging.ship(inputs.packer))
         self._apply(inputs.edits, arrays)
-        batch = self._batch
-        input_ids = batch.token_ids.view(-1).index_select(0, arrays[inputs.token_positions]).long()
-        blocks = batch.block_table.view(-1).index_select(0, arrays[inputs.block_positions]).long()
-        num_blocks = -(-inputs.max_seq_len // self._block_size)
-        metadata = AttentionMetadata(
-            query_start_loc=arrays[inputs.query_start_loc].int(),
-            seq_lens=arrays[inputs.seq_lens].int(),
-            block_table=batch.block_table[:, :num_blocks].index_select(0, arrays[inputs.slots]),
-            slot_mapping=blocks * self._block_size + arrays[inputs.block_offsets],
-            max_query_len=inputs.max_query_len,
-            max_seq_len=inputs.max_seq_len,
-            num_decodes=inputs.num_decodes,
-        )
-        hidden = self._model(input_ids, arrays[inputs.positions], self._kv_caches, metadata)
+        rows = inputs.rows
+        if isinstance(rows, TokenRows):
+            hidden = self._run(rows, arrays)
+        else:
+            assert self._graphs is not None  # else there would be no such rows
+            hidden = self._graphs.replay(rows.size, arrays[rows.slots_and_positions])[: len(inputs.request_ids)]
         self._forwarded = _Forwarded(inputs, arrays, hidden)
 
     @torch.inference_mode()
@@ -92,6 +95,33 @@ class ModelRunner:
         sampled = self._sampler.sample(self._model.compute_logits(rows), sampling, arrays)
         self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
         return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs)
+
+    def _run(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
+        batch = self._batch
+        input_ids = batch.token_ids.view(-1).index_select(0, arrays[rows.token_positions]).long()
+        blocks = batch.block_table.view(-1).index_select(0, arrays[rows.block_positions]).long()
+        num_blocks = -(-rows.max_seq_len // self._block_size)
+        metadata = AttentionMetadata(
+            query_start_loc=arrays[rows.query_start_loc].int(),
+            seq_lens=arrays[rows.seq_lens].int(),
+            block_table=batch.block_table[:, :num_blocks].index_select(0, arrays[rows.slots]),
+            slot_mapping=blocks * self._block_size + arrays[rows.block_offsets],
+            num_decodes=rows.num_decodes,
+        )
+        return self._model(input_ids, arrays[rows.positions], self._kv_caches, metadata)
+
+    def _decode(self, rows: Tensor) -> Tensor:
+        """The same for decodes alone, from their slots and positions, [2, rows] int64, and fixed memory."""
+        batch, num_rows = self._batch, rows.shape[1]
+        inputs = decode_inputs(rows, batch.token_ids, batch.block_table, self._block_size)
+        metadata = AttentionMetadata(
+            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device),
+            seq_lens=inputs.seq_lens,
+            block_table=inputs.block_table,
+            slot_mapping=inputs.slot_mapping,
+            num_decodes=num_rows,
+        )
+        return self._model(inputs.input_ids, inputs.positions, self._kv_caches, metadata)
 
     def _apply(self, edits: PackedEdits, arrays: list[Tensor]) -> None:
         """Bring the device's tables up to this step."""

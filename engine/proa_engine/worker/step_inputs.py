@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.worker.decode_graphs import DecodeGraphs, pad_rows
 from proa_engine.worker.input_batch import BatchEdits, InputBatch
 from proa_engine.worker.sampling_inputs import (
     PromptLogprobRows,
@@ -30,16 +31,10 @@ class PackedEdits:
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
-    """All that one step needs; what is a place refers to `packer`."""
+class TokenRows:
+    """Any batch, token by token: places, and what the host knows of it."""
 
-    packer: Packer
-    edits: PackedEdits
-    request_ids: list[str]
-    is_sampled: list[bool]  # which of them get a token in this step
-    num_logprobs: dict[str, int]  # request id -> number of likeliest wanted, in the order of their rows
     num_decodes: int
-    max_query_len: int
     max_seq_len: int
     positions: int
     token_positions: int  # flat in the token table
@@ -48,11 +43,33 @@ class StepInputs:
     slots: int
     query_start_loc: int
     seq_lens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """A batch of decodes for which there is a recording of this size: the device works out the rest."""
+
+    size: int
+    slots_and_positions: int  # place, of `pad_rows`
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """All that one step needs; what is a place refers to `packer`."""
+
+    packer: Packer
+    edits: PackedEdits
+    request_ids: list[str]
+    is_sampled: list[bool]  # which of them get a token in this step
+    num_logprobs: dict[str, int]  # request id -> number of likeliest wanted, in the order of their rows
+    rows: TokenRows | DecodeRows
     sampling: SamplingInputs | None
     prompt_logprobs: PromptLogprobRows | None
 
 
-def build_step_inputs(plan: SchedulerOutput, batch: InputBatch, block_size: int, vocab_size: int) -> StepInputs | None:
+def build_step_inputs(
+    plan: SchedulerOutput, batch: InputBatch, block_size: int, vocab_size: int, graphs: DecodeGraphs | None = None
+) -> StepInputs | None:
     """Apply the plan to the batch's host side and lay the step out; None where the plan computes nothing.
 
     Changes `batch`: afterwards it counts this step's tokens as computed and its samples as tokens.
@@ -64,16 +81,32 @@ def build_step_inputs(plan: SchedulerOutput, batch: InputBatch, block_size: int,
     packer = Packer()
     is_sampled = rows.ends == batch.num_tokens[rows.slots]
     sampled_rows = np.flatnonzero(is_sampled)
-    positions = np.arange(counts.sum()) - np.repeat(rows.query_start_loc[:-1] - rows.starts, counts)
-    token_slots = np.repeat(rows.slots, counts)
+    prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
+    size = None
+    if graphs is not None and counts.size == counts.sum() and prompt_logprobs is None:
+        size = graphs.size_for(counts.size)
     inputs = StepInputs(
         packer=packer,
         edits=_pack_edits(edits, packer),
         request_ids=rows.request_ids,
         is_sampled=is_sampled.tolist(),
         num_logprobs=num_logprobs(rows, sampled_rows, batch),
+        rows=_token_rows(rows, counts, batch, block_size, packer)
+        if size is None
+        else DecodeRows(size, packer.add(pad_rows(rows.slots, rows.starts, size))),
+        sampling=sampling_inputs(rows, sampled_rows, batch, vocab_size, packer) if sampled_rows.size else None,
+        prompt_logprobs=prompt_logprobs,
+    )
+    batch.num_computed_tokens[rows.slots] = rows.ends
+    batch.num_tokens[rows.slots[sampled_rows]] += 1
+    return inputs
+
+
+def _token_rows(rows: Rows, counts: IntArray, batch: InputBatch, block_size: int, packer: Packer) -> TokenRows:
+    positions = np.arange(counts.sum()) - np.repeat(rows.query_start_loc[:-1] - rows.starts, counts)
+    token_slots = np.repeat(rows.slots, counts)
+    return TokenRows(
         num_decodes=int((counts == 1).sum()),
-        max_query_len=int(counts.max()),
         max_seq_len=int(rows.ends.max()),
         positions=packer.add(positions),
         token_positions=packer.add(token_slots * batch.token_width + positions),
@@ -82,12 +115,7 @@ def build_step_inputs(plan: SchedulerOutput, batch: InputBatch, block_size: int,
         slots=packer.add(rows.slots),
         query_start_loc=packer.add(rows.query_start_loc),
         seq_lens=packer.add(rows.ends),
-        sampling=sampling_inputs(rows, sampled_rows, batch, vocab_size, packer) if sampled_rows.size else None,
-        prompt_logprobs=prompt_logprob_rows(rows, batch, packer),
     )
-    batch.num_computed_tokens[rows.slots] = rows.ends
-    batch.num_tokens[rows.slots[sampled_rows]] += 1
-    return inputs
 
 
 def _apply_plan(plan: SchedulerOutput, batch: InputBatch) -> BatchEdits:

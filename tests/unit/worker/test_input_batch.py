@@ -98,8 +98,6 @@ def check_inputs(model: FakeModel, names: list[str], lives: dict[str, Life], sch
     ]
     assert metadata.seq_lens.tolist() == [chunk.stop for chunk in chunks]
     assert metadata.query_start_loc.diff().tolist() == [len(chunk) for chunk in chunks]
-    assert metadata.max_query_len == max(map(len, chunks))
-    assert metadata.max_seq_len == max(chunk.stop for chunk in chunks)
     assert metadata.num_decodes == sum(len(chunk) == 1 for chunk in chunks)
     rows = torch.repeat_interleave(torch.arange(len(names)), metadata.query_start_loc.diff().long())
     blocks = metadata.block_table[rows, positions // BLOCK_SIZE].long()
