@@ -1,0 +1,166 @@
+"""Run as a program with TRITON_INTERPRET=1: the kernels of 8 and 4 bits and of experts against their references.
+
+As `interpreted_kernels`: odd shapes, CPU tensors, one line a check, an error at the first that fails.
+"""
+
+import torch
+
+from proa_engine.kernels import (
+    fp8,
+    fp8_block_matmul,
+    fp8_linear,
+    fp8_rms_norm,
+    fp8_silu_and_mul,
+    int4_linear,
+    int4_matmul,
+    moe_align,
+    moe_combine,
+    moe_route,
+)
+from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
+from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_matmul import ExpertMatrices
+from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+def check_fp8_rounding(dtype: torch.dtype) -> None:
+    """Every number of 8 bits, the middles between neighbours, and what lies beside them."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(fp8.FP8).float()
+    numbers = numbers[numbers.isfinite()].sort().values
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    x = torch.cat([numbers, middles, middles * 1.001, middles * 0.999]).clamp(-448, 448)[None]
+    form = Fp8Form(scale=torch.ones(1))
+    assert_same_rows(fp8._quantize_triton(x, form), quantize_reference(x, form), share=0)
+
+
+def check_quantize(dtype: torch.dtype) -> None:
+    for form in FORMS:
+        x = torch.randn(5, 384).to(dtype)
+        x[3] = 0
+        assert_same_rows(fp8._quantize_triton(x, form), quantize_reference(x, form), share=0)
+
+
+def check_norm_and_silu(dtype: torch.dtype) -> None:
+    for form in FORMS:
+        x, residual = torch.randn(2, 4, 256).to(dtype)
+        weight = torch.randn(256).to(dtype)
+        ours = fp8_rms_norm._rms_norm_fp8_triton(x, None, weight, 1e-6, form)
+        assert_same_rows(ours, fp8_rms_norm.rms_norm_fp8(x, weight, 1e-6, form))
+        total = residual.clone()
+        ours = fp8_rms_norm._rms_norm_fp8_triton(x, total, weight, 1e-6, form)
+        theirs, expected_total = fp8_rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
+        assert_same_rows(ours, theirs)
+        close(total, expected_total)
+        x = torch.randn(3, 2 * 384).to(dtype)
+        ours = fp8_silu_and_mul._silu_and_mul_fp8_triton(x, form)
+        assert_same_rows(ours, fp8_silu_and_mul.silu_and_mul_fp8(x, form))
+
+
+def check_block_matmul(dtype: torch.dtype) -> None:
+    for rows, outputs, bias in ((1, 128, None), (3, 200, torch.randn(200)), (150, 256, None)):
+        weight, scales = matrix_in_blocks(outputs, 256)
+        x = quantize_reference(torch.randn(rows, 256).to(dtype), Fp8Form(group=128))
+        expected = Linear(fp8_linear.dequantize_blocks(weight, scales), bias)(dequantize_rows(x)).to(dtype)
+        close(fp8_block_matmul.fp8_block_matmul(x, weight, scales, bias), expected)
+
+
+def check_int4_matmul(dtype: torch.dtype) -> None:
+    for rows, shuffled, bias in ((1, False, None), (5, True, torch.randn(72)), (70, False, None)):
+        weight = int4_case(outputs=72, inputs=128, group_size=64, shuffled=shuffled, dtype=dtype)
+        x = torch.randn(rows, 128).to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        expected = torch.nn.functional.linear(x, int4_linear.dequantize_int4(weight), bias)
+        ours = int4_matmul.int4_matmul(x, weight.packed, weight.scales, weight.zeros, weight.groups, bias)
+        close(ours, expected, 10 * TOLERANCE[dtype])
+
+
+def check_route(dtype: torch.dtype) -> None:
+    for experts, k, normalize in ((8, 1, False), (12, 3, True), (64, 8, True)):
+        logits = torch.randn(5, experts).to(dtype)
+        logits[2] = logits[2, 0]  # all equal: the first ones
+        weights, chosen = moe_route._route_triton(logits, k, normalize=normalize)
+        expected, expected_chosen = moe_route.route_reference(logits, k, normalize=normalize)
+        torch.testing.assert_close(weights, expected)
+        assert chosen[2].tolist() == list(range(k))
+        scores = logits.float().softmax(-1)  # equal ones may come in any order
+        assert torch.equal(scores.gather(1, chosen.long()), scores.gather(1, expected_chosen.long()))
+
+
+def check_align(dtype: torch.dtype) -> None:
+    for tokens, k, experts, block in ((1, 2, 8, 16), (300, 4, 8, 16), (1100, 1, 4, 64), (9, 3, 16, 32)):
+        chosen = torch.stack([torch.randperm(experts)[:k] for _ in range(tokens)]).to(torch.int32)
+        chosen[chosen == 1] = 0  # an expert that nobody chose
+        blocks = moe_align.align_pairs(chosen, experts, block)
+        used = int(blocks.num_blocks)
+        assert used <= blocks.max_blocks
+        seen = []
+        for number in range(used):
+            pairs = blocks.pairs[number * block : (number + 1) * block]
+            pairs = pairs[pairs < tokens * k]
+            assert len(pairs) > 0
+            assert (chosen.flatten()[pairs.long()] == blocks.experts[number]).all()
+            seen += pairs.tolist()
+        assert sorted(seen) == list(range(tokens * k))
+
+
+def check_experts(dtype: torch.dtype) -> None:
+    for tokens in (1, 7, 100):
+        case = expert_case(tokens, hidden=96, inner=40, experts=6, k=2, dtype=dtype)
+        fused = FusedExperts(ExpertMatrices(case.gate_up), ExpertMatrices(case.down))
+        looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
+        arguments = (case.x, case.weights, case.experts)
+        close(fused(*arguments), looped(*arguments), 5 * TOLERANCE[dtype])
+
+
+def check_experts_in_8_bits(dtype: torch.dtype) -> None:
+    case = expert_case(40, hidden=256, inner=128, experts=6, k=2, dtype=dtype)
+    arguments = (case.x, case.weights, case.experts)
+    for form, kind, quantized in (
+        (Fp8Form(), fp8_linear.Fp8Linear, case.in_channels()),
+        (Fp8Form(group=128), fp8_linear.Fp8BlockLinear, case.in_blocks()),
+    ):
+        (gate_up, gate_up_scales), (down, down_scales) = quantized
+        fused = FusedExperts(ExpertMatrices(gate_up, gate_up_scales), ExpertMatrices(down, down_scales), form)
+        looped = LoopedExperts(
+            [kind(w, s, None, form) for w, s in zip(gate_up, gate_up_scales, strict=True)],
+            [kind(w, s, None, form) for w, s in zip(down, down_scales, strict=True)],
+        )
+        ours, theirs = fused(*arguments), looped(*arguments)
+        error = (ours - theirs).abs().mean() / theirs.abs().mean()
+        assert error < 0.005, error  # here and there a rounding of the hidden numbers that lie in the middle
+
+
+def check_combine(dtype: torch.dtype) -> None:
+    pairs = torch.randn(5, 3, 1100).to(dtype)
+    close(moe_combine._combine_pairs_triton(pairs), moe_combine.combine_pairs_reference(pairs))
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
+    tolerance = tolerance or TOLERANCE[ours.dtype]
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for dtype in TOLERANCE:
+        for check in (
+            check_fp8_rounding,
+            check_quantize,
+            check_norm_and_silu,
+            check_block_matmul,
+            check_int4_matmul,
+            check_route,
+            check_align,
+            check_combine,
+            check_experts,
+            check_experts_in_8_bits,
+        ):
+            check(dtype)
+            print(check.__name__, dtype, "ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Inputs for the kernels of 8 and 4 bits and of experts: for Triton's interpreter and for a GPU alike."""
+
+from dataclasses import dataclass
+
+import torch
+
+from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, dequantize_rows, quantize_reference
+from proa_engine.kernels.int4_linear import Int4Weight
+
+FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
+Quantized = tuple[torch.Tensor, torch.Tensor]
+
+
+def assert_same_rows(ours: QuantizedRows, theirs: QuantizedRows, share: float = 0.01) -> None:
+    """`share` of the values may be a neighbour of 8 bits: what was quantized differed in its last bit."""
+    torch.testing.assert_close(ours.scales.cpu(), theirs.scales.cpu(), rtol=2e-3 if share else 1e-6, atol=0)
+    ours_dense, theirs_dense = dequantize_rows(ours).cpu(), dequantize_rows(theirs).cpu()
+    differ = ours.values.float().cpu() != theirs.values.float().cpu()
+    assert differ.float().mean() <= share, differ.float().mean()
+    torch.testing.assert_close(ours_dense, theirs_dense, rtol=0.14, atol=float(theirs.scales.max()) * 2**-9)
+
+
+def matrix_in_blocks(outputs: int, inputs: int) -> Quantized:
+    """[outputs, inputs] in 8 bits, and its scales, no two alike."""
+    values = torch.randn(outputs, inputs).to(FP8)
+    return values, torch.rand(-(-outputs // 128), inputs // 128) * 0.1 + 0.01
+
+
+def int4_case(*, outputs: int, inputs: int, group_size: int, shuffled: bool, dtype: torch.dtype) -> Int4Weight:
+    num_groups = inputs // group_size
+    groups = (torch.randperm(inputs) // group_size).to(torch.int32) if shuffled else None
+    return Int4Weight(
+        packed=torch.randint(-(2**31), 2**31 - 1, (inputs // 8, outputs), dtype=torch.int32),
+        scales=(torch.rand(num_groups, outputs) * 0.05 + 0.01).to(dtype),
+        zeros=torch.randint(0, 17, (num_groups, outputs), dtype=torch.int8),
+        groups=groups,
+    )
+
+
+@dataclass(frozen=True)
+class ExpertCase:
+    x: torch.Tensor  # [tokens, hidden]
+    weights: torch.Tensor  # [tokens, k]
+    experts: torch.Tensor  # [tokens, k]
+    gate_up: torch.Tensor  # [experts, 2 * inner, hidden]
+    down: torch.Tensor  # [experts, hidden, inner]
+
+    def in_channels(self) -> tuple[Quantized, Quantized]:
+        return _in_channels(self.gate_up), _in_channels(self.down)
+
+    def in_blocks(self) -> tuple[Quantized, Quantized]:
+        return _in_blocks(self.gate_up), _in_blocks(self.down)
+
+
+def expert_case(tokens: int, *, hidden: int, inner: int, experts: int, k: int, dtype: torch.dtype) -> ExpertCase:
+    """Random, with one expert that nobody chose."""
+    chosen = torch.stack([torch.randperm(experts - 1)[:k] for _ in range(tokens)]).to(torch.int32)
+    return ExpertCase(
+        x=torch.randn(tokens, hidden).to(dtype),
+        weights=torch.rand(tokens, k),
+        experts=chosen,
+        gate_up=(torch.randn(experts, 2 * inner, hidden) * hidden**-0.5).to(dtype),
+        down=(torch.randn(experts, hidden, inner) * inner**-0.5).to(dtype),
+    )
+
+
+def _in_channels(matrices: torch.Tensor) -> Quantized:
+    rows = quantize_reference(matrices.flatten(0, 1), Fp8Form())
+    return rows.values.view(matrices.shape), rows.scales.view(matrices.shape[:2])
+
+
+def _in_blocks(matrices: torch.Tensor) -> Quantized:
+    num, outputs, inputs = matrices.shape
+    scales = torch.rand(num, outputs // 128, inputs // 128) * 0.002 + 0.001
+    spread = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return (matrices.float() / spread).clamp(-448, 448).to(FP8), scales
