@@ -62,7 +62,7 @@ def test_only_the_gateway_reaches_the_engine(release: Release, stranger: str, en
 
 
 def test_a_named_grpc_client_reaches_the_engine(release: Release, stranger: str) -> None:
-    release.install(networkPolicy__engine__from__0__podSelector__matchLabels__who="stranger")
+    release.install(**{"networkPolicy__engine__from[0]__podSelector__matchLabels__who": "stranger"})
     (pod,) = release.pods("engine")
     eventually(
         "the stranger is let in", lambda: can_connect(release, stranger, str(pod["status"]["podIP"])), seconds=30
