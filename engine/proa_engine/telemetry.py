@@ -1,11 +1,11 @@
-"""Request traces of the engine: `llm_request` and its stages, and one `worker.rank` span a rank. Steps: step_spans.py.
+"""Request traces of the engine: `llm_request` and its stages. Steps and ranks: step_spans.py, worker_spans.py.
 
 It knows neither gRPC nor tensors: stages come from lifecycle events, context from the request's trace headers. Names
 follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -156,39 +156,6 @@ class EngineTracer:
             if is_last and error_type is not None:
                 _fail(span, error_type, "")
             span.end(stop)
-
-
-class WorkerTracer:
-    """One `worker.rank` span for each request a rank computes, child of the engine's. No-op without a provider."""
-
-    def __init__(self, rank: int, provider: "TracerProvider | None" = None) -> None:
-        self._rank = rank
-        self._provider = provider
-        self._tracer = provider.get_tracer("proa_engine.worker") if provider else trace.NoOpTracer()
-        self._spans: dict[str, Span] = {}
-
-    @classmethod
-    def from_environment(cls, rank: int) -> "WorkerTracer":
-        return cls(rank, make_tracer_provider("proa-engine-worker"))
-
-    def start(self, request_id: str, headers: Mapping[str, str]) -> None:
-        """Begin a request's span; a preempted request that comes back begins another. Empty headers: not traced."""
-        if not headers or self._provider is None:
-            return
-        parent = _PROPAGATOR.extract(headers, context=Context())
-        attributes: dict[str, AttributeValue] = {"proa.worker.rank": self._rank, "proa.request.id": request_id}
-        self._spans[request_id] = self._tracer.start_span("worker.rank", parent, attributes=attributes)
-
-    def finish(self, request_id: str) -> None:
-        """End a request's span, because it finished or was preempted. Unknown ids are ignored."""
-        if span := self._spans.pop(request_id, None):
-            span.end()
-
-    def shutdown(self) -> None:
-        for request_id in list(self._spans):
-            self.finish(request_id)
-        if self._provider is not None:
-            self._provider.shutdown()
 
 
 _STAGES = (("queue", EventType.QUEUED), ("prefill", EventType.SCHEDULED), ("decode", EventType.FIRST_TOKEN))

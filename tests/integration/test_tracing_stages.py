@@ -9,7 +9,8 @@ import pytest
 
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason
-from proa_engine.telemetry import EngineTracer, WorkerTracer
+from proa_engine.telemetry import EngineTracer
+from proa_engine.worker_spans import WorkerTracer
 from proa_gateway.telemetry import GatewayTracer
 from support.otlp import OtlpReceiver
 

@@ -1,0 +1,50 @@
+"""Spans of the ranks: one for each request that a rank computes, child of the engine's `llm_request`."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from proa.telemetry import make_tracer_provider
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class WorkerTracer:
+    """One `worker.rank` span for each request a rank computes, child of the engine's. No-op without a provider."""
+
+    def __init__(self, rank: int, provider: "TracerProvider | None" = None) -> None:
+        self._rank = rank
+        self._provider = provider
+        self._tracer = provider.get_tracer("proa_engine.worker") if provider else trace.NoOpTracer()
+        self._spans: dict[str, Span] = {}
+
+    @classmethod
+    def from_environment(cls, rank: int) -> "WorkerTracer":
+        return cls(rank, make_tracer_provider("proa-engine-worker"))
+
+    def start(self, request_id: str, headers: Mapping[str, str]) -> None:
+        """Begin a request's span; a preempted request that comes back begins another. Empty headers: not traced."""
+        if not headers or self._provider is None:
+            return
+        parent = _PROPAGATOR.extract(headers, context=Context())
+        attributes: dict[str, AttributeValue] = {"proa.worker.rank": self._rank, "proa.request.id": request_id}
+        self._spans[request_id] = self._tracer.start_span("worker.rank", parent, attributes=attributes)
+
+    def finish(self, request_id: str) -> None:
+        """End a request's span, because it finished or was preempted. Unknown ids are ignored."""
+        if span := self._spans.pop(request_id, None):
+            span.end()
+
+    def shutdown(self) -> None:
+        for request_id in list(self._spans):
+            self.finish(request_id)
+        if self._provider is not None:
+            self._provider.shutdown()
