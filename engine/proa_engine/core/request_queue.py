@@ -4,7 +4,7 @@ import heapq
 
 from proa_engine.core.request import Request
 
-Entry = tuple[tuple[int, int], Request]  # orders are unique, so requests themselves are never compared
+Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themselves are never compared
 
 
 class RequestQueue:
@@ -12,7 +12,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._num_tokens: dict[tuple[int, int], int] = {}  # of the living, by order
+        self._num_tokens: dict[tuple[int, ...], int] = {}  # of the living, by order
         self.num_tokens = 0  # known tokens of all who wait
 
     def __len__(self) -> int:
@@ -49,5 +49,5 @@ class RequestQueue:
         return [request for order, request in sorted(self._entries, key=_order) if order in self._num_tokens]
 
 
-def _order(entry: Entry) -> tuple[int, int]:
+def _order(entry: Entry) -> tuple[int, ...]:
     return entry[0]

@@ -90,9 +90,9 @@ class RequestTable:
         assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
         assert self.running == sorted(self.running, key=_order)
         assert not any(request.blocks or request.num_computed_tokens for request in waiting)
-        assert all(0 <= request.num_placeholders <= 2 for request in self.by_id.values())
+        assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
         self._kv_cache_manager.check_integrity(self.running)
 
 
-def _order(request: Request) -> tuple[int, int]:
+def _order(request: Request) -> tuple[int, ...]:
     return request.order

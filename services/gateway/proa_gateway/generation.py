@@ -191,9 +191,9 @@ class Generation:
             self._metrics.observe_retry()
             return
         self._metrics.observe_failover("resumed")
-        self._trace.add_event(
-            "failover", **{"server.address": journey.tried[-1], "proa.resumed_tokens": journey.num_received}
-        )
+        where, how_far = journey.tried[-1], journey.num_received
+        attributes: dict[str, str | int] = {"proa.engine": where, "proa.resumed_tokens": how_far}
+        self._trace.add_event("failover", **attributes)
 
     def _give_up(self, journey: Journey, error: GatewayError) -> None:
         if journey.num_received:
