@@ -140,6 +140,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.stuck = False  # no steps, but heartbeats that say so
         self.silent = False  # no steps and no heartbeats, on an open connection
         self.kv_cache_usage: float | None = None  # instead of what the requests hold
+        self.kv_events: asyncio.Queue[service_pb2.SubscribeKvEventsResponse | None] | None = None  # None ends a stream
+        self.num_kv_subscriptions = 0
         self.address = ""
         self.step_count = 0
         self._sessions: list[_Caller] = []
@@ -172,6 +174,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     async def start(self, port: int = 0) -> str:
         """Serve on 127.0.0.1, on a port of the system's choice unless given one. Returns `host:port`."""
+        self._draining = False
         self._server = grpc.aio.server(options=_OPTIONS)
         service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -189,6 +192,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         if self._server is not None:
             await self._server.stop(grace)
             self._server = None
+            await self.until(lambda engine: not engine._sessions)  # it may start again, with nothing left over
 
     async def __aenter__(self) -> "FakeEngine":
         await self.start()
@@ -315,6 +319,14 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             for start in range(0, len(data), 256 * 1024):
                 part = data[start : start + 256 * 1024]
                 await context.write(service_pb2.GetTokenizerResponse(file_name=name, data=part))
+
+    async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
+        if self.kv_events is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake tells nobody what it holds")
+        self.num_kv_subscriptions += 1
+        self._notify()
+        while (message := await self.kv_events.get()) is not None:
+            await context.write(message)
 
     async def GetLoad(self, request: Any, context: Any) -> service_pb2.GetLoadResponse:
         return service_pb2.GetLoadResponse(stats=self.stats())

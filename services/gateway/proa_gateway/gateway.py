@@ -41,6 +41,7 @@ class Gateway:
     metrics: GatewayMetrics
     serving: Serving
     keys: KeyRing
+    router: Router
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
@@ -80,7 +81,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             asyncio.create_task(keys.follow(), name="API keys"),
         ]
         try:
-            yield Gateway(config, pool, models, metrics, serving, keys)
+            yield Gateway(config, pool, models, metrics, serving, keys, router)
         finally:
             for task in following:
                 task.cancel()

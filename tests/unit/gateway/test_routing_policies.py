@@ -48,11 +48,11 @@ def test_equals_are_drawn_from() -> None:
     assert min(drawn.values()) > 60
 
 
-def test_an_engine_is_overloaded_only_by_number_and_by_factor() -> None:
-    assert is_overloaded(*_first(make_engines(17, 0)), WEIGHTS)
-    assert not is_overloaded(*_first(make_engines(16, 0)), WEIGHTS)
-    assert not is_overloaded(*_first(make_engines(60, 40)), WEIGHTS)
-    assert is_overloaded(*_first(make_engines(81, 40)), WEIGHTS)
+@pytest.mark.parametrize(
+    ("load", "least", "is_too_much"), [(17, 0, True), (16, 0, False), (60, 40, False), (81, 40, True)]
+)
+def test_an_engine_is_overloaded_only_by_number_and_by_factor(load: int, least: int, is_too_much: bool) -> None:
+    assert is_overloaded(Engine("a", load), least, WEIGHTS) == is_too_much
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -145,10 +145,6 @@ def test_a_session_moves_on_where_its_engine_has_more_than_its_share() -> None:
     assert moved is not home
     home.load = 4
     assert policy.choose(engines, wish) is home
-
-
-def _first(engines: list[Engine]) -> tuple[Engine, list[Engine]]:
-    return engines[0], engines
 
 
 def _prefix_policy(*loads: int) -> tuple[Policy, list[Engine]]:

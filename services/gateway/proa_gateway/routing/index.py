@@ -55,6 +55,11 @@ class PrefixIndex:
         return len(self._young) + len(self._old)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing is expected of an engine that would tell it."""
+        return not any(replica.expected for replica in self._replicas.values() if replica.tells)
+
+    @property
     def num_bytes(self) -> int:
         """Memory in use, from the sizes of the containers and of what is in them; takes microseconds."""
         mask_bytes = sys.getsizeof(1 << max(0, len(self._addresses) - 1))

@@ -106,7 +106,6 @@ class Prefix:
         self._rng = rng
         self._clock = clock
         self._weights = weights
-        self._least_load = LeastLoad(rng)
 
     def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
         usable = _usable(wish)
@@ -115,8 +114,11 @@ class Prefix:
             return best(candidates, scores(candidates, {}, self._weights), self._rng)
         shares = {address: count / len(usable) for address, count in matched.items()}
         chosen = best(candidates, scores(candidates, shares, self._weights), self._rng)
-        if is_overloaded(chosen, candidates, self._weights):
-            return self._least_load.choose(candidates, wish)
+        least = min([candidate.load for candidate in candidates])
+        if is_overloaded(chosen, least, self._weights):
+            # One that holds less of the prompt, but something, may still be better than the least loaded.
+            candidates = [one for one in candidates if not is_overloaded(one, least, self._weights)]
+            return best(candidates, scores(candidates, shares, self._weights), self._rng)
         return chosen
 
     def sent(self, address: str, wish: RouteWish) -> int:

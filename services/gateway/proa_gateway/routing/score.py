@@ -27,9 +27,9 @@ class Weights:
     """
 
     prefix: float = 1.0
-    load: float = 0.5
+    load: float = 0.25
     kv_usage: float = 0.1
-    overload: int = 16
+    overload: int = 8
     overload_factor: float = 2.0
 
 
@@ -56,7 +56,6 @@ def best(candidates: Sequence[AnyCandidate], values: Sequence[float], rng: rando
     return rng.choice([candidate for candidate, value in zip(candidates, values, strict=True) if value == largest])
 
 
-def is_overloaded(candidate: Candidate, candidates: Sequence[Candidate], weights: Weights) -> bool:
-    """Whether the candidate is so far above the least loaded one that its cache must not count."""
-    least = min([other.load for other in candidates])
+def is_overloaded(candidate: Candidate, least: int, weights: Weights) -> bool:
+    """Whether the candidate is so far above the least load of all that its cache must not count."""
     return candidate.load - least > weights.overload and candidate.load > weights.overload_factor * least

@@ -1,0 +1,259 @@
+"""Routing over many replicas, simulated: `python tests/benchmarks/routing_sim.py --replicas 64 --workload rag`.
+
+The scheduler core, its KV events, the policies and the index are the real ones; time and the device are not. A step
+takes what Llama-3.1-8B takes on an H200: 1 ms, and 4 ms for the weights or 21.5 us a token, whichever is more, and
+35 ns for each token of context that a decode reads.
+"""
+
+import argparse
+import heapq
+import random
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
+
+from proa.blocks import hash_block, hash_blocks, root_hash
+from proa_engine.core.factory import make_core
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
+from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.routing.policies import POLICIES, make_policy
+from proa_gateway.types import BlockChain, RouteWish
+
+BLOCK_SIZE = 16
+CHAIN = BlockChain(root_hash("simulated", ""), BLOCK_SIZE)
+EVENT_SECONDS = 0.002  # from an engine to a gateway
+
+
+class Future:
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        return self._output
+
+
+class SimulatedDevice:
+    """An executor that computes nothing and says how long it would have taken."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None  # of the last step
+        self._num_tokens: dict[str, int] = {}  # known, by request
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        plan = scheduler_output
+        for request_id in (*plan.finished_request_ids, *plan.preempted_request_ids):
+            del self._num_tokens[request_id]
+        context, computed = 0, {}
+        for new in plan.new_requests:
+            self._num_tokens[new.request_id] = len(new.token_ids)
+            computed[new.request_id] = new.num_computed_tokens
+        for known in plan.cached_requests:
+            computed[known.request_id] = known.num_computed_tokens
+            context += known.num_computed_tokens
+        ids, sampled = list(plan.num_scheduled_tokens), []
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            is_done = computed[request_id] + num_tokens == self._num_tokens[request_id]
+            self._num_tokens[request_id] += is_done
+            sampled.append([ANSWER_TOKEN] if is_done else [])
+        self._output = ModelRunnerOutput(request_ids=ids, sampled_token_ids=sampled)
+        self.seconds = 1e-3 + max(4e-3, 21.5e-6 * plan.total_num_scheduled_tokens) + 35e-9 * context
+
+    def sample_tokens(self) -> Future:
+        return Future(self._output)
+
+    def shutdown(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Seen:
+    """A replica as a gateway sees it."""
+
+    address: str
+    load: int = 0
+    kv_cache_usage: float = 0.0
+
+
+class Gateway:
+    def __init__(self, policy: str, addresses: Sequence[str], blocks: int, seed: int, events: bool, sim: "Simulation"):
+        self.index = PrefixIndex()
+        self.policy = make_policy(policy, self.index, random.Random(seed), lambda: sim.now)
+        self.replicas = [Seen(address) for address in addresses]
+        self.pick_seconds: list[float] = []
+        for address in addresses:
+            self.index.add(address, CHAIN, blocks)
+            if not events:
+                self.index.cannot_tell(address)
+
+    def pick(self, wish: RouteWish) -> tuple[int, int]:
+        """The number of the replica, and how many tokens it is expected to have."""
+        started = time.perf_counter()
+        chosen = self.policy.choose(self.replicas, wish)
+        self.pick_seconds.append(time.perf_counter() - started)
+        chosen.load += 1
+        return self.replicas.index(chosen), self.policy.sent(chosen.address, wish)
+
+    def hear(self, number: int, outputs: EngineCoreOutputs, events: bool) -> None:
+        replica, stats = self.replicas[number], outputs.stats
+        replica.load = stats.num_running_reqs + stats.num_waiting_reqs
+        replica.kv_cache_usage = stats.kv_cache_usage
+        if events and self.policy.needs_hashes and outputs.kv_news is not None:
+            self.index.removed(replica.address, list(outputs.kv_news.changes.removed))
+            self.index.stored(replica.address, list(outputs.kv_news.changes.stored))
+
+
+class Replica:
+    def __init__(self, number: int, blocks: int, sim: "Simulation") -> None:
+        self.number = number
+        self.is_busy = False
+        self.device = SimulatedDevice()
+        self.core = make_core(
+            self.device,
+            hash_block=hash_block,
+            root_hash=CHAIN.root,
+            num_gpu_blocks=blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=16384,
+            max_num_seqs=256,
+            max_num_batched_tokens=4096,
+            max_waiting_requests=100_000,
+            eos_token_ids=frozenset(),
+            async_scheduling=False,
+            clock=lambda: sim.now,
+        )
+        self.core.follow_kv_events()
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a request."""
+
+    ask: Ask
+    num_expected: int
+    num_cached: int = 0
+    first_token: float | None = None  # seconds after it was asked
+
+
+@dataclass
+class Simulation:
+    """A queue of events in simulated time."""
+
+    policy: str
+    num_replicas: int
+    num_gateways: int = 1
+    events: bool = True
+    blocks: int = 8192
+    seed: int = 1
+    now: float = 0.0
+    results: dict[str, Result] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        addresses = [f"10.0.{number // 256}.{number % 256}:50051" for number in range(self.num_replicas)]
+        self._rng = random.Random(self.seed)
+        self._replicas = [Replica(number, self.blocks, self) for number in range(self.num_replicas)]
+        self.gateways = [
+            Gateway(self.policy, addresses, self.blocks, seed, self.events, self) for seed in range(self.num_gateways)
+        ]
+        self._queue: list[tuple[float, int, object]] = []
+        self._order = count()
+
+    def run(self, asks: Iterable[Ask]) -> None:
+        for ask in asks:
+            self._push(ask.at, ask)
+        while self._queue:
+            self.now, _, event = heapq.heappop(self._queue)
+            match event:
+                case Ask():
+                    self._ask(event)
+                case (Replica() as replica, EngineCoreOutputs() | None as outputs):
+                    self._step_ended(replica, outputs)
+                case (int() as number, EngineCoreOutputs() as outputs):
+                    for gateway in self.gateways:
+                        gateway.hear(number, outputs, self.events)
+
+    def _push(self, at: float, event: object) -> None:
+        heapq.heappush(self._queue, (at, next(self._order), event))
+
+    def _ask(self, ask: Ask) -> None:
+        gateway = self._rng.choice(self.gateways)
+        hashes = hash_blocks(CHAIN.root, ask.prompt, BLOCK_SIZE) if gateway.policy.needs_hashes else []
+        wish = RouteWish(hashes, CHAIN, len(ask.prompt), ask.session)
+        number, expected = gateway.pick(wish)
+        request_id = str(len(self.results))
+        self.results[request_id] = Result(ask, expected)
+        replica = self._replicas[number]
+        params = SamplingParams(max_tokens=ask.num_output_tokens)
+        replica.core.submit(
+            EngineCoreRequest(
+                request_id=request_id, prompt_token_ids=ask.prompt, sampling_params=params, arrival_time=self.now
+            )
+        )
+        if not replica.is_busy:
+            self._step(replica)
+
+    def _step(self, replica: Replica) -> None:
+        replica.device.seconds = None
+        outputs = replica.core.step()
+        replica.is_busy = outputs is not None or replica.device.seconds is not None
+        if replica.is_busy:
+            self._push(self.now + (replica.device.seconds or 0.0), (replica, outputs))
+
+    def _step_ended(self, replica: Replica, outputs: EngineCoreOutputs | None) -> None:
+        if outputs is not None:
+            self._push(self.now + EVENT_SECONDS, (replica.number, outputs))
+            for output in outputs.outputs:
+                result = self.results[output.request_id]
+                if result.first_token is None:
+                    result.first_token = self.now - result.ask.at
+                    result.num_cached = output.num_cached_tokens
+                if output.finish_reason is not None and (following := result.ask.then(self.now)) is not None:
+                    self._push(following.at, following)
+        self._step(replica)
+
+
+def report(name: str, sim: Simulation, warm_up: float) -> None:
+    results = [result for result in sim.results.values() if result.ask.at >= warm_up]
+    tokens = sum(len(result.ask.prompt) for result in results)
+    cached = sum(result.num_cached for result in results)
+    exact = sum(result.num_cached == result.num_expected for result in results) / len(results)
+    cuts = statistics.quantiles([1e3 * (result.first_token or 0.0) for result in results], n=100)
+    picks = statistics.quantiles([1e6 * second for gate in sim.gateways for second in gate.pick_seconds], n=100)
+    index = sim.gateways[0].index
+    print(
+        f"{name:12} {len(results):7,} requests  hit {cached / tokens:6.1%}  TTFT ms p50 {cuts[49]:7.1f}"
+        f"  p90 {cuts[89]:8.1f}  p99 {cuts[98]:8.1f}  choice us p50 {picks[49]:4.0f} p99 {picks[98]:5.0f}",
+        flush=True,
+    )
+    if index.num_blocks:
+        size = f"{index.num_blocks:,} blocks, {index.num_bytes / 2**20:.0f} MiB"
+        print(f"{'':12} index of {size}; expected exactly what was cached for {exact:.1%} of requests", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=64)
+    parser.add_argument("--workload", choices=WORKLOADS, default="rag")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--rate", type=float, default=6.0, help="requests a second and replica")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals; the first third is not counted")
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--no-events", action="store_true", help="engines that do not tell what they hold")
+    arguments = parser.parse_args()
+    print(f"{arguments.workload}, {arguments.replicas} replicas, {arguments.rate:g} requests a second and replica")
+    for policy in arguments.policies:
+        sim = Simulation(policy, arguments.replicas, arguments.gateways, not arguments.no_events)
+        rate, rng = arguments.rate * arguments.replicas, random.Random(2)
+        sim.run(WORKLOADS[arguments.workload](rng, rate, arguments.seconds, arguments.replicas))
+        report(policy, sim, arguments.seconds / 3)
+
+
+if __name__ == "__main__":
+    main()

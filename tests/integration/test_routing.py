@@ -1,0 +1,139 @@
+"""Routing over real engines: what the gateway expects an engine to have cached is what the engine then reports."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+
+from proa.blocks import hash_blocks
+from support.gateway import RunningGateway, running_gateway, until
+from support.processes import engine_process, free_port
+from support.scrape import Scrape
+
+NUM_BLOCKS = 40  # of 16 tokens: two prompts of 300 tokens do not fit beside each other in one engine's cache
+HITS = "proa_gateway_routed_cache_hit_tokens_total"
+ARGUMENTS = ("--model=builtin", "--max-model-len=512", "--max-num-batched-tokens=512")
+
+
+class Engines:
+    """Two engines over the built-in model, each of which can be started anew on its address."""
+
+    def __init__(self) -> None:
+        self._ports = [free_port(), free_port()]
+        self._stacks = [ExitStack(), ExitStack()]
+        self.addresses = [f"127.0.0.1:{port}" for port in self._ports]
+
+    def start(self, number: int) -> None:
+        command = (*ARGUMENTS, f"--num-gpu-blocks-override={NUM_BLOCKS}")
+        env = {"OMP_NUM_THREADS": "1"}
+        self._stacks[number].enter_context(engine_process(*command, port=self._ports[number], env=env))
+
+    def stop(self, number: int) -> None:
+        self._stacks[number].close()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    engines = Engines()
+    try:
+        for number in range(2):
+            engines.start(number)
+        yield engines
+    finally:
+        for number in range(2):
+            engines.stop(number)
+
+
+@pytest.fixture
+async def gateways(engines: Engines) -> AsyncIterator[list[RunningGateway]]:
+    """Two, of which neither knows what the other has sent."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(running_gateway(*engines.addresses)) for _ in range(2)]
+
+
+def prompt(number: int, length: int = 300) -> list[int]:
+    return [100 + (number * 7919 + position * position) % 900 for position in range(length)]
+
+
+async def ask(gateway: RunningGateway, token_ids: list[int]) -> tuple[int, int]:
+    """Cached tokens of the prompt, as the gateway expected and as the engine reported."""
+    before = await _hits(gateway)
+    answer = await gateway.http.post("/v1/completions", json={"prompt": token_ids, "max_tokens": 2, "ignore_eos": True})
+    assert answer.status_code == 200, answer.text
+    after = await _hits(gateway)
+    expected, reported = (round(after[by] - before[by]) for by in ("gateway", "engine"))
+    assert reported == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return expected, reported
+
+
+async def in_step(gateways: list[RunningGateway]) -> None:
+    """Wait until the gateways have heard all that the engines told: all know the same, nothing is only expected."""
+    indexes = [gateway.gateway.router.index for gateway in gateways]
+    await until(lambda: all(one.is_settled and one.num_blocks == indexes[0].num_blocks for one in indexes))
+
+
+async def _hits(gateway: RunningGateway) -> dict[str, float]:
+    page = Scrape((await gateway.http.get("/metrics")).text)
+    return {by: page.value(HITS, by=by) if HITS in page.names else 0.0 for by in ("gateway", "engine")}
+
+
+async def test_what_a_gateway_expects_to_be_cached_is_what_the_engine_reports(gateways: list[RunningGateway]) -> None:
+    first, _ = gateways
+    assert await ask(first, prompt(1)) == (0, 0)
+    assert await ask(first, prompt(1)) == (288, 288), "18 of 18.75 blocks"
+    assert await ask(first, prompt(1)[:160]) == (144, 144), "the last of ten full blocks is computed"
+    assert await ask(first, prompt(1)[:100] + prompt(2)[:100]) == (96, 96)
+
+
+async def test_a_gateway_knows_what_another_ones_requests_left(gateways: list[RunningGateway]) -> None:
+    first, second = gateways
+    await ask(first, prompt(3))
+    await in_step(gateways)
+    assert await ask(second, prompt(3)) == (288, 288)
+    assert await ask(second, [*prompt(3), *prompt(4)[:100]]) == (288, 288)
+
+
+async def test_what_an_engine_gave_away_is_not_expected_of_it(gateways: list[RunningGateway]) -> None:
+    first, second = gateways
+    for number in range(10, 18):  # more than both caches hold
+        await ask(first, prompt(number))
+    await in_step(gateways)
+    answers = [await ask(second, prompt(number)) for number in range(10, 18)]
+    assert all(expected == reported for expected, reported in answers)
+    assert (0, 0) in answers
+
+
+async def test_nothing_is_expected_of_an_engine_that_was_started_anew(
+    gateways: list[RunningGateway], engines: Engines
+) -> None:
+    first, second = gateways
+    await ask(first, prompt(20))
+    [home] = first.gateway.router.index.match(_hashes(first, prompt(20)))
+    number = engines.addresses.index(home)
+    engines.stop(number)
+    engines.start(number)
+    clients = [engine for gateway in gateways for engine in gateway.gateway.pool.engines]
+    await until(lambda: all(client.usable for client in clients))
+    await in_step(gateways)
+    assert await ask(second, prompt(20)) == (0, 0)
+    assert await ask(second, prompt(20)) == (288, 288)
+    await in_step(gateways)
+    assert await ask(first, prompt(20)) == (288, 288)
+
+
+async def test_prompts_under_another_salt_share_nothing(gateways: list[RunningGateway]) -> None:
+    first, _ = gateways
+    salted = {"prompt": prompt(30), "max_tokens": 1, "cache_salt": "mine"}
+    for cached in (0, 288):
+        answer = await first.http.post("/v1/completions", json=salted)
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+    assert await ask(first, prompt(30)) == (0, 0)
+    page = Scrape((await first.http.get("/metrics")).text)
+    assert page.value(HITS, by="gateway") == page.value(HITS, by="engine")
+    assert page.value("proa_gateway_routing_index_blocks") == first.gateway.router.index.num_blocks
+    assert page.value("proa_gateway_routing_index_bytes") > 0
+
+
+def _hashes(gateway: RunningGateway, token_ids: list[int]) -> list[bytes]:
+    chain = gateway.gateway.models.get(gateway.gateway.pool.model_names()[0]).info.chain
+    return hash_blocks(chain.root, token_ids, chain.block_size)
