@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
 from support import metrics_api
 from support.certificates import self_signed
@@ -53,10 +52,10 @@ def test_a_pool_grows_by_its_queue(release: Release, metrics_adapter: None) -> N
         assert running.failures() == []
 
 
-def test_a_request_is_held_while_the_first_engine_comes_up(release: Release, client: OpenAI) -> None:
+def test_a_request_is_held_while_the_first_engine_comes_up(release: Release) -> None:
     release.install(engines__builtin__replicas="0", gateway__scaleFromZero__timeoutSeconds="180")
     eventually("no engine is left", lambda: not release.get("pods", release.selector("engine"))["items"])
-    with ThreadPoolExecutor(1) as pool:
+    with release.client() as client, ThreadPoolExecutor(1) as pool:  # a client of the gateways that hold requests
         messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
         answer = pool.submit(
             lambda: client.with_options(timeout=200).chat.completions.create(

@@ -1,7 +1,7 @@
 """A custom metrics API in one file, run as a pod: the values are the pods' own, read from their /metrics when asked.
 
-What an adapter does on a real cluster, for one namespace and port, with the standard library alone. It answers the two
-questions of a HorizontalPodAutoscaler: which metrics there are, and what one metric is for the pods of a selector.
+What an adapter does on a real cluster, for one namespace, with the standard library alone. It answers the questions
+of a HorizontalPodAutoscaler: which metrics there are, and what one is for the pods of a selector or for a Service.
 """
 
 import datetime
@@ -16,6 +16,7 @@ from pathlib import Path
 
 GROUP = "custom.metrics.k8s.io/v1beta2"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE = re.compile(rf"/apis/{GROUP}/namespaces/([^/]+)/services/([^/]+)/(.+)")
 PODS = re.compile(rf"/apis/{GROUP}/namespaces/([^/]+)/pods/\*/(.+)")
 
 
@@ -30,47 +31,60 @@ def list_pods(namespace: str, selector: str) -> list[dict]:
         return json.load(answer)["items"]
 
 
-def read_metric(address: str, name: str) -> float:
-    """The sum of the metric over its labels."""
-    with urllib.request.urlopen(f"http://{address}:9400/metrics", timeout=5) as answer:
+def read_metric(address: str, name: str, label: str = "") -> float:
+    """The sum of the metric over its labels, or over those that hold a label, as `name="value"`."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
         page = answer.read().decode()
-    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})?\s+(\S+)", page, re.M))
+    series = re.findall(rf"^{re.escape(name)}({{.*}})?\s+(\S+)", page, re.M)
+    return sum(float(value) for labels, value in series if label in labels)
 
 
-def metric_values(namespace: str, selector: str, name: str) -> list[dict]:
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def metric_value(kind: str, namespace: str, owner: str, name: str, value: float) -> dict:
+    return {
+        "describedObject": {"kind": kind, "apiVersion": "v1", "namespace": namespace, "name": owner},
+        "metric": {"name": name},
+        "timestamp": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "value": f"{round(value * 1000)}m",
+    }
+
+
+def pod_values(namespace: str, selector: str, name: str) -> list[dict]:
     values = []
     for pod in list_pods(namespace, selector):
         try:
-            value = read_metric(pod["status"]["podIP"], name)
+            value = read_metric(f"{pod['status']['podIP']}:9400", name)
         except (KeyError, OSError):
             continue  # not running yet, or not any more
-        described = {"kind": "Pod", "apiVersion": "v1", "namespace": namespace, "name": pod["metadata"]["name"]}
-        values.append(
-            {
-                "describedObject": described,
-                "metric": {"name": name},
-                "timestamp": now,
-                "value": f"{round(value * 1000)}m",
-            }
-        )
+        values.append(metric_value("Pod", namespace, pod["metadata"]["name"], name, value))
     return values
+
+
+def service_value(namespace: str, service: str, selector: str, name: str) -> dict:
+    """Through the Service, so right for one pod behind it. The selector is `label=value`."""
+    label, _, value = selector.partition("=")
+    total = read_metric(f"{service}.{namespace}", name, f'{label}="{value}"')
+    return metric_value("Service", namespace, service, name, total)
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urllib.parse.urlsplit(self.path)
-        asked = PODS.fullmatch(urllib.parse.unquote(url.path))
-        if asked is not None:
-            (selector,) = urllib.parse.parse_qs(url.query).get("labelSelector", [""])
-            items = metric_values(asked[1], selector, asked[2])
-            self.answer({"kind": "MetricValueList", "apiVersion": GROUP, "metadata": {}, "items": items})
+        path, query = urllib.parse.unquote(url.path), urllib.parse.parse_qs(url.query)
+        if asked := PODS.fullmatch(path):
+            (selector,) = query.get("labelSelector", [""])
+            self.answer_values(pod_values(asked[1], selector, asked[2]))
+        elif asked := SERVICE.fullmatch(path):
+            (selector,) = query["metricLabelSelector"]
+            self.answer_values([service_value(asked[1], asked[2], selector, asked[3])])
         elif url.path == f"/apis/{GROUP}":
-            resource = {"name": "pods/any", "singularName": "", "namespaced": True, "kind": "MetricValueList"}
-            resources = [resource | {"verbs": ["get"]}]
+            resource = {"singularName": "", "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
+            resources = [resource | {"name": f"{owner}/any"} for owner in ("pods", "services")]
             self.answer({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": GROUP, "resources": resources})
         else:
             self.send_error(404)
+
+    def answer_values(self, items: list[dict]) -> None:
+        self.answer({"kind": "MetricValueList", "apiVersion": GROUP, "metadata": {}, "items": items})
 
     def answer(self, body: dict) -> None:
         data = json.dumps(body).encode()

@@ -97,7 +97,9 @@ CASES = {
         value="http://p:1", at=(*SCALED, "triggers", 0, "metadata", "serverAddress"), also=WITH_KEDA
     ),
     "enginePool.keda.query": Case(value="vector(1)", at=(*SCALED, "triggers", 0, "metadata", "query"), also=WITH_KEDA),
-    "enginePool.keda.target": Case(value="3", at=(*SCALED, "triggers", 0, "metadata", "threshold"), also=WITH_KEDA),
+    "enginePool.keda.target": Case(
+        value=3, at=(*SCALED, "triggers", 0, "metadata", "threshold"), expected="3", also=WITH_KEDA
+    ),
     "enginePool.keda.cooldownSeconds": Case(value=5, at=(*SCALED, "cooldownPeriod"), also=WITH_KEDA),
     "enginePool.readOnlyRootFilesystem": Case(
         value=False, at=(*ENGINE, "securityContext", "readOnlyRootFilesystem")
