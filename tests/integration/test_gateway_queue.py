@@ -120,6 +120,16 @@ async def test_a_full_queue_refuses_at_once_and_a_long_wait_ends_in_an_error_to_
         assert [(await task).status_code for task in tasks] == [200] * len(tasks)
 
 
+async def test_a_requests_own_time_limit_ends_its_wait(engine: FakeEngine) -> None:
+    async with running_gateway(engine) as gateway:
+        tasks = await fill(gateway, engine)
+        body = {"model": "fake", "prompt": "Hi"}
+        late = await gateway.http.post("/v1/completions", json=body, headers={"x-request-timeout": "0.5"})
+        assert (late.status_code, error_code(late)) == (503, "queue_timeout")
+        engine.step_delay = 0.0
+        await asyncio.gather(*tasks)
+
+
 async def test_on_shutdown_those_who_wait_are_sent_elsewhere_and_those_who_run_end(engine: FakeEngine) -> None:
     async with running_gateway(engine) as gateway:
         running = await fill(gateway, engine)

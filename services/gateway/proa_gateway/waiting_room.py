@@ -94,7 +94,7 @@ class WaitingRoom:
             cost=claim.cost,
         )
         try:
-            await self._wait(model, waiter, seconds, QueueTimeout(f"No engine had room within {seconds:g} s."))
+            await self._wait(model, waiter, seconds, QueueTimeout(f"No engine had room within {seconds:.1f} s."))
         finally:
             if waiter.called:
                 line.num_called -= waiter.num_sequences
@@ -109,7 +109,7 @@ class WaitingRoom:
         self._make_place(line)
         waiter = Waiter(asyncio.get_running_loop().create_future())
         line.held.add(waiter)
-        late = EngineUnavailable(f"No engine got ready for the model {model!r} within {seconds:g} s.")
+        late = EngineUnavailable(f"No engine got ready for the model {model!r} within {seconds:.1f} s.")
         late.retry_after = 5
         try:
             await self._wait(model, waiter, seconds, late)

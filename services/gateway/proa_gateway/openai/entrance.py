@@ -103,7 +103,7 @@ class Entrance:
         if not known or not seconds:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
         with exchange.trace.span("scale_from_zero"), _counted(self._metrics, "waiting"):
-            await self.waiting.hold(name, seconds)
+            await self.waiting.hold(name, min(seconds, exchange.seconds_left))
 
     def _hears_of_all(self, name: str) -> bool:
         """Whether a name that is not known cannot be that of an engine which has yet to say what it serves."""
@@ -155,7 +155,7 @@ class Visit:
             num_sequences=num_sequences,
         )
         with _counted(self._metrics, "waiting"):
-            self._turn = await self._waiting.wait(model, claim, self._seconds)
+            self._turn = await self._waiting.wait(model, claim, min(self._seconds, self._exchange.seconds_left))
 
     def end(self) -> None:
         """Settles what it has cost, and lets others in."""
