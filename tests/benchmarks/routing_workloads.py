@@ -16,13 +16,13 @@ class Ask:
     at: float  # seconds
     prompt: list[int]
     session: str
-    num_output_tokens: int = 64
+    num_output_tokens: int = 32
     then: Callable[[float], "Ask | None"] = field(default=lambda now: None)  # the next request, once this has ended
 
 
 def chat(rng: random.Random, rate: float, seconds: float, replicas: int) -> Iterator[Ask]:
     """Conversations of six turns: one of sixteen system prompts of 512 tokens, turns of 100 to 400 tokens, answers of
-    64; the next turn comes two seconds after the answer, on average. `rate`: requests a second."""
+    32; the next turn comes two seconds after the answer, on average. `rate`: requests a second."""
     turns = 6
     systems = [_tokens(rng, 512) for _ in range(16)]
     for number, at in enumerate(_arrivals(rng, rate / turns, seconds)):

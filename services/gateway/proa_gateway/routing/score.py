@@ -29,7 +29,7 @@ class Weights:
     prefix: float = 1.0
     load: float = 0.25
     kv_usage: float = 0.1
-    overload: int = 8
+    overload: int = 16
     overload_factor: float = 2.0
 
 
