@@ -1,6 +1,7 @@
 """What the gateway does with a request whose engine fails it: who goes on with it, how long one waits, what is told."""
 
 import asyncio
+import random
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -15,8 +16,10 @@ from proa_gateway.breaker import THRESHOLD
 from support.cable import Cable
 from support.fake_engine import FakeEngine, say
 from support.gateway import PATIENT, RunningGateway, chat_body, events_of, running_gateway, until
+from support.otlp import OtlpReceiver
 from support.processes import fake_engine_process, free_port
 from support.scrape import Scrape
+from support.tokenizers import byte_level_tokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -87,6 +90,27 @@ async def test_another_engine_goes_on_after_the_last_token_received(
     assert first.sampling_params == second.sampling_params
     assert first.request_id != second.request_id
     assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") == 1
+
+
+async def test_each_attempt_is_a_span_and_the_request_tells_of_its_failover(
+    engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with OtlpReceiver() as receiver:
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        async with running_gateway(*engines) as gateway:
+            stream, holder, other = await begin(gateway, engines, 5, max_tokens=20)
+            other.step_delay = 0.0
+            await holder.stop()
+            await stream
+        (root,) = [span for span in receiver.spans if span.kind == "SERVER"]
+        attempts = sorted((span for span in receiver.spans if span.name == "Generate"), key=lambda span: span.start)
+    assert "failover" in root.events
+    assert [(span.parent_id, span.failed, span.attributes["proa.attempt"]) for span in attempts] == [
+        (root.span_id, True, 1),
+        (root.span_id, False, 2),
+    ]
+    assert other.requests[0].trace_headers["traceparent"].split("-")[2] == attempts[1].span_id
 
 
 async def test_a_whole_answer_and_its_usage_survive_the_loss_of_an_engine(
@@ -212,7 +236,7 @@ async def test_a_request_that_kills_engines_does_not_go_round() -> None:
         assert sum(len(engine.requests) for engine in engines) == 3
 
 
-async def test_a_dead_node_is_noticed_within_three_seconds_and_its_streams_go_on() -> None:
+async def test_the_streams_of_a_dead_node_go_on_once_its_pings_stay_unanswered() -> None:
     arguments = ("--repeat", "--text", TEXT, "--step-delay", "0.02")
     with fake_engine_process(*arguments) as (_, far), fake_engine_process(*arguments) as (_, near):
         async with Cable(far) as cable, running_gateway(cable.address, near) as gateway:
@@ -227,7 +251,7 @@ async def test_a_dead_node_is_noticed_within_three_seconds_and_its_streams_go_on
             assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") == 2
             silences = sorted(client.longest_silence for client in clients)
             assert silences[2] > 1  # nobody told the gateway
-            assert silences[3] < 3 + 1.5  # what a loaded machine may add
+            assert silences[3] < PATIENT.heartbeat - 2  # it did not take so much silence
 
 
 class Client:
@@ -308,3 +332,46 @@ async def test_the_gateways_deadline_ends_a_stream_with_a_typed_error(engines: l
         events = await asyncio.wait_for(gateway.events(CHAT, chat_body(max_tokens=3000)), 10)
         assert error_of(events) == "deadline_exceeded"
         assert text_of(events).startswith(TEXT[:5])
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_whatever_engines_do_no_token_is_lost_and_none_comes_twice(seed: int) -> None:
+    rng = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        engines = [FakeEngine(script=ENDLESS, step_delay=0.005) for _ in range(3)]
+        for engine in engines:
+            await stack.enter_async_context(engine)
+        gateway = await stack.enter_async_context(running_gateway(*engines))
+        lengths = [rng.randint(50, 300) for _ in range(40)]
+        streams = [asyncio.create_task(gateway.events(CHAT, chat_body(max_tokens=length))) for length in lengths]
+        await until(lambda: sum(engine.num_unfinished for engine in engines) == len(lengths))
+        await asyncio.sleep(0.2)  # until each has a token: before that it may be turned away for good
+        disturbing = asyncio.create_task(disturb(engines, rng, streams))
+        answers = await asyncio.gather(*streams)
+        assert page(gateway).value("proa_gateway_failovers_total", outcome="resumed") > 10
+        await disturbing
+    ids = byte_level_tokenizer().encode(TEXT).ids
+    for length, events in zip(lengths, answers, strict=True):
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        whole = byte_level_tokenizer().decode((ids * length)[:length])
+        assert text_of(events) == whole
+
+
+async def disturb(engines: list[FakeEngine], rng: random.Random, streams: "list[asyncio.Task[list[Any]]]") -> None:
+    """One engine after the other dies, is too full or is ill for a while, and is well again, while streams go on."""
+    while not all(stream.done() for stream in streams):
+        engine = rng.choice(engines)
+        await asyncio.sleep(rng.uniform(0.02, 0.2))
+        match rng.randrange(3):
+            case 0:
+                await engine.stop()
+                await engine.start(int(engine.address.rpartition(":")[2]))
+            case 1:
+                engine.rejection = rng.choice([FULL, ILL])
+                await asyncio.sleep(rng.uniform(0.02, 0.2))
+                engine.rejection = None
+            case 2:
+                await engine.drain()
+                await asyncio.sleep(rng.uniform(0.0, 0.1))
+                await engine.stop()
+                await engine.start(int(engine.address.rpartition(":")[2]))

@@ -50,6 +50,7 @@ def config_from(arguments: argparse.Namespace) -> GatewayConfig:
         deadlines=Deadlines(
             queue=arguments.queue_timeout,
             scale_from_zero=arguments.scale_from_zero_timeout,
+            request=arguments.request_timeout,
             first_token=arguments.first_token_timeout,
             next_token=arguments.next_token_timeout,
             shutdown=arguments.drain_timeout,
@@ -121,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tls-server-name", default=defaults.tls_server_name, metavar="NAME", help="in the engines' certificates"
     )
     serve.add_argument("--max-body-bytes", type=_positive, default=defaults.max_body_bytes, help="over it 413")
+    serve.add_argument(
+        "--request-timeout", type=_seconds, default=deadlines.request, help="seconds that one request may take in all"
+    )
     serve.add_argument("--first-token-timeout", type=float, default=deadlines.first_token, help="seconds")
     serve.add_argument("--next-token-timeout", type=float, default=deadlines.next_token, help="seconds")
     serve.add_argument(
