@@ -1,6 +1,7 @@
 """Routing over real engines: what the gateway expects an engine to have cached is what the engine then reports."""
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 
 import pytest
@@ -36,8 +37,8 @@ class Engines:
 def engines() -> Iterator[Engines]:
     engines = Engines()
     try:
-        for number in range(2):
-            engines.start(number)
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(engines.start, range(2)))
         yield engines
     finally:
         for number in range(2):

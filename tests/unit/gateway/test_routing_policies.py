@@ -33,11 +33,11 @@ def make_wish(num_tokens: int = 129) -> RouteWish:
 
 def test_a_score_is_what_the_cache_saves_less_what_load_and_usage_cost() -> None:
     engines = [Engine("a", 6, 0.5), Engine("b", 2, 0.0)]
-    assert scores(engines, {"a": 0.75}, WEIGHTS) == pytest.approx([0.75 - 0.5 * 2 / 4 - 0.05, 0.5 * 2 / 4])
+    assert scores(engines, {"a": 6}, 8, WEIGHTS) == pytest.approx([0.75 - 0.5 * 2 / 4 - 0.05, 0.5 * 2 / 4])
 
 
 def test_an_idle_pool_has_scores() -> None:
-    assert scores(make_engines(0, 0), {}, WEIGHTS) == [0.0, 0.0]
+    assert scores(make_engines(0, 0), {}, 0, WEIGHTS) == [0.0, 0.0]
 
 
 def test_equals_are_drawn_from() -> None:

@@ -9,6 +9,7 @@ will compute them. What is done to many blocks is done by containers where that 
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, repeat
 
 from proa_gateway.types import BlockChain
 
@@ -18,6 +19,7 @@ MAX_BLOCKS = 1_000_000
 EXPECTED_SECONDS = 60.0
 """How long an engine that tells its blocks may take to tell one that is expected; a request may wait in its queue."""
 
+_BITS = bytes.maketrans(b"01", b"\0\1")
 _KEY_BYTES = 64  # a hash as Python object, as the allocator rounds it
 
 
@@ -110,10 +112,7 @@ class PrefixIndex:
                 if still:
                     ranges.append((still, middle, high))
                 holders, high = holders ^ still, middle - 1
-            while holders:
-                number = holders.bit_length() - 1
-                holders ^= 1 << number
-                matched[self._addresses[number]] = low + 1
+            matched.update(zip(compress(self._addresses, _bits(holders)), repeat(low + 1), strict=False))
         return matched
 
     def count(self, address: str, block_hashes: Sequence[bytes]) -> int:
@@ -219,10 +218,12 @@ class PrefixIndex:
                 self._old, self._young = self._young, {}
                 self._next_to_go = iter(list(self._old))
             mask = self._old.pop(block_hash := next(self._next_to_go), 0)  # 0: it is young again, or gone
-            while mask:
-                number = mask.bit_length() - 1
-                mask ^= 1 << number
-                replica = self._by_number[number]
+            for replica in compress(self._by_number, _bits(mask)):
                 assert replica is not None
                 replica.told.discard(block_hash)
                 replica.expected.pop(block_hash, None)
+
+
+def _bits(mask: int) -> bytes:
+    """One byte a bit, 0 or 1, the lowest first: a hundred times faster to go through than the number itself."""
+    return f"{mask:b}"[::-1].encode().translate(_BITS)

@@ -110,15 +110,14 @@ class Prefix:
     def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
         usable = _usable(wish)
         matched = self._index.match(usable)
+        chosen = best(candidates, scores(candidates, matched, len(usable), self._weights), self._rng)
         if not matched:
-            return best(candidates, scores(candidates, {}, self._weights), self._rng)
-        shares = {address: count / len(usable) for address, count in matched.items()}
-        chosen = best(candidates, scores(candidates, shares, self._weights), self._rng)
+            return chosen
         least = min([candidate.load for candidate in candidates])
         if is_overloaded(chosen, least, self._weights):
             # One that holds less of the prompt, but something, may still be better than the least loaded.
             candidates = [one for one in candidates if not is_overloaded(one, least, self._weights)]
-            return best(candidates, scores(candidates, shares, self._weights), self._rng)
+            return best(candidates, scores(candidates, matched, len(usable), self._weights), self._rng)
         return chosen
 
     def sent(self, address: str, wish: RouteWish) -> int:

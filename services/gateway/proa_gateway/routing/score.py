@@ -33,18 +33,19 @@ class Weights:
     overload_factor: float = 2.0
 
 
-def scores(candidates: Sequence[Candidate], matched: Mapping[str, float], weights: Weights) -> list[float]:
-    """One for each candidate, larger is better. `matched`: by address, the share of the prompt that need not be
-    computed; 0 where none is given."""
+def scores(
+    candidates: Sequence[Candidate], matched: Mapping[str, int], num_blocks: int, weights: Weights
+) -> list[float]:
+    """One for each candidate, larger is better. `matched`: by address, how many of the prompt's `num_blocks` blocks
+    need not be computed; none where nothing is given."""
     loads = [candidate.load for candidate in candidates]
     mean = sum(loads) / len(loads)
-    by_prefix, by_load, by_usage = weights.prefix, weights.load / max(1.0, mean), weights.kv_usage
-    get = matched.get
+    by_block = weights.prefix / max(1, num_blocks)
+    by_load, by_usage = weights.load / max(1.0, mean), weights.kv_usage
+    at_mean, get = by_load * mean, matched.get
     return [
-        by_prefix * get(candidate.address, 0.0)
-        - by_load * (candidate.load - mean)
-        - by_usage * candidate.kv_cache_usage
-        for candidate in candidates
+        by_block * get(one.address, 0) + at_mean - by_load * one.load - by_usage * one.kv_cache_usage
+        for one in candidates
     ]
 
 

@@ -1,0 +1,92 @@
+"""What a routing decision costs, and the index's memory: `python tests/benchmarks/routing_decision.py`.
+
+256 replicas, prompts of 8,192 tokens, an index with a given number of blocks. Times are the thread's own CPU time.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.routing.policies import POLICIES, Policy, make_policy
+from proa_gateway.types import BlockChain, RouteWish
+
+CHAIN = BlockChain(b"\0" * 16, 16)
+NUM_TOKENS = 8192
+ROUNDS = 500
+
+
+@dataclass(slots=True)
+class Replica:
+    address: str
+    load: int
+    kv_cache_usage: float
+
+
+def hashes(count: int) -> list[bytes]:
+    return [os.urandom(16) for _ in range(count)]
+
+
+def measure(policy: Policy, replicas: list[Replica], make: Callable[[], RouteWish]) -> str:
+    choices, notes = [], []
+    for _ in range(ROUNDS):
+        wish = make()
+        before = time.thread_time_ns()
+        chosen = policy.choose(replicas, wish)
+        between = time.thread_time_ns()
+        policy.sent(chosen.address, wish)
+        choices.append((between - before) / 1e3)
+        notes.append((time.thread_time_ns() - between) / 1e3)
+    return "  ".join(
+        f"{name} us p50 {statistics.median(values):5.0f} p99 {statistics.quantiles(values, n=100)[98]:5.0f}"
+        for name, values in (("choice", choices), ("note", notes))
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=500_000, help="in the index before the measurement")
+    arguments = parser.parse_args()
+    rng = random.Random(1)
+    replicas = [
+        Replica(f"10.0.0.{number}:50051", rng.randrange(20), rng.random()) for number in range(arguments.replicas)
+    ]
+    index = PrefixIndex()
+    tracemalloc.start()
+    for replica in replicas:
+        index.add(replica.address, CHAIN, 50_000)
+        index.stored(replica.address, hashes(arguments.blocks // arguments.replicas))
+    allocated, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(
+        f"index: {index.num_blocks:,} blocks, {allocated / index.num_blocks:.0f} bytes a block allocated, "
+        f"{index.num_bytes / index.num_blocks:.0f} by its own account"
+    )
+    system = hashes(128)  # that every replica holds
+    for replica in replicas:
+        index.stored(replica.address, system)
+    documents = [system + hashes(384) for _ in range(200)]
+    for number, document in enumerate(documents):
+        for replica in rng.sample(replicas, 1 + number % 4):
+            index.stored(replica.address, document[: rng.randrange(256, 513)])
+    kinds: dict[str, Callable[[], RouteWish]] = {
+        "nothing cached": lambda: RouteWish(hashes(512), CHAIN, NUM_TOKENS, "me"),
+        "a system prompt everywhere": lambda: RouteWish(system + hashes(384), CHAIN, NUM_TOKENS, "me"),
+        "documents here and there": lambda: RouteWish(rng.choice(documents), CHAIN, NUM_TOKENS, "me"),
+    }
+    for name in POLICIES:
+        policy = make_policy(name, index, rng, time.monotonic)
+        for kind, make in kinds.items():
+            print(f"{name:12} {kind:27} {measure(policy, replicas, make)}", flush=True)
+            if not policy.needs_hashes:
+                break
+
+
+if __name__ == "__main__":
+    main()
