@@ -119,6 +119,7 @@ async def test_an_engine_that_leaves_ends_the_stream_and_is_not_held_up() -> Non
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await subscriber.read()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await asyncio.to_thread(server.thread.join, DEADLINE)
     assert server.result == [0]
 
 
