@@ -38,6 +38,7 @@ HELP = {
     "gpu_memory_utilization": "share of the device's memory to use",
     "enable_prefix_caching": "reuse the KV cache of equal prompt beginnings",
     "async_scheduling": "plan the next step while one runs",
+    "enforce_eager": "on a GPU: launch every kernel anew instead of replaying CUDA graphs",
     "scheduling_policy": "who goes first: by arrival, or by priority",
     "max_logprobs": "log probabilities that a request may ask for at each position",
     "device": "where to compute (auto: a GPU if there is one)",

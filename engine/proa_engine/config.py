@@ -37,6 +37,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
+    enforce_eager: bool = False  # on a GPU: no CUDA graphs
     scheduling_policy: SchedulingPolicy = "fcfs"
     max_logprobs: int = 20
 

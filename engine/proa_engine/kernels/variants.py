@@ -4,7 +4,8 @@ A variant is a kernel with the types and alignments of its arguments and its com
 compiles once. Meta tensors have shapes, strides and offsets, so the launchers themselves say which variants they need,
 and there is no second list to keep. Knows no model.
 
-Triton's choice of GPU is the process's, so `record` and `compile` belong into a process of their own.
+Triton's choice of GPU is the process's, so `record` and `compile` belong into a process of their own. `on_compilation`
+tells of what they missed.
 """
 
 import json
@@ -54,6 +55,15 @@ def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Varian
     finally:
         knobs.runtime.jit_cache_hook = None
     return list(variants)
+
+
+def on_compilation(tell: Callable[[str], None]) -> None:
+    """From now on call `tell` with a kernel's name when this process compiles one, or takes it from Triton's cache."""
+
+    def note(*, fn: Any, **_: object) -> None:
+        tell(fn.name)
+
+    knobs.runtime.jit_post_compile_hook = note
 
 
 class _NamedGpu:

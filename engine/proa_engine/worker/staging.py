@@ -46,7 +46,7 @@ class Staging:
 
     def ship(self, packer: Packer) -> Sequence[Tensor]:
         packed, lengths = packer.pack()
-        on_device = torch.from_numpy(packed) if self._device.type == "cpu" else self._copy(packed)
+        on_device = self._copy(packed) if self._device.type == "cuda" else torch.from_numpy(packed).to(self._device)
         return torch.split(on_device, lengths)
 
     def _copy(self, packed: IntArray) -> Tensor:

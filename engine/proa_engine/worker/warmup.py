@@ -1,17 +1,105 @@
-"""Plans that the worker makes up for itself: to warm up, and to find how much memory the largest step takes."""
+"""Steps that a worker makes up for itself: to warm up, and to find how much memory the largest ones take."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+from proa_engine.worker.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+LIMITED = SamplingParams(top_k=10, top_p=0.9)
+PENALIZED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1)
+_EVERYTHING: dict[str, Any] = {
+    "top_k": 10,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "logit_bias": {0: 1.0},
+    "bad_words_token_ids": ((0,), (0, 0)),
+    "min_tokens": 2,
+}
+_FIRST_TOKENS = 16
 
 
-def prefill_plan(num_tokens: int, *, max_model_len: int, block_size: int, num_blocks: int) -> SchedulerOutput:
-    """A step of that many prompt tokens, in as few requests as the context allows.
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How large steps become, and the KV cache that made-up ones write to."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    max_logprobs: int
+    block_size: int
+    num_blocks: int
+
+
+class WarmUp:
+    """Runs made-up steps. `synchronize` waits until the device has done what it was told."""
+
+    def __init__(self, runner: ModelRunner, limits: StepLimits, synchronize: Callable[[], None]) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._synchronize = synchronize
+
+    def run_largest(self) -> None:
+        """The most tokens at once, then the most requests at once, with all that they may ask for."""
+        limits = self._limits
+        most = min(limits.max_num_batched_tokens, limits.max_model_len * limits.max_num_seqs)
+        self._run_alone(_full_lengths(most, limits.max_model_len), GREEDY)
+        each = min(max(limits.max_num_batched_tokens // limits.max_num_seqs, 1), limits.max_model_len - 1)
+        count = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        logprobs = limits.max_logprobs
+        everything = SamplingParams(**_EVERYTHING, logprobs=logprobs, prompt_logprobs=logprobs)
+        self._run_alone([each] * count, everything)
+
+    def run_every_kind(self) -> None:
+        """A small step of each kind that launches kernels of its own, prefill and decode."""
+        num_tokens = min(_FIRST_TOKENS, self._limits.max_num_batched_tokens, self._limits.max_model_len - 1)
+        for params in (GREEDY, LIMITED, PENALIZED, SamplingParams(**_EVERYTHING, logprobs=1)):
+            self._run(self._prefill_plan([num_tokens], params))
+            self.time_decode(num_tokens)
+
+    def time_prefill(self, num_tokens: int) -> float:
+        """Seconds that a prompt takes; it stays for `time_decode`."""
+        return self._run(self._prefill_plan([num_tokens], GREEDY))
+
+    def time_decode(self, num_tokens: int) -> float:
+        """Seconds of a decode of the prompt before, which then leaves."""
+        seconds = self._run(decode_plan(["warm-up-0"], num_tokens))
+        self._runner.prepare(finish_plan(["warm-up-0"]))
+        return seconds
+
+    def _run_alone(self, lengths: Sequence[int], params: SamplingParams) -> None:
+        plan = self._prefill_plan(lengths, params)
+        self._run(plan)
+        self._runner.prepare(finish_plan(list(plan.num_scheduled_tokens)))
+
+    def _prefill_plan(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
+        return prefill_plan(
+            lengths, block_size=self._limits.block_size, num_blocks=self._limits.num_blocks, params=params
+        )
+
+    def _run(self, plan: SchedulerOutput) -> float:
+        """Run one step to its end; returns seconds."""
+        started = time.monotonic()
+        inputs = self._runner.prepare(plan)
+        assert inputs is not None
+        self._runner.forward(inputs)
+        self._runner.sample()
+        self._synchronize()
+        return time.monotonic() - started
+
+
+def prefill_plan(
+    lengths: Sequence[int], *, block_size: int, num_blocks: int, params: SamplingParams = GREEDY
+) -> SchedulerOutput:
+    """A step of prompts of these lengths, named warm-up-0 and so on.
 
     All requests share the blocks, over and over: what they write is never read again.
     """
-    lengths = [max_model_len] * (num_tokens // max_model_len)
-    if num_tokens % max_model_len:
-        lengths.append(num_tokens % max_model_len)
     requests = [
         NewRequestData(
             request_id=f"warm-up-{index}",
@@ -19,7 +107,7 @@ def prefill_plan(num_tokens: int, *, max_model_len: int, block_size: int, num_bl
             num_prompt_tokens=length,
             num_computed_tokens=0,
             block_ids=[block % num_blocks for block in range(-(-(length + 1) // block_size))],
-            sampling_params=SamplingParams(temperature=0.0),
+            sampling_params=params,
         )
         for index, length in enumerate(lengths)
     ]
@@ -36,6 +124,12 @@ def decode_plan(request_ids: list[str], num_computed_tokens: int) -> SchedulerOu
 
 def finish_plan(request_ids: list[str]) -> SchedulerOutput:
     return _plan(finished=request_ids)
+
+
+def _full_lengths(num_tokens: int, max_model_len: int) -> list[int]:
+    """That many tokens in as few requests as the context allows."""
+    lengths = [max_model_len] * (num_tokens // max_model_len)
+    return [*lengths, num_tokens % max_model_len] if num_tokens % max_model_len else lengths
 
 
 def _plan(

@@ -4,7 +4,7 @@ Every method does its work in the caller's thread. Knows nothing of sockets and 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,24 +13,28 @@ from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
 from proa_engine.worker import choices, distributed, kv_cache
 from proa_engine.worker.async_output import StepTensors
+from proa_engine.worker.compile_pool import CompilePool
+from proa_engine.worker.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, graph_sizes
+from proa_engine.worker.device_memory import measure_memory
+from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.step_inputs import StepInputs
-from proa_engine.worker.warmup import decode_plan, finish_plan, prefill_plan
+from proa_engine.worker.warmup import StepLimits, WarmUp
 from proa_engine.worker_spans import WorkerTracer
 
 Report = Callable[[str], None]
 
 # Enough to touch every weight and to time a step by; a whole budget would take a CPU a minute with a large model.
 _CPU_WARM_UP_TOKENS = 256
-_FIRST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Worker:
         self._ranks_here = ranks_here
         self._parallel = ParallelContext(0, 1, None)
         self._tracer = WorkerTracer.from_environment(rank)
+        self._compile_pool: CompilePool | None = None
         self._runner: ModelRunner
         self._model: CausalLM
         self._dtype: torch.dtype
@@ -65,11 +70,14 @@ class Worker:
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration, and meet the other ranks where there are any."""
         config = self._config
-        self.device = choices.choose_device(config.device, self._rank)
+        self.device = self._choose_device()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
             choices.limit_torch_threads(config.tensor_parallel_size)
+        if self.device.type == "cuda" and (self._rank == 0 or config.worker_sockets):  # else rank 0 does it for all
+            major, minor = torch.cuda.get_device_capability(self.device)
+            self._compile_pool = CompilePool(config, 10 * major + minor)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = ModelConfig.from_folder(self._folder, config.quantization)
         self.max_model_len = choices.choose_max_model_len(config, self.model_config)
@@ -93,6 +101,8 @@ class Worker:
             seed=config.seed,
             report=self._report,
         )
+        if self._compile_pool is not None:
+            self._report(self._compile_pool.wait())
         shape = self._model.kv_cache_shape(1, config.block_size)
         layout = kv_cache.CacheLayout(
             block_size=config.block_size,
@@ -108,11 +118,18 @@ class Worker:
         return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, num_kv_heads=shape[2])
 
     def start(self, num_blocks: int) -> None:
-        """Allocate the KV cache, the same number of blocks on every rank, and run a first prefill and decode."""
+        """Allocate the KV cache, the same number of blocks on every rank, run first steps and record decodes."""
         started = time.monotonic()
-        self.kv_caches, self._runner = self._make_runner(num_blocks)
+        sizes = self._graph_sizes()
+        self.kv_caches, self._runner = self._make_runner(num_blocks, sizes)
         self._warm_up(num_blocks)
         self._report(f"warmed up in {time.monotonic() - started:.1f} s")
+        if sizes:
+            started = time.monotonic()
+            self._runner.record_graphs(self._recorder())
+            self._report(f"recorded decodes of {len(sizes)} sizes in {time.monotonic() - started:.1f} s")
+        if self.device.type == "cuda":
+            on_compilation(lambda kernel: self._report(f"{kernel} was compiled while requests waited"))
 
     def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
         """Host side of a step; see ModelRunner."""
@@ -134,7 +151,7 @@ class Worker:
         self._tracer.shutdown()
         distributed.leave()
 
-    def _make_runner(self, num_blocks: int) -> tuple[list[Tensor], ModelRunner]:
+    def _make_runner(self, num_blocks: int, graph_sizes: Sequence[int]) -> tuple[list[Tensor], ModelRunner]:
         config, vocab_size = self._config, self.model_config.vocab_size
         shape = self._model.kv_cache_shape(num_blocks, config.block_size)
         # Left uninitialized: what no token was written to is never read, and on a CPU its pages are not even touched.
@@ -148,7 +165,9 @@ class Worker:
             vocab_size=vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             device=self.device,
+            max_drafts=config.num_speculative_tokens,
         )
+        speculative = config.speculative_config
         runner = ModelRunner(
             self._model,
             kv_caches,
@@ -157,8 +176,22 @@ class Worker:
             vocab_size=vocab_size,
             max_logprobs=config.max_logprobs,
             device=self.device,
+            graphs=DecodeGraphs(graph_sizes, self.device) if graph_sizes else None,
+            drafter=None if speculative is None else Drafter(speculative, batch, config.block_size),
         )
         return kv_caches, runner
+
+    def _choose_device(self) -> torch.device:
+        return choices.choose_device(self._config.device, self._rank)
+
+    def _graph_sizes(self) -> list[int]:
+        """Of the decodes to record: none on a CPU, which has no such thing, nor with drafts to check."""
+        if self.device.type == "cpu" or self._config.enforce_eager or self._config.speculative_config is not None:
+            return []
+        return graph_sizes(self._config.max_num_seqs)
+
+    def _recorder(self) -> Recorder:
+        return CudaRecorder()
 
     def _blocks_that_fit(self, layout: kv_cache.CacheLayout) -> int:
         if self.device.type == "cuda":
@@ -173,47 +206,36 @@ class Worker:
         return min(budget // layout.block_bytes, layout.most_useful_blocks)
 
     def _cuda_budget(self) -> int:
-        """Free memory less what the largest step takes at its peak and what must stay free."""
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        _, runner = self._make_runner(num_blocks=1)
-        plan = self._prefill_plan(self._config.max_num_batched_tokens, num_blocks=1)
-        self._run(runner, plan)
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before
+        sizes = self._graph_sizes()
+        _, runner = self._make_runner(1, sizes[-2:])
+        account = measure_memory(
+            self._warm_up_of(runner, num_blocks=1).run_largest,
+            runner.record_graphs if sizes else None,
+            num_graphs=len(sizes),
+            utilization=self._config.gpu_memory_utilization,
+        )
+        self._report(str(account))
         del runner
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
-        return free - peak - int(total * (1 - self._config.gpu_memory_utilization))
+        return account.left
 
     def _warm_up(self, num_blocks: int) -> None:
-        """Two prefills, as the first touches everything for the first time and is no measure; then a decode."""
+        warm_up = self._warm_up_of(self._runner, num_blocks)
+        warm_up.run_every_kind()
         budget = self._config.max_num_batched_tokens
-        most = budget if self.device.type == "cuda" else _CPU_WARM_UP_TOKENS
+        most = _CPU_WARM_UP_TOKENS if self.device.type == "cpu" else budget
         num_tokens = min(most, budget, self.max_model_len - 1)
-        self._run(self._runner, self._prefill_plan(min(num_tokens, _FIRST_TOKENS), num_blocks))
-        self._runner.prepare(finish_plan(["warm-up-0"]))
-        prefill = self._run(self._runner, self._prefill_plan(num_tokens, num_blocks))
-        decode = self._run(self._runner, decode_plan(["warm-up-0"], num_tokens))
-        self._runner.prepare(finish_plan(["warm-up-0"]))
+        prefill, decode = warm_up.time_prefill(num_tokens), warm_up.time_decode(num_tokens)
         self.longest_step_seconds = max(prefill * budget / num_tokens, decode)
 
-    def _prefill_plan(self, num_tokens: int, num_blocks: int) -> SchedulerOutput:
-        return prefill_plan(
-            min(num_tokens, self.max_model_len * self._config.max_num_seqs),
+    def _warm_up_of(self, runner: ModelRunner, num_blocks: int) -> WarmUp:
+        config = self._config
+        limits = StepLimits(
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
             max_model_len=self.max_model_len,
-            block_size=self._config.block_size,
+            max_logprobs=config.max_logprobs,
+            block_size=config.block_size,
             num_blocks=num_blocks,
         )
-
-    def _run(self, runner: ModelRunner, plan: SchedulerOutput) -> float:
-        """Run one step to its end; returns seconds."""
-        started = time.monotonic()
-        inputs = runner.prepare(plan)
-        assert inputs is not None
-        runner.forward(inputs)
-        runner.sample()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.monotonic() - started
+        return WarmUp(runner, limits, torch.cuda.synchronize if self.device.type == "cuda" else lambda: None)

@@ -98,7 +98,7 @@ def test_recorded_steps_of_a_model_leave_the_same_cache(tmp_path: Path) -> None:
             runner.record_graphs(CallingRecorder())
             assert all(cache.isnan().all() for cache in caches)
         tokens = []
-        for plan in [prefill_plan(20, max_model_len=64, block_size=16, num_blocks=8)] + [
+        for plan in [prefill_plan([20], block_size=16, num_blocks=8)] + [
             decode_plan(["warm-up-0"], 20 + step) for step in range(5)
         ]:
             inputs = runner.prepare(plan)

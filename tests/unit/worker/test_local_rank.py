@@ -14,7 +14,7 @@ from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
 from proa_engine.worker.warmup import finish_plan, prefill_plan
 
 DEADLINE = 10.0
-PREFILL = prefill_plan(5, max_model_len=16, block_size=4, num_blocks=8)
+PREFILL = prefill_plan([5], block_size=4, num_blocks=8)
 
 
 class FakeWorker:
