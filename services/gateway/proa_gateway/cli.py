@@ -11,6 +11,7 @@ from types import FrameType
 
 from proa.tls import TlsFiles, TlsSource
 from proa_gateway.config import Deadlines, GatewayConfig
+from proa_gateway.routing.policies import POLICIES
 
 _ADDRESS = re.compile(r".+:[0-9]+")
 _SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--tokenizer", type=_folder, metavar="FOLDER", help="instead of what the engines send")
     serve.add_argument(
         "--routing",
-        choices=["prefix", "least-load", "round-robin", "session"],
+        choices=POLICIES,
         default=defaults.routing,
         help="how an engine is chosen: by what its cache holds and its load, by load, in turn, or by session",
     )

@@ -29,6 +29,21 @@ async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> N
             await engine.stop()
 
 
+async def test_a_pick_says_what_a_trace_wants_to_know() -> None:
+    async with FakeEngine() as one, FakeEngine() as two, running_gateway(one, two, routing="round-robin") as gateway:
+        pool = gateway.gateway.pool
+        picks = [pool.pick("fake", RouteWish()) for _ in range(2)]
+        assert {pick.engine.address for pick in picks} == {one.address, two.address}
+        assert picks[0].to_attributes() == {
+            "server.address": picks[0].engine.address,
+            "proa.routing.policy": "round-robin",
+            "proa.routing.num_candidates": 2,
+            "proa.routing.expected_cached_tokens": 0,
+        }
+        last = pool.pick("fake", RouteWish(), avoid=[picks[0].engine.address])
+        assert last.engine is picks[1].engine
+
+
 async def test_a_wait_for_a_model_that_does_not_come_ends_in_time() -> None:
     async with FakeEngine(model_name="other") as engine, running_gateway(engine) as gateway:
         started = time.monotonic()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from proa_gateway.cli import main
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
 from proa_gateway.routing.score import Weights, best, is_overloaded, scores
@@ -67,6 +68,13 @@ def test_every_policy_has_its_name_and_takes_the_only_candidate(name: str) -> No
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="'fastest'; there are prefix, least-load, round-robin, session"):
         make_policy("fastest", PrefixIndex(), random.Random(1), lambda: 0.0)
+
+
+def test_the_command_line_refuses_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "--engine", "engine:1", "--routing", "fastest"])
+    assert left.value.code == 2
+    assert "'fastest'" in capsys.readouterr().err
 
 
 def test_round_robin_takes_turns() -> None:
