@@ -152,6 +152,7 @@ class EnginePool:
             _log.error("engine %s is no longer used", address, exc_info=error)
         if self._tasks.get(address) is task:
             del self._tasks[address], self._clients[address]
+            self._told.pop(address, None)
             self._ready.clear()
 
     def _on_change(self, client: EngineClient) -> None:

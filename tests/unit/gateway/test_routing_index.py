@@ -74,6 +74,21 @@ def test_without_events_expected_blocks_count_until_the_cache_must_be_full() -> 
     index.check_integrity()
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_one_prompt_again_and_again_takes_no_more_memory(tells: bool) -> None:
+    index = make_index("a", capacity=50)
+    if not tells:
+        index.cannot_tell("a")
+    index.expect("a", CHAIN, [b"once"], now=0.0)
+    for round in range(1000):
+        index.expect("a", CHAIN, PROMPT, now=1 + round / 1000)
+        if round == 100:
+            before = index.num_bytes
+    assert index.num_bytes == before
+    assert index.match(PROMPT) == {"a": 10}
+    index.check_integrity()
+
+
 def test_a_replica_with_another_root_learns_nothing_from_a_request() -> None:
     index = make_index("a")
     index.add("b", OTHER, 100)

@@ -20,13 +20,14 @@ EXPECTED_SECONDS = 60.0
 """How long an engine that tells its blocks may take to tell one that is expected; a request may wait in its queue."""
 
 _BITS = bytes.maketrans(b"01", b"\0\1")
+_LISTED_BYTES = 8 + 64  # a pointer, and a hash that the masks hold as another object
 _KEY_BYTES = 64  # a hash as Python object, as the allocator rounds it
 
 
 class _Replica:
     """One replica's part of the index. No block is both told and expected; its bit is set for either."""
 
-    __slots__ = ("bit", "capacity", "chain", "expectations", "expected", "tells", "told")
+    __slots__ = ("bit", "capacity", "chain", "expectations", "expected", "num_listed", "tells", "told")
 
     def __init__(self, bit: int, chain: BlockChain, capacity: int) -> None:
         self.bit = bit
@@ -36,6 +37,7 @@ class _Replica:
         self.told: set[bytes] = set()
         self.expected: dict[bytes, float] = {}  # when last
         self.expectations: deque[tuple[float, Sequence[bytes]]] = deque()  # when, and what; oldest first
+        self.num_listed = 0  # blocks in all of these
 
 
 class PrefixIndex:
@@ -68,6 +70,7 @@ class PrefixIndex:
         total = sys.getsizeof(self._young) + sys.getsizeof(self._old) + self.num_blocks * (_KEY_BYTES + mask_bytes)
         for replica in self._replicas.values():
             total += sys.getsizeof(replica.told) + sys.getsizeof(replica.expected)
+            total += replica.num_listed * _LISTED_BYTES
         return total
 
     def add(self, address: str, chain: BlockChain, capacity: int) -> None:
@@ -135,6 +138,7 @@ class PrefixIndex:
             self._set(replica.bit, fresh)
             replica.expected.update(dict.fromkeys(fresh, now))
             replica.expectations.append((now, fresh))
+            replica.num_listed += len(fresh)
         self._keep(block_hashes)
         self._forget_expected(replica, now)
         self._trim()
@@ -203,11 +207,13 @@ class PrefixIndex:
         expected, expectations = replica.expected, replica.expectations
         while expectations:
             when, block_hashes = expectations[0]
-            if now - when < EXPECTED_SECONDS if replica.tells else len(expected) <= replica.capacity:
+            is_over = now - when >= EXPECTED_SECONDS if replica.tells else len(expected) > replica.capacity
+            # Of what has been told since then nothing is left here, and what was expected again has a later time.
+            gone = [block_hash for block_hash in block_hashes if expected.get(block_hash) == when]
+            if gone and not is_over and replica.num_listed <= 2 * replica.capacity:
                 return
             expectations.popleft()
-            # What has been expected again since then has a later time.
-            gone = [block_hash for block_hash in block_hashes if expected.get(block_hash) == when]
+            replica.num_listed -= len(block_hashes)
             self._clear(replica.bit, gone)
             for block_hash in gone:
                 del expected[block_hash]
