@@ -23,7 +23,6 @@ from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, graph_sizes
 from proa_engine.worker.device_memory import measure_memory
-from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
@@ -165,9 +164,7 @@ class Worker:
             vocab_size=vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             device=self.device,
-            max_drafts=config.num_speculative_tokens,
         )
-        speculative = config.speculative_config
         runner = ModelRunner(
             self._model,
             kv_caches,
@@ -177,7 +174,6 @@ class Worker:
             max_logprobs=config.max_logprobs,
             device=self.device,
             graphs=DecodeGraphs(graph_sizes, self.device) if graph_sizes else None,
-            drafter=None if speculative is None else Drafter(speculative, batch, config.block_size),
         )
         return kv_caches, runner
 
@@ -185,8 +181,8 @@ class Worker:
         return choices.choose_device(self._config.device, self._rank)
 
     def _graph_sizes(self) -> list[int]:
-        """Of the decodes to record: none on a CPU, which has no such thing, nor with drafts to check."""
-        if self.device.type == "cpu" or self._config.enforce_eager or self._config.speculative_config is not None:
+        """Of the decodes to record: none on a CPU, which has no such thing."""
+        if self.device.type == "cpu" or self._config.enforce_eager:
             return []
         return graph_sizes(self._config.max_num_seqs)
 
