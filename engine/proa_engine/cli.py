@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
+from proa_engine.speculative_config import SpeculativeConfig
 
 HELP = {
     "model": "`builtin`, a folder in the Hugging Face layout, or an id on its hub",
@@ -40,6 +41,8 @@ HELP = {
     "async_scheduling": "plan the next step while one runs",
     "enforce_eager": "on a GPU: launch every kernel anew instead of replaying CUDA graphs",
     "scheduling_policy": "who goes first: by arrival, or by priority",
+    "speculative_config": "drafts to be checked, as JSON: "
+    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 1} (default: none)',
     "max_logprobs": "log probabilities that a request may ask for at each position",
     "device": "where to compute (auto: a GPU if there is one)",
     "tensor_parallel_size": "ranks that share the model",
@@ -117,6 +120,8 @@ def _add_field(group: Any, field: Field[Any], hint: Any) -> None:
         options["action"] = argparse.BooleanOptionalAction
     elif get_origin(hint) is Literal:
         options["choices"] = get_args(hint)
+    elif hint is SpeculativeConfig:
+        options |= {"type": _speculative_config, "metavar": "JSON"}
     elif get_origin(hint) is tuple:
         options |= {"action": "append", "default": None}
     else:
@@ -189,6 +194,13 @@ def _worker(arguments: argparse.Namespace) -> int:
 def _fail(sentence: str, *, status: int) -> int:
     print(f"proa-engine: error: {sentence}", file=sys.stderr)
     return status
+
+
+def _speculative_config(text: str) -> SpeculativeConfig:
+    try:
+        return SpeculativeConfig.from_json(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _port(text: str) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from proa_engine.speculative_config import SpeculativeConfig
+
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -40,6 +42,7 @@ class EngineConfig:
     enforce_eager: bool = False  # on a GPU: no CUDA graphs
     scheduling_policy: SchedulingPolicy = "fcfs"
     max_logprobs: int = 20
+    speculative_config: SpeculativeConfig | None = None  # None: no drafts
 
     device: Device = "auto"
     tensor_parallel_size: int = 1
@@ -61,6 +64,11 @@ class EngineConfig:
                 f"worker_sockets must name one for each rank from 1, {self.tensor_parallel_size - 1} for "
                 f"tensor_parallel_size {self.tensor_parallel_size}, got {len(self.worker_sockets)}"
             )
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most draft tokens that a request's decode carries."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
 
 
 _LEAST = {

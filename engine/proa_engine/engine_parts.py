@@ -104,6 +104,7 @@ def assemble_engine(
         enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,
         scheduling_policy=config.scheduling_policy,
+        num_speculative_tokens=config.num_speculative_tokens,
     )
     limits = ModelLimits(
         vocab_size=executor.model_config.vocab_size,

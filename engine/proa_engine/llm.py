@@ -12,12 +12,13 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.llm_engine import LLMEngine, Prompt
 from proa_engine.outputs import RequestOutput
+from proa_engine.speculative_config import SpeculativeConfig
 
 Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model, loaded. Arguments are those of `EngineConfig`.
+    """A model, loaded. Arguments are those of `EngineConfig`, `speculative_config` as a mapping.
 
     llm = LLM("builtin")
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=8))
@@ -40,6 +41,7 @@ class LLM:
         async_scheduling: bool = True,
         enforce_eager: bool = False,
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        speculative_config: Mapping[str, Any] | None = None,
         tensor_parallel_size: int = 1,
         load_format: Literal["auto", "dummy"] = "auto",
         skip_tokenizer_init: bool = False,
@@ -61,6 +63,9 @@ class LLM:
             async_scheduling=async_scheduling,
             enforce_eager=enforce_eager,
             scheduling_policy=scheduling_policy,
+            speculative_config=None
+            if speculative_config is None
+            else SpeculativeConfig.from_mapping(speculative_config),
             tensor_parallel_size=tensor_parallel_size,
             load_format=load_format,
             skip_tokenizer_init=skip_tokenizer_init,

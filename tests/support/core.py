@@ -78,6 +78,8 @@ class CoreRun:
         policy: Literal["fcfs", "priority"] = "fcfs",
         enable_prefix_caching: bool = True,
         eos_token_ids: frozenset[int] = EOS,
+        num_speculative_tokens: int = 0,
+        accept: Callable[[int], int] | None = None,
         block_order: Sequence[int] | None = None,
         clock: Callable[[], float] | None = None,
         trace_steps: Callable[[Executor], Executor] = untraced,
@@ -87,6 +89,7 @@ class CoreRun:
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_in_flight=2 if async_scheduling else 1,
+            accept=accept,
         )
         self.core: EngineCore = make_core(
             trace_steps(self.executor),
@@ -102,6 +105,7 @@ class CoreRun:
             enable_prefix_caching=enable_prefix_caching,
             async_scheduling=async_scheduling,
             scheduling_policy=policy,
+            num_speculative_tokens=num_speculative_tokens,
             block_order=block_order,
             clock=clock or Clock(),
         )

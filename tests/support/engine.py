@@ -114,6 +114,7 @@ def engine_over(
         enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,
         scheduling_policy=config.scheduling_policy,
+        num_speculative_tokens=config.num_speculative_tokens,
         block_order=order,
     )
     return Engine(core, executor, watched)

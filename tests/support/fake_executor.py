@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import (
     CachedRequestData,
+    Drafts,
     ModelRunnerOutput,
     NewRequestData,
     SchedulerOutput,
@@ -19,6 +20,8 @@ from proa_engine.core.types import (
 
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61
+NO_DRAFTS = Drafts(0, 0)
+NO_DRAFTS = Drafts(0, 0)
 
 
 def fingerprint(before: int, token_id: int) -> int:
@@ -55,6 +58,10 @@ class FakeRow:
     num_computed_tokens: int
     block_ids: list[int]
     params: SamplingParams
+    num_planned_tokens: int = 0  # the most that can have been computed, as the plan says before each step
+    start: int = 0  # of the step's tokens
+    accepted: list[int] = field(default_factory=list)  # of the step's drafts
+    drafts: Drafts = NO_DRAFTS
 
 
 @dataclass
@@ -80,7 +87,8 @@ class FakeExecutor:
     """Computes each step when it is told, and shows its result when the core waits for it.
 
     `log` holds what happened in order: ("execute", step), ("host", step). `plans` are all plans. `while_waiting` is
-    called in the middle of a step, when the core waits for a result. `fail_at` is the step that fails.
+    called in the middle of a step, when the core waits for a result. `fail_at` is the step that fails. `accept` says
+    how many of so many draft tokens are right; without it there may be none.
     """
 
     num_blocks: int = 64
@@ -89,6 +97,7 @@ class FakeExecutor:
     max_in_flight: int = 2
     while_waiting: Callable[[], None] | None = None
     fail_at: int | None = None
+    accept: Callable[[int], int] | None = None
     plans: list[SchedulerOutput] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     rows: dict[str, FakeRow] = field(default_factory=dict)
@@ -118,10 +127,12 @@ class FakeExecutor:
         plan, self._started = self._started, None
         assert plan is not None, "execute_model must come first"
         output = ModelRunnerOutput(request_ids=list(plan.num_scheduled_tokens), sampled_token_ids=[])
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+        for request_id in plan.num_scheduled_tokens:
             row = self.rows[request_id]
             output.sampled_token_ids.append(self._sample(row))
-            self._add_logprobs(output, request_id, row, num_tokens)
+            self._add_logprobs(output, request_id, row)
+        if any(self.rows[request_id].drafts.planned for request_id in plan.num_scheduled_tokens):
+            output.drafts.extend(self.rows[request_id].drafts for request_id in plan.num_scheduled_tokens)
         error = RuntimeError(f"step {plan.step} failed") if plan.step == self.fail_at else None
         return FakeFuture(output, lambda: self._reach_host(plan.step), error)
 
@@ -156,27 +167,50 @@ class FakeExecutor:
             context = fingerprint(context, token_id)
             contexts.append(context)
         self.rows[new.request_id] = FakeRow(
-            contexts, new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling_params
+            contexts,
+            new.num_prompt_tokens,
+            new.num_computed_tokens,
+            list(new.block_ids),
+            new.sampling_params,
+            new.num_computed_tokens,
         )
 
     def _update(self, known: CachedRequestData) -> None:
         row = self.rows[known.request_id]
-        assert row.num_computed_tokens == known.num_computed_tokens, f"{known.request_id}: a position is skipped"
+        surplus = known.num_computed_tokens - row.num_computed_tokens
+        most = 0 if self.accept is None else row.drafts.planned - len(row.accepted)
+        assert 0 <= surplus <= most, f"{known.request_id}: a position is skipped"
+        row.num_planned_tokens = known.num_computed_tokens
         row.block_ids += known.new_block_ids
         assert len(set(row.block_ids)) == len(row.block_ids), f"{known.request_id} has a block twice"
 
     def _write(self, request_id: str, num_tokens: int) -> None:
         row = self.rows[request_id]
-        end = row.num_computed_tokens + num_tokens
+        end = row.num_planned_tokens + num_tokens
         assert num_tokens > 0, f"{request_id} has an empty row"
-        assert end <= len(row.contexts), f"{request_id} computes a token that does not exist"
         max_tokens = row.params.max_tokens
         assert max_tokens is None or end < row.num_prompt_tokens + max_tokens, f"{request_id} is planned past its limit"
         assert end <= len(row.block_ids) * self.block_size, f"{request_id} has no slot for a token"
-        for position in range(row.num_computed_tokens, end):
+        row.start = row.num_computed_tokens
+        row.num_computed_tokens = min(row.start + num_tokens, len(row.contexts))
+        self._check_drafts(request_id, row, num_tokens - (row.num_computed_tokens - row.start))
+        for position in range(row.start, row.start + num_tokens):
             block_id = row.block_ids[position // self.block_size]
-            self._cache[block_id][position % self.block_size] = row.contexts[position]
-        row.num_computed_tokens = end
+            is_right = position < row.num_computed_tokens
+            self._cache[block_id][position % self.block_size] = row.contexts[position] if is_right else None
+
+    def _check_drafts(self, request_id: str, row: FakeRow, num_drafts: int) -> None:
+        """Of a row's tokens so many do not exist yet: drafts, some of which turn out to be right."""
+        row.accepted = []
+        row.drafts = Drafts(num_drafts, num_drafts)
+        if num_drafts == 0:
+            return
+        assert self.accept is not None, f"{request_id} computes a token that does not exist"
+        assert row.num_computed_tokens == row.start + 1, f"{request_id} has drafts beside more than its last token"
+        for _ in range(self.accept(num_drafts)):
+            row.accepted.append(next_token(row.contexts[-1]))
+            row.contexts.append(fingerprint(row.contexts[-1], row.accepted[-1]))
+        row.num_computed_tokens += len(row.accepted)
 
     def _read_back(self, request_id: str) -> None:
         row = self.rows[request_id]
@@ -191,14 +225,14 @@ class FakeExecutor:
             return []
         token_id = next_token(row.contexts[-1])
         row.contexts.append(fingerprint(row.contexts[-1], token_id))
-        return [token_id]
+        return [*row.accepted, token_id]
 
-    def _add_logprobs(self, output: ModelRunnerOutput, request_id: str, row: FakeRow, num_tokens: int) -> None:
+    def _add_logprobs(self, output: ModelRunnerOutput, request_id: str, row: FakeRow) -> None:
         sampled = output.sampled_token_ids[-1]
         if row.params.logprobs is not None and sampled:
             output.logprobs[request_id] = [TokenLogprobs(token_id, -1.0, 1) for token_id in sampled]
         if row.params.prompt_logprobs is not None:
-            first = row.num_computed_tokens - num_tokens + 1  # a position's logits are of the token after it
+            first = row.start + 1  # a position's logits are of the token after it
             last = min(row.num_computed_tokens, row.num_prompt_tokens - 1)
             if first <= last:
                 # The rank says the position, so that a test sees which tokens were told.

@@ -25,6 +25,7 @@ def make_core(
     enable_prefix_caching: bool = True,
     async_scheduling: bool = True,
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+    num_speculative_tokens: int = 0,
     block_order: Sequence[int] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> EngineCore:
@@ -47,5 +48,6 @@ def make_core(
         max_waiting_requests=max_waiting_requests,
         policy=scheduling_policy,
         async_scheduling=async_scheduling,
+        num_speculative_tokens=num_speculative_tokens,
     )
     return EngineCore(Scheduler(config, manager, eos_token_ids=eos_token_ids), executor, clock=clock)

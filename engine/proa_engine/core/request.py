@@ -115,6 +115,16 @@ class Request:
         return min(ahead, self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
+    def num_slots_to_join(self) -> int:
+        """Tokens that a request which waits wants room for."""
+        return len(self.token_ids)
+
+    @property
+    def max_placeholders(self) -> int:
+        """With two steps in flight."""
+        return 2
+
+    @property
     def is_finished(self) -> bool:
         return self.status > RequestStatus.PREEMPTED
 

@@ -13,6 +13,7 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.outputs import append_tokens, make_output, take_logprobs
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
+from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
 from proa_engine.core.step_plan import StepPlan
 from proa_engine.core.types import (
     EngineCoreOutput,
@@ -32,6 +33,7 @@ class SchedulerConfig:
     max_waiting_requests: int = 4096
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
+    num_speculative_tokens: int = 0  # most that a decode carries
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
@@ -55,6 +57,7 @@ class Scheduler:
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager)
+        self._drafts = DraftCounter()
         self._eos_token_ids = eos_token_ids
         # A request that runs computes at least one token in each step, so there is budget for all of them.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -76,6 +79,9 @@ class Scheduler:
             prefix_cache_queries=self._manager.num_queried_tokens,
             prefix_cache_hits=self._manager.num_hit_tokens,
             num_preemptions=self._table.num_preemptions,
+            spec_decode_num_drafts=self._drafts.num_drafts,
+            spec_decode_num_draft_tokens=self._drafts.num_draft_tokens,
+            spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
         )
 
     def add_request(self, request: EngineCoreRequest, now: float) -> Rejection | None:
@@ -91,14 +97,9 @@ class Scheduler:
             return Rejection(request.request_id, request.client, "resource_exhausted", message)
         priority = request.priority if self.config.policy == "priority" else 0
         is_new = not request.resumed_token_ids  # of one that another engine has begun, somebody is reading already
-        added = Request(
-            request,
-            order=(priority, is_new, self._num_added),
-            max_num_tokens=admission.max_num_tokens(request, limits),
-            eos_token_ids=self._eos_token_ids,
-        )
+        order = (priority, is_new, self._num_added)
         self._num_added += 1
-        self._table.add(added, now)
+        self._table.add(self._make_request(request, order, admission.max_num_tokens(request, limits)), now)
         return None
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus, now: float) -> list[EngineCoreOutput]:
@@ -130,6 +131,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Give the `requests` of a step's rows their tokens. Those of a request that has finished since are dropped."""
         outputs = []
+        self._drafts.settle(requests, result)
         for request, token_ids in zip(requests, result.sampled_token_ids, strict=True):
             before = request.status
             if before > RequestStatus.PREEMPTED:
@@ -150,6 +152,14 @@ class Scheduler:
         """Raises `AssertionError` where the books disagree. For tests: it costs more than a step."""
         assert len(self._table.running) <= self._max_running
         self._table.check_integrity()
+
+    def _make_request(self, request: EngineCoreRequest, order: tuple[int, ...], max_num_tokens: int) -> Request:
+        max_drafts, eos = self.config.num_speculative_tokens, self._eos_token_ids
+        if max_drafts == 0 or not can_speculate(request.sampling_params):
+            return Request(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos)
+        return SpeculatingRequest(
+            request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos, max_drafts=max_drafts
+        )
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Plan for who is running. False where memory ran out, so that nobody may join."""
@@ -181,7 +191,7 @@ class Scheduler:
             if request is None:
                 break
             computed_blocks = self._manager.get_computed_blocks(request)
-            block_ids = self._manager.allocate_slots(request, request.num_tokens, computed_blocks)
+            block_ids = self._manager.allocate_slots(request, request.num_slots_to_join, computed_blocks)
             if block_ids is None:
                 break
             self._table.start(request, len(computed_blocks) * self._manager.block_size, now)

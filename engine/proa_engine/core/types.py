@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from proa_engine.core.kv_events import KvNews
 from proa_engine.core.sampling_params import SamplingParams
@@ -101,6 +101,9 @@ class SchedulerStats:
     prefix_cache_queries: int = 0  # tokens looked up since start
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    spec_decode_num_drafts: int = 0  # since start, as all that follow: times that a request had drafts in a step
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,9 @@ class SchedulerOutput:
     """One step's plan. The core sends it to the executor, which sends it to every worker.
 
     A request samples a token in this step if and only if the step computes the last of its tokens, sampled ones that
-    the host does not know yet included. A plan without tokens only tells ids; it has no rows, and no forward pass.
+    the host does not know yet included. Where more is planned than that last one, the rest are drafts to be checked;
+    how far such a request is then, only the workers know, and its `num_computed_tokens` are the most that it can be.
+    A plan without tokens only tells ids; it has no rows, and no forward pass.
     """
 
     step: int
@@ -161,11 +166,20 @@ class SchedulerOutput:
         return self.total_num_scheduled_tokens == 0
 
 
+class Drafts(NamedTuple):
+    """A request's draft tokens in one step."""
+
+    planned: int  # places that the plan had for them
+    proposed: int  # found to be put there
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
     """One step's result on the host, rows in the order of the plan's `num_scheduled_tokens`."""
 
     request_ids: list[str]
-    sampled_token_ids: list[list[int]]  # one list a request; empty where its known tokens were not all computed yet
+    # One list a request; empty where its known tokens were not all computed yet, the accepted drafts first.
+    sampled_token_ids: list[list[int]]
+    drafts: list[Drafts] = field(default_factory=list)  # one a request; empty where the step had none
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # request_id -> one each sampled token
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens

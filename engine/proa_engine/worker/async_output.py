@@ -6,11 +6,12 @@ copies them on a stream of its own, so that the next step's kernels do not wait 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from proa_engine.core.types import ModelRunnerOutput, TokenLogprobs
+from proa_engine.core.types import Drafts, ModelRunnerOutput, TokenLogprobs
 from proa_engine.worker.sampler import LogprobTensors
 from proa_engine.worker.step_inputs import StepInputs
 
@@ -19,21 +20,47 @@ from proa_engine.worker.step_inputs import StepInputs
 class StepTensors:
     """What a step leaves for the host."""
 
-    token_ids: Tensor | None  # [sampled rows] int64
+    token_ids: Tensor | None  # [samples] int64
     logprobs: LogprobTensors | None
     prompt_logprobs: list[LogprobTensors]  # slices, in order
+    drafts: Tensor | None = None  # [rows with drafts, 2] int64: how many were accepted, and how many proposed
 
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     """The output in the plan's order. The tensors must be on the host and complete."""
     ids: Iterator[int] = iter(()) if tensors.token_ids is None else iter(tensors.token_ids.tolist())
-    sampled = [[next(ids)] if is_sampled else [] for is_sampled in inputs.is_sampled]
+    prompt_logprobs = _prompt_logprobs(tensors.prompt_logprobs, inputs)
+    if tensors.drafts is not None:
+        return _collect_accepted(ids, tensors.drafts, tensors.logprobs, prompt_logprobs, inputs)
     return ModelRunnerOutput(
         request_ids=inputs.request_ids,
-        sampled_token_ids=sampled,
+        sampled_token_ids=[[next(ids)] if is_sampled else [] for is_sampled in inputs.is_sampled],
         logprobs=_logprobs(tensors.logprobs, inputs),
-        prompt_logprobs=_prompt_logprobs(tensors.prompt_logprobs, inputs),
+        prompt_logprobs=prompt_logprobs,
     )
+
+
+def _collect_accepted(
+    ids: Iterator[int],
+    counts: Tensor,
+    logprobs: LogprobTensors | None,
+    prompt_logprobs: dict[str, list[TokenLogprobs]],
+    inputs: StepInputs,
+) -> ModelRunnerOutput:
+    """Of a row's samples, those of the accepted drafts and one more hold; what follows was sampled in vain."""
+    assert inputs.drafts is not None
+    output = ModelRunnerOutput(request_ids=inputs.request_ids, sampled_token_ids=[], prompt_logprobs=prompt_logprobs)
+    told: Iterator[list[int]] = iter(counts.tolist())
+    logprob_rows = iter(()) if logprobs is None else _rows(logprobs)
+    for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
+        accepted, proposed = next(told) if planned else (0, 0)
+        num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
+        output.sampled_token_ids.append(list(islice(ids, num_samples))[:num_kept])
+        output.drafts.append(Drafts(planned, proposed))
+        if is_sampled and (num_top := inputs.num_logprobs.get(name)) is not None:
+            rows = list(islice(logprob_rows, num_samples))[:num_kept]
+            output.logprobs[name] = [_cut(row, num_top) for row in rows]
+    return output
 
 
 class DeviceOutput:
@@ -48,6 +75,7 @@ class DeviceOutput:
                 None if tensors.token_ids is None else _to_host(tensors.token_ids),
                 None if tensors.logprobs is None else _logprobs_to_host(tensors.logprobs),
                 [_logprobs_to_host(part) for part in tensors.prompt_logprobs],
+                None if tensors.drafts is None else _to_host(tensors.drafts),
             )
             self._copied = torch.cuda.Event()
             self._copied.record()

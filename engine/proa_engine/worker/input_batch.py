@@ -42,10 +42,13 @@ class InputBatch:
         vocab_size: int,
         eos_token_ids: Collection[int],
         device: torch.device,
+        max_drafts: int = 0,
     ) -> None:
+        self.max_drafts = max_drafts  # draft tokens that a row may have beside its last token
         self.token_width = max_model_len + 1
         self.max_blocks = -(-max_model_len // block_size)
-        self.num_tokens = np.zeros(max_num_seqs, np.int64)  # tokens in the table, those still being sampled included
+        # Tokens in the table, those still being sampled included. Where there are drafts, at least so many.
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self.is_random = np.zeros(max_num_seqs, bool)

@@ -15,6 +15,7 @@ from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, Recorder
+from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampler import LogprobTensors, Sampler
 from proa_engine.worker.staging import Staging
@@ -34,7 +35,10 @@ class _Forwarded:
 
 
 class ModelRunner:
-    """With `graphs`, steps of decodes alone are replayed, once `record_graphs` has recorded them."""
+    """With `graphs`, steps of decodes alone are replayed, once `record_graphs` has recorded them.
+
+    With a `drafter`, there if and only if the batch may have drafts, decodes check draft tokens; then without graphs.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class ModelRunner:
         max_logprobs: int,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
@@ -57,6 +62,7 @@ class ModelRunner:
         self._sampler = Sampler(batch, max_logprobs)
         self._staging = Staging(device)
         self._graphs = graphs
+        self._drafter = drafter
         self._forwarded: _Forwarded | None = None
 
     def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
@@ -73,6 +79,8 @@ class ModelRunner:
         """Run the model over the step's tokens and keep the hidden states for `sample`."""
         arrays = list(self._staging.ship(inputs.packer))
         self._apply(inputs.edits, arrays)
+        if self._drafter is not None:
+            self._drafter.place(inputs, arrays)
         rows = inputs.rows
         if isinstance(rows, TokenRows):
             hidden = self._run(rows, arrays)
@@ -94,7 +102,8 @@ class ModelRunner:
         rows = hidden if sampling.is_whole_batch else hidden.index_select(0, arrays[sampling.hidden_rows])
         sampled = self._sampler.sample(self._model.compute_logits(rows), sampling, arrays)
         self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
-        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs)
+        drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)
+        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts)
 
     def _run(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
         batch = self._batch

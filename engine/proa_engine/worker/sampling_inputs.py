@@ -25,6 +25,20 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Samples:
+    """The tokens that a step samples, in order."""
+
+    rows: IntArray  # of the step
+    positions: IntArray  # index that each takes in its request
+    hidden_rows: IntArray  # row of the hidden states
+
+
+def last_samples(rows: Rows, sampled: IntArray) -> Samples:
+    """One behind each of these rows' ends."""
+    return Samples(sampled, rows.ends[sampled], rows.query_start_loc[1:][sampled] - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class RowSet:
     """Some of a set of rows: how many, and where their numbers were packed; `place` is None when it is all of them."""
 
@@ -43,10 +57,10 @@ class PromptLogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """Which rows get a token in this step, and which of the sampler's features they use."""
+    """Which tokens are sampled in this step, a row of logits each, and the sampler's features that they use."""
 
     num_rows: int
-    is_whole_batch: bool  # every row of the step computes one token and samples: no gathering
+    is_whole_batch: bool  # behind every token of the step one is sampled: no gathering
     hidden_rows: int  # place
     slots: int  # place
     positions: int  # place: index that the new token takes in its request
@@ -60,16 +74,14 @@ class SamplingInputs:
     rules: PackedRules | None
 
 
-def sampling_inputs(
-    rows: Rows, sampled: IntArray, batch: InputBatch, vocab_size: int, packer: Packer
-) -> SamplingInputs:
-    slots = rows.slots[sampled]
-    positions = rows.ends[sampled]
+def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, vocab_size: int, packer: Packer) -> SamplingInputs:
+    slots = rows.slots[samples.rows]
+    positions = samples.positions
     is_random = batch.is_random[slots]
     return SamplingInputs(
-        num_rows=sampled.size,
-        is_whole_batch=sampled.size == rows.query_start_loc[-1],
-        hidden_rows=packer.add(rows.query_start_loc[1:][sampled] - 1),
+        num_rows=slots.size,
+        is_whole_batch=slots.size == rows.query_start_loc[-1],
+        hidden_rows=packer.add(samples.hidden_rows),
         slots=packer.add(slots),
         positions=packer.add(positions),
         write_to=packer.add(slots * batch.token_width + positions),

@@ -9,11 +9,13 @@ import numpy as np
 
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.worker.decode_graphs import DecodeGraphs, pad_rows
+from proa_engine.worker.draft_inputs import DraftInputs, lay_out_drafts
 from proa_engine.worker.input_batch import BatchEdits, InputBatch
 from proa_engine.worker.sampling_inputs import (
     PromptLogprobRows,
     Rows,
     SamplingInputs,
+    last_samples,
     num_logprobs,
     prompt_logprob_rows,
     sampling_inputs,
@@ -65,6 +67,7 @@ class StepInputs:
     rows: TokenRows | DecodeRows
     sampling: SamplingInputs | None
     prompt_logprobs: PromptLogprobRows | None
+    drafts: DraftInputs | None  # None: the batch has no drafts in any step
 
 
 def build_step_inputs(
@@ -79,8 +82,11 @@ def build_step_inputs(
         return None
     rows, counts = _rows(plan, batch)
     packer = Packer()
-    is_sampled = rows.ends == batch.num_tokens[rows.slots]
+    is_sampled = rows.ends >= batch.num_tokens[rows.slots]
     sampled_rows = np.flatnonzero(is_sampled)
+    drafts, samples = None, last_samples(rows, sampled_rows)
+    if batch.max_drafts:
+        drafts, samples = lay_out_drafts(rows, counts, is_sampled, batch, edits, packer)
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
     size = None
     if graphs is not None and counts.size == counts.sum() and prompt_logprobs is None:
@@ -94,8 +100,9 @@ def build_step_inputs(
         rows=_token_rows(rows, counts, batch, block_size, packer)
         if size is None
         else DecodeRows(size, packer.add(pad_rows(rows.slots, rows.starts, size))),
-        sampling=sampling_inputs(rows, sampled_rows, batch, vocab_size, packer) if sampled_rows.size else None,
+        sampling=sampling_inputs(rows, samples, batch, vocab_size, packer) if sampled_rows.size else None,
         prompt_logprobs=prompt_logprobs,
+        drafts=drafts,
     )
     batch.num_computed_tokens[rows.slots] = rows.ends
     batch.num_tokens[rows.slots[sampled_rows]] += 1
@@ -139,7 +146,9 @@ def _rows(plan: SchedulerOutput, batch: InputBatch) -> tuple[Rows, IntArray]:
     slots = batch.slots_of(request_ids)
     starts = batch.num_computed_tokens[slots]
     ends = starts + counts
-    assert (ends <= batch.num_tokens[slots]).all(), "a plan may not compute tokens that do not exist"
+    assert batch.max_drafts or (ends <= batch.num_tokens[slots]).all(), (
+        "a plan may not compute tokens that do not exist"
+    )
     query_start_loc = np.zeros(len(slots) + 1, np.int64)
     np.cumsum(counts, out=query_start_loc[1:])
     return Rows(request_ids, slots, starts, ends, query_start_loc), counts

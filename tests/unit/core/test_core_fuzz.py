@@ -153,8 +153,10 @@ class Traffic:
         assert all(event is (EventType.RESUMED if i % 2 else EventType.PREEMPTED) for i, event in enumerate(turns))
 
 
-def random_run(rng: random.Random, *, async_scheduling: bool, policy: Policy, num_blocks: int | None = None) -> CoreRun:
-    num_blocks = num_blocks or rng.choice([15, 16, 20, 40])  # of 4 tokens: one of the longest requests, up to three
+def random_run(
+    rng: random.Random, *, async_scheduling: bool, policy: Policy, num_speculative_tokens: int = 0
+) -> CoreRun:
+    num_blocks = rng.choice([15, 16, 20, 40])  # of 4 tokens: one of the longest requests, up to three
     return CoreRun(
         num_blocks=num_blocks,
         max_model_len=MAX_MODEL_LEN,
@@ -164,15 +166,22 @@ def random_run(rng: random.Random, *, async_scheduling: bool, policy: Policy, nu
         policy=policy,
         enable_prefix_caching=rng.random() < 0.8,
         block_order=rng.sample(range(num_blocks), num_blocks),
+        num_speculative_tokens=num_speculative_tokens,
+        accept=(lambda num_drafts: rng.randint(0, num_drafts)) if num_speculative_tokens else None,
     )
 
 
+@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 5])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_traffic_under_memory_pressure(seed: int, async_scheduling: bool, policy: Policy) -> None:
+def test_random_traffic_under_memory_pressure(
+    seed: int, async_scheduling: bool, policy: Policy, num_speculative_tokens: int
+) -> None:
     rng = random.Random(seed)
-    run = random_run(rng, async_scheduling=async_scheduling, policy=policy)
+    run = random_run(
+        rng, async_scheduling=async_scheduling, policy=policy, num_speculative_tokens=num_speculative_tokens
+    )
     traffic = Traffic(run, rng, num_requests=150, abort_share=0.1)
     traffic.drive()
     assert len(run.outputs) == 150
