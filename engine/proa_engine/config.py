@@ -8,6 +8,7 @@ from proa_engine.speculative_config import SpeculativeConfig
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["awq", "compressed-tensors", "fp8", "gptq"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -27,6 +28,7 @@ class EngineConfig:
     load_format: LoadFormat = "auto"
     dtype: DType = "auto"  # auto: float32 on a CPU, else the model's own
     quantization: Quantization | None = None  # None: as the checkpoint is
+    kv_cache_dtype: KvCacheDtype = "auto"  # auto: that of the model; fp8 is fp8_e4m3
     seed: int = 0  # of dummy weights
 
     max_model_len: int | None = None
@@ -86,6 +88,7 @@ _CHOICES = {
     "load_format": LoadFormat,
     "dtype": DType,
     "quantization": Quantization,
+    "kv_cache_dtype": KvCacheDtype,
     "scheduling_policy": SchedulingPolicy,
     "device": Device,
 }

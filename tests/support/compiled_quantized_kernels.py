@@ -60,21 +60,22 @@ MODELS = {
 }
 
 
+CACHE_TYPES = {"8 bits made": torch.float8_e4m3fn}  # others: bfloat16
+
+
 def variants_of(name: str) -> set[Variant]:
     model = shape_model(MODELS[name], torch.bfloat16)
+    cache_type = CACHE_TYPES.get(name, torch.bfloat16)
     of_each_step = [
-        set(record(partial(run_shapes, model, torch.bfloat16, num_decodes=d, num_tokens=t, num_requests=r)))
+        set(record(partial(run_shapes, model, cache_type, num_decodes=d, num_tokens=t, num_requests=r)))
         for d, t, r in WARM_UP + STEPS
     ]
     warmed_up = set.union(*of_each_step[: len(WARM_UP)])
     new = {variant.name for variant in set.union(*of_each_step) - warmed_up}
     assert not new, f"{name}: compiled anew for other shapes: {new}"
-    return {variant for variant in warmed_up if is_of_this_page(variant.name)}
-
-
-def is_of_this_page(kernel: str) -> bool:
-    """All others are those of models without quantization."""
-    return any(word in kernel for word in (".fp8", ".int4", ".moe"))
+    words = (".fp8", ".int4", ".moe", *(("attention", "cache") if name in CACHE_TYPES else ()))
+    # All others are those of models without quantization.
+    return {variant for variant in warmed_up if any(word in variant.name for word in words)}
 
 
 def main() -> None:

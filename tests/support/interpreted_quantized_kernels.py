@@ -16,11 +16,18 @@ from proa_engine.kernels import (
     moe_align,
     moe_combine,
     moe_route,
+    rotate_and_cache,
 )
+from proa_engine.kernels.attention_plan import plan_reference
+from proa_engine.kernels.decode_attention import decode_attention
+from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.paged_attention_reference import paged_attention_reference
+from proa_engine.kernels.prefill_attention import prefill_attention
+from support.kernel_cases import AttentionCase, attention_case
 from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -57,6 +64,47 @@ def check_norm_and_silu(dtype: torch.dtype) -> None:
         x = torch.randn(3, 2 * 384).to(dtype)
         ours = fp8_silu_and_mul._silu_and_mul_fp8_triton(x, form)
         assert_same_rows(ours, fp8_silu_and_mul.silu_and_mul_fp8(x, form))
+
+
+def check_cache(dtype: torch.dtype) -> None:
+    """Keys and values in 8 bits: written, and read by both kernels of attention as the floats that they stand for."""
+    heads = torch.randn(5, 4 + 2 * 2, 16).to(dtype) * 300  # some beyond the range
+    cos, sin = torch.randn(2, 5, 8)
+    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    slots = torch.tensor([9, -1, 23, 0, 7])
+    ours = torch.zeros(2, 6, 2, 4, 16).to(fp8.FP8)
+    theirs, scales = ours.clone(), (0.5, 2.0)
+    rotate_and_cache._rotate_and_cache_triton(heads, None, cos, sin, *ours, slots, scales)
+    rotate_and_cache.rotate_and_cache(heads, None, cos, sin, *theirs, slots, cache_scales=scales)
+    differ = ours.float() != theirs.float()
+    assert differ.float().mean() < 0.01
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.14, atol=2**-9)
+    for lens in ([(1, 1), (1, 37), (1, 300)], [(1, 33), (3, 3), (70, 90)]):
+        case = attention_case(lens, dtype=dtype)
+        in_8_bits = case.key_cache.to(fp8.FP8), case.value_cache.to(fp8.FP8)
+        as_floats = in_8_bits[0].to(dtype), in_8_bits[1].to(dtype)
+        results = [attention_on_triton(case, *caches) for caches in (in_8_bits, as_floats)]
+        close(*results, TOLERANCE[dtype])
+        plan = plan_reference(*batch_of(case), case.metadata.num_decodes, case.key_cache.shape, None)
+        close(results[0], paged_attention_reference(case.query, *in_8_bits, plan, 0.25), TOLERANCE[dtype])
+
+
+def attention_on_triton(case: AttentionCase, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
+    query_start_loc, seq_lens, block_table = batch_of(case)
+    out = torch.full_like(case.query, torch.nan)
+    plan = plan_decodes(seq_lens, case.metadata.num_decodes, key_cache.shape[1], None)
+    num_decodes = case.metadata.num_decodes
+    decode_attention(case.query, key_cache, value_cache, seq_lens, block_table, out, plan, 0.25)
+    if num_decodes < len(seq_lens):
+        prefill_attention(
+            case.query, key_cache, value_cache, query_start_loc, seq_lens, block_table, out, num_decodes, 0.25, None
+        )
+    return out
+
+
+def batch_of(case: AttentionCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    metadata = case.metadata
+    return metadata.query_start_loc, metadata.seq_lens, metadata.block_table
 
 
 def check_block_matmul(dtype: torch.dtype) -> None:
@@ -150,6 +198,7 @@ def main() -> None:
             check_fp8_rounding,
             check_quantize,
             check_norm_and_silu,
+            check_cache,
             check_block_matmul,
             check_int4_matmul,
             check_route,

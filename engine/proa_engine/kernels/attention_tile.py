@@ -49,6 +49,8 @@ def attend_tile(
     else:
         key = tl.load(key_cache_ptr + place[:, None] + dim[None, :])
         value = tl.load(value_cache_ptr + place[:, None] + dim[None, :])
+    key = key.to(query.dtype)  # from 8 bits, where the cache holds those
+    value = value.to(query.dtype)
     # [BLOCK_M, TILE]
     scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * scale_log2
     if MASKED:

@@ -49,6 +49,11 @@ def quantize(x: Activation, form: Fp8Form) -> QuantizedRows:
     return quantize_reference(x, form) if x.is_cpu else _quantize_triton(x, form)
 
 
+def with_scale(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """x / scale in 8 bits"""
+    return (x.float() * (1.0 / scale)).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+
+
 def quantize_reference(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
     rows, size = x.shape
     groups = x.float().view(rows, -1, form.group or size)
@@ -113,6 +118,15 @@ def round_to_fp8(x):
 
 
 @triton.jit
+def to_fp8(x, ROUND: tl.constexpr):
+    """float32 -> 8 bits; what is beyond their range becomes its end."""
+    x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+    if ROUND:
+        x = round_to_fp8(x)
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
 def store_quantized(
     x,  # [BLOCK] float32, zero where not `mask`
     columns,  # [BLOCK]
@@ -141,10 +155,7 @@ def store_quantized(
         most = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-10)
         tl.store(scales_ptr, tl.div_rn(most, 448.0))
         scaled = x * tl.div_rn(448.0, most)
-    scaled = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
-    if ROUND:
-        scaled = round_to_fp8(scaled)
-    tl.store(values_ptr + columns, scaled.to(tl.float8e4nv), mask=mask)
+    tl.store(values_ptr + columns, to_fp8(scaled, ROUND), mask=mask)
 
 
 @triton.jit

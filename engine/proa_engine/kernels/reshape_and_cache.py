@@ -53,6 +53,8 @@ def reshape_and_cache_reference(
 ) -> None:
     if rows.tokens is not None:
         key, value = key[rows.tokens], value[rows.tokens]
+    if key_cache.itemsize == 1:  # torch copies no rows of 8-bit floats, but of bytes
+        key, value, key_cache, value_cache = (each.view(torch.uint8) for each in (key, value, key_cache, value_cache))
     head_dim = key.shape[-1]
     key_cache.view(-1, head_dim).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
     value_cache.view(-1, head_dim).index_copy_(0, rows.rows, value.reshape(-1, head_dim))

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
 from proa_engine.kernels.reshape_and_cache import CacheRows, cache_rows, reshape_and_cache_reference
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.rotary import rotary_reference
@@ -24,18 +25,19 @@ def rotate_and_cache(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     rows: CacheRows | None = None,
+    cache_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """heads [T, q heads + 2 * kv_heads, D], queries then keys then values -> rotated queries [T, q heads, D].
 
     Keys and values go to caches [num_blocks, kv_heads, block_size, D]: token t's slot is block * block_size + offset; a
     slot of -1 is padding and written nowhere. `norms` are q's and k's weights [D] and the epsilon. cos, sin [T, D]
     float32 hold D/2 angles' values twice, in sin with the first half's sign turned. `rows` spares the CPU to work the
-    same slots out again.
+    same slots out again. A cache of 8-bit floats gets keys and values divided by `cache_scales`.
     """
     if not heads.is_cpu:
-        return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping)
+        return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping, cache_scales)
     rows = rows or cache_rows(slot_mapping, key_cache.shape)
-    return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows)
+    return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows, cache_scales)
 
 
 def rotate_and_cache_reference(
@@ -46,6 +48,7 @@ def rotate_and_cache_reference(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     rows: CacheRows,
+    cache_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     num_kv_heads = key_cache.shape[1]
     num_heads = heads.shape[1] - 2 * num_kv_heads
@@ -57,7 +60,10 @@ def rotate_and_cache_reference(
         q_weight, k_weight, eps = norms
         query = rotary_reference(rms_norm_reference(heads[:, :num_heads], q_weight, eps), cos, sin)
         key = rotary_reference(rms_norm_reference(heads[:, num_heads:num_rotated], k_weight, eps), cos, sin)
-    reshape_and_cache_reference(key, heads[:, num_rotated:], key_cache, value_cache, rows)
+    value = heads[:, num_rotated:]
+    if key_cache.dtype == FP8:
+        key, value = with_scale(key, cache_scales[0]), with_scale(value, cache_scales[1])
+    reshape_and_cache_reference(key, value, key_cache, value_cache, rows)
     return query
 
 
@@ -69,6 +75,7 @@ def _rotate_and_cache_triton(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    cache_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -91,11 +98,15 @@ def _rotate_and_cache_triton(
         value_cache,
         slot_mapping,
         eps,
+        1.0 / cache_scales[0],
+        1.0 / cache_scales[1],
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
         BLOCK_SIZE=block_size,
         HAS_NORMS=norms is not None,
+        FP8_CACHE=key_cache.dtype == FP8,
+        ROUND=ROUND_BEFORE,
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
@@ -115,11 +126,15 @@ def rotate_and_cache_kernel(
     value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
     slot_mapping_ptr,  # [num_tokens] int64
     eps,
+    key_factor,  # of caches of 8-bit floats
+    value_factor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    FP8_CACHE: tl.constexpr,
+    ROUND: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
@@ -159,6 +174,12 @@ def rotate_and_cache_kernel(
     kv_head = tl.where(is_key, head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS)
     block = slot // BLOCK_SIZE
     cache_place = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + pair
+    if FP8_CACHE:
+        # Rounded to the heads' type first, as where the rotated keys are written out.
+        rotated_first = to_fp8(rotated_first.to(heads_ptr.dtype.element_ty).to(tl.float32) * key_factor, ROUND)
+        rotated_second = to_fp8(rotated_second.to(heads_ptr.dtype.element_ty).to(tl.float32) * key_factor, ROUND)
+        first = to_fp8(first * value_factor, ROUND)
+        second = to_fp8(second * value_factor, ROUND)
     tl.store(key_cache_ptr + cache_place, rotated_first, mask=is_key & is_written)
     tl.store(key_cache_ptr + cache_place + HALF, rotated_second, mask=is_key & is_written)
     tl.store(value_cache_ptr + cache_place, first, mask=is_value & is_written)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.fp8 import Activation
+from proa_engine.kernels.fp8 import FP8, Activation
 from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from proa_engine.kernels.reshape_and_cache import CacheRows, cache_rows
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -83,14 +83,16 @@ class Attention:
             q_weight = (weights / "q_norm").take("weight", (head_dim,))
             k_weight = (weights / "k_norm").take("weight", (head_dim,))
             self.norms = q_weight, k_weight, options.qk_norm_eps
+        self.cache_scales = _cache_scale(weights, "k_scale"), _cache_scale(weights, "v_scale")
 
     def __call__(self, x: Activation, kv_cache: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `kv_cache`."""
         metadata = step.metadata
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         key_cache, value_cache = kv_cache.unbind()
+        scales = self.cache_scales if kv_cache.dtype == FP8 else (1.0, 1.0)
         query = rotate_and_cache(
-            heads, self.norms, step.cos, step.sin, key_cache, value_cache, metadata.slot_mapping, step.rows
+            heads, self.norms, step.cos, step.sin, key_cache, value_cache, metadata.slot_mapping, step.rows, scales
         )
         out = paged_attention(
             query,
@@ -101,7 +103,14 @@ class Attention:
             metadata.block_table,
             step.plans[self.window],
             num_decodes=metadata.num_decodes,
-            scale=self.head_dim**-0.5,
+            scale=self.head_dim**-0.5 * scales[0],
             window=self.window,
         )
+        if scales[1] != 1.0:
+            out = out.mul_(scales[1])
         return self.output(out.flatten(1))
+
+
+def _cache_scale(weights: Weights, name: str) -> float:
+    """Of a cache of 8-bit floats, where the checkpoint has one."""
+    return weights.take(name, (1,), dtype=torch.float32).item() if weights.has(name) else 1.0

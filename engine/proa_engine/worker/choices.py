@@ -31,10 +31,15 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def choose_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Of weights, activations and KV cache. float32 is what CPUs are fast at; a GPU takes what the weights are in."""
+    """Of weights and activations. float32 is what CPUs are fast at; a GPU takes what the weights are in."""
     if wanted == "auto":
         return torch.float32 if device.type == "cpu" else model.torch_dtype
     return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
+
+
+def choose_cache_dtype(wanted: str, dtype: torch.dtype) -> torch.dtype:
+    """`dtype` is that of activations."""
+    return dtype if wanted == "auto" else torch.float8_e4m3fn
 
 
 def num_parameters(model: ModelConfig) -> int:
@@ -53,4 +58,5 @@ def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) 
     """What a step of the full budget takes at its peak: some activations a token, some copies of the logits a row."""
     per_token = (6 * model.hidden_size + 3 * model.intermediate_size) * dtype.itemsize
     per_row = 6 * model.vocab_size * 4
-    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
+    most_rows = config.max_num_seqs * (1 + config.num_speculative_tokens)
+    return config.max_num_batched_tokens * per_token + most_rows * per_row

@@ -65,6 +65,7 @@ class Worker:
         self._runner: ModelRunner
         self._model: CausalLM
         self._dtype: torch.dtype
+        self._cache_dtype: torch.dtype
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration, and meet the other ranks where there are any."""
@@ -81,6 +82,7 @@ class Worker:
         self.model_config = ModelConfig.from_folder(self._folder, config.quantization)
         self.max_model_len = choices.choose_max_model_len(config, self.model_config)
         self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
+        self._cache_dtype = choices.choose_cache_dtype(config.kv_cache_dtype, self._dtype)
         if rendezvous is not None:
             self._parallel = distributed.join(rendezvous, self.device, store)
 
@@ -105,7 +107,7 @@ class Worker:
         shape = self._model.kv_cache_shape(1, config.block_size)
         layout = kv_cache.CacheLayout(
             block_size=config.block_size,
-            block_bytes=torch.Size(shape).numel() * self._dtype.itemsize * self.model_config.num_layers,
+            block_bytes=torch.Size(shape).numel() * self._cache_dtype.itemsize * self.model_config.num_layers,
             max_model_len=self.max_model_len,
             max_num_seqs=config.max_num_seqs,
         )
@@ -155,7 +157,7 @@ class Worker:
         shape = self._model.kv_cache_shape(num_blocks, config.block_size)
         # Left uninitialized: what no token was written to is never read, and on a CPU its pages are not even touched.
         kv_caches = [
-            torch.empty(shape, dtype=self._dtype, device=self.device) for _ in range(self.model_config.num_layers)
+            torch.empty(shape, dtype=self._cache_dtype, device=self.device) for _ in range(self.model_config.num_layers)
         ]
         batch = InputBatch(
             max_num_seqs=config.max_num_seqs,

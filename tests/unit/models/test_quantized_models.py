@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
@@ -143,3 +144,37 @@ def test_blocks_that_ranks_would_cut_are_refused_by_name(tmp_path: Path) -> None
             parallel=ParallelContext(rank=0, world_size=2),
             report=lambda line: None,
         )
+
+
+def test_a_cache_of_8_bits_gives_nearly_the_logits_of_one_of_floats(tmp_path: Path) -> None:
+    model, config = load(make_tiny_model(tmp_path, "qwen3", seed=3, **SIZES))
+    whole = model.compute_logits(PagedModel(model, config.num_layers).prefill(TOKENS))
+    rounded = model.compute_logits(PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS))
+    chunks = model.compute_logits(PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS, 7))
+    assert 0.001 < (rounded - whole).abs().mean() < 0.1 * whole.abs().mean()
+    assert torch.equal(chunks, rounded)
+
+
+def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path) -> None:
+    """Scales of powers of two change nothing but the range: numbers far beyond it are as near as they were within."""
+    folder = make_tiny_model(tmp_path, "llama", seed=3, **SIZES)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.self_attn."
+        tensors[prefix + "v_proj.weight"] = tensors[prefix + "v_proj.weight"] * 2**10
+        tensors[prefix + "o_proj.weight"] = tensors[prefix + "o_proj.weight"] / 2**10
+    save_file(tensors, folder / "model.safetensors")
+    model, config = load(folder)
+    whole = PagedModel(model, config.num_layers).prefill(TOKENS)
+    errors = []
+    for scale in (1.0, 2.0**10):
+        for layer in range(2):
+            tensors[f"model.layers.{layer}.self_attn.k_scale"] = torch.tensor(1.0)
+            tensors[f"model.layers.{layer}.self_attn.v_scale"] = torch.tensor([scale])
+        save_file(tensors, folder / "model.safetensors")
+        model, _ = load(folder)
+        assert torch.equal(PagedModel(model, config.num_layers).prefill(TOKENS), whole), (
+            "a cache of floats has no scale"
+        )
+        errors.append((PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS) - whole).abs().mean())
+    assert errors[1] < 0.1 * errors[0]

@@ -14,6 +14,7 @@ from proa_engine.config import EngineConfig
         ("block_size", 0, "block_size must be at least 1, got 0"),
         ("dtype", "float8", "dtype must be one of auto, float32, float16, bfloat16, got float8"),
         ("quantization", "int3", "quantization must be one of awq, compressed-tensors, fp8, gptq, got int3"),
+        ("kv_cache_dtype", "fp8_e5m2", "kv_cache_dtype must be one of auto, fp8, fp8_e4m3, got fp8_e5m2"),
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority, got lifo"),
         ("gpu_memory_utilization", 1.1, "gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
         ("worker_sockets", ("/run/1.sock",), "worker_sockets must name one for each rank from 1, 0 for .* got 1"),
