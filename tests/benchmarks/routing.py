@@ -44,12 +44,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(1)
     with ExitStack() as stack:
-        env = {"OMP_NUM_THREADS": "1"}
+        engines = [engine_process(*ENGINE, env={"OMP_NUM_THREADS": "1"}) for _ in range(2)]
         with ThreadPoolExecutor() as starting:
-            engines = [starting.submit(engine_process(*ENGINE, env=env).__enter__) for _ in range(2)]
-        for engine in engines:
-            stack.callback(engine.result()[0].terminate)
-        one, two = (engine.result()[1] for engine in engines)
+            one, two = (address for _, address in starting.map(stack.enter_context, engines))
         for policy in POLICIES:
             documents = [[rng.randrange(100, 1000) for _ in range(DOCUMENT)] for _ in range(arguments.documents)]
             asks = []
