@@ -15,7 +15,7 @@ from openai import OpenAI
 from support.kube import Release, eventually, run
 from support.traffic import Answer, Traffic, traffic
 
-LONG = ("--requests=1", "--max-tokens=400", "--ignore-eos", "--timeout=90")
+LONG = ("--requests=4", "--question=Count from 1 to 50.", "--max-tokens=400", "--temperature=0.7", "--timeout=120")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,13 +39,17 @@ def wait_for_rollouts(release: Release) -> None:
         release.kubectl("rollout", "status", name, "--timeout=5m")
 
 
-def undisturbed(release: Release, clients: int) -> dict[int, str]:
-    """By client, the text of its one long answer."""
+def texts(answers: list[Answer]) -> dict[tuple[int, int], str]:
+    """By client and number of its request, what it was told. None may have failed."""
+    assert [answer.error for answer in answers if answer.error] == []
+    return {(answer.client, answer.index): answer.text for answer in answers}
+
+
+def undisturbed(release: Release, clients: int) -> dict[tuple[int, int], str]:
+    """What long answers say when nothing happens."""
     with traffic(release, f"--clients={clients}", *LONG) as running:
         running.join(300)
-        answers = running.answers()
-    assert [answer.error for answer in answers if answer.error] == []
-    return {answer.client: answer.text for answer in answers}
+        return texts(running.answers())
 
 
 def test_every_stream_outlives_its_engine(release: Release) -> None:
@@ -56,9 +60,7 @@ def test_every_stream_outlives_its_engine(release: Release) -> None:
         eventually("the engine is generating", lambda: release.generated_tokens(doomed) > before + 500)
         release.kubectl("delete", "pod", doomed, "--grace-period=1", "--wait=false")
         running.join(300)
-        answers = running.answers()
-    assert [answer.error for answer in answers if answer.error] == []
-    assert {answer.client: answer.text for answer in answers} == expected
+        assert texts(running.answers()) == expected
     wait_for_rollouts(release)
 
 
@@ -167,8 +169,7 @@ def test_a_power_cut_costs_no_stream(release: Release) -> None:
         run(*shlex.split(command), doomed, timeout=60)
         running.join(300)
         answers = running.answers()
-    assert [answer.error for answer in answers if answer.error] == []
-    assert {answer.client: answer.text for answer in answers} == expected
+    assert texts(answers) == expected
     assert longest_silence(answers) < 10
 
 

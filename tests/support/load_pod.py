@@ -67,8 +67,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--requests", type=int, default=1_000_000, help="of each client")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--ignore-eos", action="store_true")
+    parser.add_argument("--question", help="default: several in turn")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of every second client; the others are greedy")
+    parser.add_argument("--ignore-eos", action="store_true", help="what comes then may be tokens without text")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence")
     parser.add_argument("--seconds", type=float, default=600.0, help="no request is begun after so long")
     parser.add_argument("--stop-file", type=Path, default=Path("/tmp/stop"))
@@ -81,18 +82,18 @@ def main() -> None:
         for index in range(arguments.requests):
             if arguments.stop_file.exists() or time.monotonic() > deadline:
                 return
-            question = QUESTIONS[(number + index) % len(QUESTIONS)]
+            question = arguments.question or QUESTIONS[(number + index) % len(QUESTIONS)]
             body = {
                 "model": arguments.model,
                 "messages": [{"role": "user", "content": question}],
                 "max_tokens": arguments.max_tokens,
-                "temperature": arguments.temperature,
+                "temperature": arguments.temperature if number % 2 else 0.0,
                 "seed": number,
                 "ignore_eos": arguments.ignore_eos,
             }
             record = ask(arguments.host, arguments.port, body, arguments.timeout, arguments.key)
             with printing:
-                print(json.dumps(record | {"client": number, "question": question}), flush=True)
+                print(json.dumps(record | {"client": number, "index": index, "question": question}), flush=True)
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(arguments.clients)]
     for thread in threads:

@@ -18,6 +18,7 @@ class Answer:
     """One request. Times in Unix seconds; `silence` is the longest pause between events; `error` empty: all well."""
 
     client: int
+    index: int  # of the client's requests
     question: str
     text: str
     events: int
