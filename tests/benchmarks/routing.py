@@ -1,6 +1,6 @@
 """Routing before real engines on a CPU: `PYTHONPATH=tests python tests/benchmarks/routing.py`.
 
-Two engines over the built-in model, whose caches hold three quarters of the documents together; each policy has a
+Two engines over the built-in model, whose caches hold four fifths of the documents together; each policy has a
 gateway of its own, and documents of its own. Streams of short answers, a few at a time.
 """
 
