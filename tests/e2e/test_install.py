@@ -116,6 +116,22 @@ def test_an_engine_that_restarts_meets_its_sidecar_again(release: Release, clien
     assert ask(client) == expected
 
 
+def test_a_worker_that_dies_takes_its_pod_out_until_it_is_back(release: Release, client: OpenAI) -> None:
+    (pod,) = release.pods("engine")
+    name, expected = pod["metadata"]["name"], ask(client)
+    addresses = ["endpointslices", "--selector=kubernetes.io/service-name=proa-engine"]
+
+    def is_serving() -> bool:
+        endpoints = [endpoint for item in release.get(*addresses)["items"] for endpoint in item["endpoints"]]
+        return any(endpoint["conditions"]["serving"] for endpoint in endpoints)
+
+    assert is_serving()
+    release.kubectl("exec", name, "--container=tp-worker-1", "--", "sh", "-c", "kill 1")
+    eventually("the pod has left the endpoints", lambda: not is_serving(), seconds=60)
+    eventually("the pod is back", is_serving, seconds=180)
+    assert ask(client) == expected
+
+
 def test_uninstall_leaves_nothing(release: Release) -> None:
     release.uninstall()
     kinds = "deployments,replicasets,services,endpointslices,serviceaccounts,roles,rolebindings,configmaps,secrets,pods"
