@@ -62,6 +62,14 @@ class WarmUp:
             self._run(self._prefill_plan([num_tokens], params))
             self.time_decode(num_tokens)
 
+    def run_every_tiling(self) -> None:
+        """Prompts of all powers of two: products tile few rows otherwise than many, and change within a doubling."""
+        most = min(self._limits.max_num_batched_tokens, self._limits.max_model_len * self._limits.max_num_seqs)
+        num_tokens = 1
+        while num_tokens <= most:
+            self._run_alone(_full_lengths(num_tokens, self._limits.max_model_len), GREEDY)
+            num_tokens *= 2
+
     def time_prefill(self, num_tokens: int) -> float:
         """Seconds that a prompt takes; it stays for `time_decode`."""
         return self._run(self._prefill_plan([num_tokens], GREEDY))

@@ -220,6 +220,8 @@ class Worker:
     def _warm_up(self, num_blocks: int) -> None:
         warm_up = self._warm_up_of(self._runner, num_blocks)
         warm_up.run_every_kind()
+        if self.device.type != "cpu":
+            warm_up.run_every_tiling()
         budget = self._config.max_num_batched_tokens
         most = _CPU_WARM_UP_TOKENS if self.device.type == "cpu" else budget
         num_tokens = min(most, budget, self.max_model_len - 1)
