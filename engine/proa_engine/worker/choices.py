@@ -58,4 +58,5 @@ def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) 
     """What a step of the full budget takes at its peak: some activations a token, some copies of the logits a row."""
     per_token = (6 * model.hidden_size + 3 * model.intermediate_size) * dtype.itemsize
     per_row = 6 * model.vocab_size * 4
-    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
+    most_rows = config.max_num_seqs * (1 + config.num_speculative_tokens)
+    return config.max_num_batched_tokens * per_token + most_rows * per_row

@@ -52,7 +52,7 @@ class Sampler:
         """
         raw = _take(logits, inputs.logprobs, arrays).clone() if inputs.logprobs.count else None
         if inputs.rules is not None or inputs.penalized.count or logits.is_cpu:
-            logits = logits.float()
+            logits = logits.float().contiguous()  # ranks cut a padded vocabulary, whose end is left out here
         if inputs.rules is not None:
             self._apply_bias(logits, inputs.rules, arrays)
         if inputs.penalized.count:

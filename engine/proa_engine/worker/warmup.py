@@ -34,6 +34,7 @@ class StepLimits:
     max_logprobs: int
     block_size: int
     num_blocks: int
+    max_drafts: int = 0
 
 
 class WarmUp:
@@ -54,6 +55,7 @@ class WarmUp:
         logprobs = limits.max_logprobs
         everything = SamplingParams(**_EVERYTHING, logprobs=logprobs, prompt_logprobs=logprobs)
         self._run_alone([each] * count, everything)
+        self._run_drafts(count, everything)
 
     def run_every_kind(self) -> None:
         """A small step of each kind that launches kernels of its own, prefill and decode."""
@@ -61,6 +63,7 @@ class WarmUp:
         for params in (GREEDY, LIMITED, PENALIZED, SamplingParams(**_EVERYTHING, logprobs=1)):
             self._run(self._prefill_plan([num_tokens], params))
             self.time_decode(num_tokens)
+            self._run_drafts(1, params)
 
     def run_every_tiling(self) -> None:
         """Prompts of all powers of two: products tile few rows otherwise than many, and change within a doubling."""
@@ -79,6 +82,19 @@ class WarmUp:
         seconds = self._run(decode_plan(["warm-up-0"], num_tokens))
         self._runner.prepare(finish_plan(["warm-up-0"]))
         return seconds
+
+    def _run_drafts(self, count: int, params: SamplingParams) -> None:
+        """Decodes with as many drafts as there may be, of `count` prompts or as many as fit into a step."""
+        num_drafts = min(
+            self._limits.max_drafts, self._limits.max_model_len - 2, self._limits.max_num_batched_tokens - 1
+        )
+        if num_drafts == 0:
+            return
+        plan = self._prefill_plan([1] * min(count, self._limits.max_num_batched_tokens // (1 + num_drafts)), params)
+        request_ids = list(plan.num_scheduled_tokens)
+        self._run(plan)
+        self._run(decode_plan(request_ids, 1, 1 + num_drafts))
+        self._runner.prepare(finish_plan(request_ids))
 
     def _run_alone(self, lengths: Sequence[int], params: SamplingParams) -> None:
         plan = self._prefill_plan(lengths, params)
@@ -122,12 +138,12 @@ def prefill_plan(
     return _plan(new=requests, scheduled={request.request_id: len(request.token_ids) for request in requests})
 
 
-def decode_plan(request_ids: list[str], num_computed_tokens: int) -> SchedulerOutput:
+def decode_plan(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
     cached = [
         CachedRequestData(request_id=request_id, num_computed_tokens=num_computed_tokens, new_block_ids=[])
         for request_id in request_ids
     ]
-    return _plan(cached=cached, scheduled=dict.fromkeys(request_ids, 1))
+    return _plan(cached=cached, scheduled=dict.fromkeys(request_ids, num_tokens))
 
 
 def finish_plan(request_ids: list[str]) -> SchedulerOutput:

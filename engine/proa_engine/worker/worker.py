@@ -23,6 +23,7 @@ from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, graph_sizes
 from proa_engine.worker.device_memory import measure_memory
+from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
@@ -166,7 +167,9 @@ class Worker:
             vocab_size=vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             device=self.device,
+            max_drafts=config.num_speculative_tokens,
         )
+        speculative = config.speculative_config
         runner = ModelRunner(
             self._model,
             kv_caches,
@@ -176,6 +179,7 @@ class Worker:
             max_logprobs=config.max_logprobs,
             device=self.device,
             graphs=DecodeGraphs(graph_sizes, self.device) if graph_sizes else None,
+            drafter=None if speculative is None else Drafter(speculative, batch, config.block_size),
         )
         return kv_caches, runner
 
@@ -183,8 +187,8 @@ class Worker:
         return choices.choose_device(self._config.device, self._rank)
 
     def _graph_sizes(self) -> list[int]:
-        """Of the decodes to record: none on a CPU, which has no such thing."""
-        if self.device.type == "cpu" or self._config.enforce_eager:
+        """Of the decodes to record: none on a CPU, which has no such thing, nor with drafts to check."""
+        if self.device.type == "cpu" or self._config.enforce_eager or self._config.speculative_config is not None:
             return []
         return graph_sizes(self._config.max_num_seqs)
 
@@ -237,5 +241,6 @@ class Worker:
             max_logprobs=config.max_logprobs,
             block_size=config.block_size,
             num_blocks=num_blocks,
+            max_drafts=config.num_speculative_tokens,
         )
         return WarmUp(runner, limits, torch.cuda.synchronize if self.device.type == "cuda" else lambda: None)

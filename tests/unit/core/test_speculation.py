@@ -1,0 +1,120 @@
+"""Draft tokens in the core: planned for the furthest that a request can be, settled one step late."""
+
+from collections.abc import Callable
+
+import pytest
+
+from proa_engine.core.types import FinishReason
+from support.core import EOS, CoreRun, make_request
+from support.fake_executor import VOCAB_SIZE, generate
+
+NUM_DRAFTS = 3
+
+
+def all_accepted(num_drafts: int) -> int:
+    return num_drafts
+
+
+def none_accepted(_num_drafts: int) -> int:
+    return 0
+
+
+def run_with_drafts(accept: Callable[[int], int], **settings: object) -> CoreRun:
+    return CoreRun(num_speculative_tokens=NUM_DRAFTS, accept=accept, **settings)  # type: ignore[arg-type]
+
+
+def batches_of_one(run: CoreRun) -> list[int]:
+    return [sum(batch.values()) for batch in run.batches()]
+
+
+def test_a_decode_is_planned_with_drafts_and_the_prompt_is_not() -> None:
+    run = run_with_drafts(none_accepted)
+    run.submit(make_request("a", range(5), max_tokens=12))
+    run.finish()
+    assert batches_of_one(run)[:3] == [5, 4, 4]
+    run.assert_complete([make_request("a", range(5), max_tokens=12)])
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
+    run = run_with_drafts(all_accepted, async_scheduling=async_scheduling)
+    request = make_request("a", range(5), max_tokens=33)
+    run.submit(request)
+    run.finish()
+    run.assert_complete([request])
+    assert len(run.batches()) == 1 + 32 / (1 + NUM_DRAFTS)
+    stats = run.core.stats()
+    assert (stats.spec_decode_num_drafts, stats.spec_decode_num_draft_tokens) == (8, 24)
+    assert stats.spec_decode_num_accepted_tokens == 24
+
+
+def test_nothing_is_planned_past_the_limit_whatever_is_accepted() -> None:
+    for accept in (all_accepted, none_accepted):
+        for max_tokens in range(1, 12):
+            run = run_with_drafts(accept, max_model_len=14)
+            request = make_request("a", range(5), max_tokens=max_tokens)
+            run.submit(request)
+            run.finish()  # the executor refuses what goes past
+            run.assert_complete([request])
+            assert run.finish_reason() is FinishReason.LENGTH
+
+
+def test_near_its_limit_a_request_waits_for_what_is_in_flight() -> None:
+    run = run_with_drafts(none_accepted)
+    run.submit(make_request("a", range(5), max_tokens=5))
+    run.steps(3)
+    assert batches_of_one(run) == [5, 4]  # it may have come to its end by now
+    run.finish()
+    assert batches_of_one(run) == [5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("num_tokens", range(2, 8))
+def test_an_end_in_the_middle_of_accepted_drafts_drops_the_rest(num_tokens: int) -> None:
+    params = make_request(max_tokens=20, ignore_eos=False).sampling_params
+    prompts = ([first, second, 1] for first in range(VOCAB_SIZE) for second in range(VOCAB_SIZE))
+    prompt = next(prompt for prompt in prompts if len(generate(prompt, params, EOS, 128)) == num_tokens)
+    run = run_with_drafts(all_accepted)
+    request = make_request("a", prompt, max_tokens=20, ignore_eos=False, logprobs=0)
+    run.submit(request)
+    run.finish()
+    run.assert_complete([request])
+    assert run.finish_reason() is FinishReason.STOP
+    assert run.last().num_output_tokens == num_tokens
+    told = [logprob.token_id for output in run.outputs["a"] for logprob in output.logprobs]
+    assert told == run.tokens("a")
+
+
+def test_drafts_take_only_the_budget_that_others_leave() -> None:
+    run = run_with_drafts(none_accepted, max_num_batched_tokens=6)
+    run.submit(*(make_request(name, [1, 2], max_tokens=12) for name in "abc"))
+    run.finish()
+    assert {"a": 4, "b": 1, "c": 1} in [dict(sorted(batch.items())) for batch in run.batches()]
+
+
+def test_a_preempted_requests_drafts_in_flight_count_before_it_is_planned_again() -> None:
+    requests = [make_request(name, range(start, start + 8), max_tokens=16) for name, start in (("a", 0), ("b", 20))]
+    run = run_with_drafts(all_accepted, num_blocks=8, enable_prefix_caching=False)
+    run.submit(*requests)
+    run.finish()
+    assert run.core.stats().num_preemptions > 0
+    run.assert_complete(requests)
+
+
+@pytest.mark.parametrize("params", [{"min_tokens": 2}, {"bad_words_token_ids": ((1, 2),)}])
+def test_requests_whose_rules_count_tokens_get_no_drafts(params: dict[str, object]) -> None:
+    run = run_with_drafts(all_accepted)
+    run.submit(make_request("a", range(5), max_tokens=5, **params))
+    run.finish()
+    assert batches_of_one(run) == [5, 1, 1, 1, 1]
+
+
+def test_blocks_of_accepted_drafts_are_found_once_the_host_knows_them() -> None:
+    run = run_with_drafts(all_accepted)
+    request = make_request("a", range(6), max_tokens=40)
+    run.submit(request)
+    run.steps(6)
+    known = [*range(6), *run.tokens("a")]
+    run.submit(make_request("b", [*known, 1, 2, 3], max_tokens=1))
+    run.finish()  # the executor reads every context back
+    num_computed = [new.num_computed_tokens for plan in run.executor.plans for new in plan.new_requests]
+    assert num_computed[1] >= len(known) - 8  # blocks of four; the last one planned is told of with the next step
