@@ -1,35 +1,48 @@
-"""Run as a program: compiles for sm_90 every kernel variant that steps of real models launch, in two processes.
+"""Run as a program: compiles for sm_90, in two processes, every kernel variant that engines of real models launch.
 
-Prints one line a variant. Ends with an error where one does not compile, does not fit a multiprocessor, or is launched
-by a step of one shape and not by another: such a variant would be compiled while requests wait.
+Prints one line a variant. Ends with an error where one does not compile or does not fit a multiprocessor, or where
+steps of other shapes launch variants that the start of the engine does not: they would be compiled while requests wait.
 """
 
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
 
-import torch
-
+from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, record
-from support.shape_models import REAL_MODELS, run_shapes, shape_model
+from proa_engine.worker.shape_worker import ShapeWorker
+from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_plan, finish_plan, prefill_plan
+from support.shape_models import REAL_MODELS, make_shape_model
 
+DType = Literal["bfloat16", "float16", "float32"]
 MOST_SHARED_MEMORY = 227 * 1024  # bytes a program, on Hopper
-# Decodes, tokens, requests.
-STEPS = ((3, 50, 7), (1, 1, 1), (16, 16, 16), (0, 7, 1), (0, 64, 2), (33, 70, 40))
-CASES = [(name, torch.bfloat16) for name in REAL_MODELS] + [
-    ("Qwen3-0.6B", torch.float16),
-    ("Qwen3-0.6B", torch.float32),
-]
+CASES: list[tuple[str, DType]] = [(name, "bfloat16") for name in REAL_MODELS]
+CASES += [("Qwen3-0.6B", "float16"), ("Qwen3-0.6B", "float32")]
 
 
-def variants_of(model_name: str, dtype: torch.dtype) -> set[Variant]:
-    model = shape_model(REAL_MODELS[model_name], dtype)
-    of_each_step = [
-        set(record(partial(run_shapes, model, dtype, num_decodes=d, num_tokens=t, num_requests=r))) for d, t, r in STEPS
-    ]
-    new = {variant.name for variant in set.union(*of_each_step[1:]) - of_each_step[0]}
-    assert not new, f"{model_name}, {dtype}: compiled anew for other shapes: {new}"
-    return of_each_step[0]
+def variants_of(model_name: str, dtype: DType) -> set[Variant]:
+    """Those of an engine's start."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = ShapeWorker(EngineConfig(model=str(make_shape_model(Path(folder), model_name)), dtype=dtype))
+        at_start = set(record(worker.rehearse))
+    later = {variant.name for variant in set(record(lambda: run_odd_steps(worker))) - at_start}
+    assert not later, f"{model_name}, {dtype}: compiled while requests wait: {later}"
+    return at_start
+
+
+def run_odd_steps(worker: ShapeWorker) -> None:
+    for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17):
+        for params in (GREEDY, LIMITED, PENALIZED):
+            plan = prefill_plan(sorted(lengths), block_size=16, num_blocks=999, params=params)
+            names = list(plan.num_scheduled_tokens)
+            for step in (plan, decode_plan(names, 1), decode_plan(names[:3], 2)):
+                inputs = worker.prepare(step)
+                assert inputs is not None
+                worker.forward(inputs)
+                worker.sample()
+            worker.prepare(finish_plan(names))
 
 
 def compile_variant(variant: Variant) -> str:

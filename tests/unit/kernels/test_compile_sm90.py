@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-def test_every_variant_compiles_for_hopper_and_none_is_compiled_later() -> None:
+def test_every_variant_compiles_for_hopper_and_none_is_compiled_while_requests_wait() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "support.compiled_kernels"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
