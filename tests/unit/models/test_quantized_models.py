@@ -32,9 +32,9 @@ def load(folder: Path, quantization: str | None = None) -> tuple[CausalLM, Model
     return model, config
 
 
-def logits(folder: Path, quantization: str | None = None) -> torch.Tensor:
+def logits(folder: Path, quantization: str | None = None, chunk: int = 25) -> torch.Tensor:
     model, config = load(folder, quantization)
-    return model.compute_logits(PagedModel(model, config.num_layers).prefill(TOKENS, 25))
+    return model.compute_logits(PagedModel(model, config.num_layers).prefill(TOKENS, chunk))
 
 
 @torch.inference_mode()
@@ -81,7 +81,9 @@ def test_fp8_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_pat
         if module_name.endswith("_proj") and not module_name.startswith(format.plain):
             module.register_forward_pre_hook(round_inputs(128 if "blocks" in name else None, "static" in name))
 
-    assert_near(logits(quantized), logits_of_transformers(dense, prepare), logits(dense))
+    ours = logits(quantized)
+    assert_near(ours, logits_of_transformers(dense, prepare), logits(dense))
+    assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
 
 
 def test_online_fp8_gives_the_logits_of_weights_rounded_by_output(tmp_path: Path) -> None:
