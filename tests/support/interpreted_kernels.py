@@ -8,7 +8,7 @@ import itertools
 
 import torch
 
-from proa_engine.kernels import decode_inputs, rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels import decode_inputs, ngram, rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
@@ -104,6 +104,21 @@ def check_decode_inputs(dtype: torch.dtype) -> None:
         assert torch.equal(ours.block_table[row, :used], theirs.block_table[row, :used])
 
 
+def check_propose_ngrams(_dtype: torch.dtype) -> None:
+    for rows, length, vocabulary, width, (min_ngram, max_ngram) in (
+        (3, 1, 3, 2, (1, 2)),
+        (5, 90, 4, 5, (2, 4)),
+        (2, 2 * ngram.BLOCK + 7, 50, 3, (1, 3)),
+    ):
+        token_ids = torch.randint(0, vocabulary, (7, length + 3), dtype=torch.int32)
+        lengths, slots = torch.randint(1, length + 1, (7,)), torch.randperm(7)[:rows]
+        num_drafts = torch.randint(0, width + 1, (rows,))
+        options = {"width": width, "min_ngram": min_ngram, "max_ngram": max_ngram}
+        ours = ngram._propose_ngrams_triton(token_ids, slots, lengths, num_drafts, **options)
+        theirs = ngram.propose_ngrams_reference(token_ids, slots, lengths, num_drafts, max_length=length, **options)
+        assert torch.equal(ours, theirs)
+
+
 def check_token_limits(dtype: torch.dtype) -> None:
     for case in sampling_cases(dtype):
         ours = token_limits(case.logits, case.params, case.slots)
@@ -130,6 +145,7 @@ CHECKS = (
     check_decode_attention,
     check_prefill_attention,
     check_decode_inputs,
+    check_propose_ngrams,
     check_token_limits,
     check_draw_tokens,
 )
