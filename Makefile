@@ -39,8 +39,8 @@ test: lint types imports verify-protos chart-checks unit ## everything that has 
 unit: setup ## the unit and integration tests alone (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest $(PYTEST_ARGS)
 
-test-gpu: ## on a GPU: kernels, models, equality with transformers, the server
-	python -m pytest tests/gpu tests/integration/test_equality_*.py tests/integration/test_engine_server_process.py
+test-gpu: ## on a GPU, with the Python that is there: kernels, models, engines (PYTEST_ARGS)
+	PYTHONPATH=engine:protos:services/gateway:tests python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
 lint: setup ## style of the code and of the contract
 	ruff check

@@ -35,7 +35,11 @@ class Watched:
         self.plans.append(scheduler_output)
         if self._poison:
             blocks = self._fresh_blocks(scheduler_output)
-            self.inner._local._thread.submit(lambda: self._fill(blocks))  # in order with the steps
+            # In order with the steps: on a GPU they are launched here.
+            if self.inner._worker.device.type == "cuda":
+                self._fill(blocks)
+            else:
+                self.inner._local._thread.submit(lambda: self._fill(blocks))
         self.inner.execute_model(scheduler_output)
 
     def sample_tokens(self) -> StepFuture:

@@ -1,0 +1,66 @@
+"""Whole engines on a GPU: recorded decodes, asynchronous scheduling and splits change no token, and nothing is compiled
+while requests wait. The KV cache is poisoned wherever nothing was written."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.kernels import decode_attention, decode_plan, variants
+from support.engine import build_core, request, run
+from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+NUM_TOKENS = 40
+SETTINGS: dict[str, dict[str, Any]] = {
+    "recorded, asynchronous": {},
+    "recorded, synchronous": {"async_scheduling": False},
+    "eager, asynchronous": {"enforce_eager": True},
+    "eager, synchronous": {"enforce_eager": True, "async_scheduling": False},
+}
+
+
+def prompts() -> list[list[int]]:
+    rows = random.Random(7)
+    return [rows.choices(range(BYTES), k=length) for length in (1, 5, 16, 17, 90, 300, 411, 2, 33)]
+
+
+def generate(folder: Path, params: SamplingParams, **config: Any) -> dict[str, list[int]]:
+    """Tokens of all prompts; fails where a kernel was compiled after the engine was ready."""
+    settings: dict[str, Any] = {"device": "cuda", "max_num_seqs": 20, "max_num_batched_tokens": 256}
+    with build_core(folder, poison=True, block_seed=3, **settings | config) as engine:
+        compiled: list[str] = []
+        variants.on_compilation(compiled.append)
+        results = run(engine, [request(str(i), prompt, params) for i, prompt in enumerate(prompts())])
+        assert not compiled, "compiled while requests waited"
+    return {name: result.token_ids for name, result in results.items()}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_are_the_same_however_steps_are_run(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture, head_dim=64)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    expected = generate(folder, params, device="cpu")
+    for name, setting in SETTINGS.items():
+        assert generate(folder, params, **setting) == expected, name
+
+
+def test_splits_of_a_context_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3", head_dim=64)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    split = generate(folder, params)
+    for module in (decode_plan, decode_attention):
+        monkeypatch.setattr(module, "SPLIT_MULTIPLE", 1 << 20)
+    assert generate(folder, params, enforce_eager=True) == split
+
+
+def test_sampled_tokens_are_the_same_recorded_and_not(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "llama", head_dim=64)
+    params = SamplingParams(
+        temperature=0.9, top_p=0.95, top_k=50, repetition_penalty=1.1, key=77, max_tokens=NUM_TOKENS, ignore_eos=True
+    )
+    assert generate(folder, params) == generate(folder, params, enforce_eager=True)
