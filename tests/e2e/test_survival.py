@@ -15,7 +15,7 @@ from openai import OpenAI
 from support.kube import Release, eventually, run
 from support.traffic import Answer, Traffic, traffic
 
-LONG = ("--requests=4", "--question=Count from 1 to 50.", "--max-tokens=400", "--temperature=0.7", "--timeout=120")
+LONG = ("--requests=2", "--question=Count from 1 to 50.", "--max-tokens=400", "--temperature=0.7", "--timeout=120")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def texts(answers: list[Answer]) -> dict[tuple[int, int], str]:
 def undisturbed(release: Release, clients: int) -> dict[tuple[int, int], str]:
     """What long answers say when nothing happens."""
     with traffic(release, f"--clients={clients}", *LONG) as running:
-        running.join(300)
+        running.join(600)
         return texts(running.answers())
 
 
@@ -59,7 +59,7 @@ def test_every_stream_outlives_its_engine(release: Release) -> None:
     with traffic(release, "--clients=50", *LONG) as running:
         eventually("the engine is generating", lambda: release.generated_tokens(doomed) > before + 500)
         release.kubectl("delete", "pod", doomed, "--grace-period=1", "--wait=false")
-        running.join(300)
+        running.join(600)
         assert texts(running.answers()) == expected
     wait_for_rollouts(release)
 
@@ -167,7 +167,7 @@ def test_a_power_cut_costs_no_stream(release: Release) -> None:
     with traffic(release, "--clients=20", *LONG, node=safe) as running:
         eventually("the engine is generating", lambda: release.generated_tokens(nodes[doomed]) > before + 200)
         run(*shlex.split(command), doomed, timeout=60)
-        running.join(300)
+        running.join(600)
         answers = running.answers()
     assert texts(answers) == expected
     assert longest_silence(answers) < 10
