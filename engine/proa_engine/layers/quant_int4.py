@@ -54,6 +54,9 @@ class Gptq:
     zero_offset: int  # what is added to stored zeros: 1 in version 1, 0 in version 2
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        if bias is None:
+            for projection in projections:
+                _pass_over_bias(projection)
         if not self.desc_act:
             return _load([self._weight(projection) for projection in projections], bias)
         # Each matrix has an order of its own, so they are not one product.
@@ -128,6 +131,17 @@ def _load(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
         groups=None,
     )
     return LoadedLinear(Int4Linear(merged, bias))
+
+
+def _pass_over_bias(projection: Projection) -> None:
+    """Some writers store one for every matrix, zeros where the model has none."""
+    weights = projection.weights
+    if not weights.has("bias"):
+        return
+    stored = weights.take("bias", (projection.out_features,))
+    # The first rank looks; a later one may hold none because the first adds it for all.
+    if projection.part.start == 0 and bool(stored.any()):
+        raise ValueError(f"{weights.prefix}.bias is not zero, but the model has no bias there")
 
 
 def _check_packs(projection: Projection) -> None:

@@ -180,3 +180,18 @@ def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path) -> None:
         )
         errors.append((PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS) - whole).abs().mean())
     assert errors[1] < 0.1 * errors[0]
+
+
+def test_biases_of_zeros_that_the_model_has_not_are_passed_over(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "llama", seed=3, **SIZES)
+    quantized, _ = write_quantized(source, tmp_path, INT4_FORMATS["gptq"])
+    expected = logits(quantized)
+    tensors = load_file(quantized / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".scales")]:
+        tensors[name.replace(".scales", ".bias")] = torch.zeros(tensors[name].shape[1])
+    save_file(tensors, quantized / "model.safetensors")
+    assert torch.equal(logits(quantized), expected)
+    tensors["model.layers.0.mlp.down_proj.bias"] += 1
+    save_file(tensors, quantized / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers.0.mlp.down_proj.bias is not zero, but the model has no bias there"):
+        load(quantized)
