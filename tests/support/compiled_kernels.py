@@ -1,43 +1,82 @@
-"""Run as a program: compiles for sm_90, in two processes, every kernel variant that engines of real models launch.
+"""Run as a program, with the name of a group of models, on a machine with or without a GPU: compiles for Hopper every
+kernel variant that engines with them launch from their start on, and checks that steps of any other shape launch no
+other.
 
-Prints one line a variant. Ends with an error where one does not compile or does not fit a multiprocessor, or where
-steps of other shapes launch variants that the start of the engine does not: they would be compiled while requests wait.
+Must not run inside pytest: which GPU Triton compiles for is the whole process's.
 """
 
+import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, record
+from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.shape_worker import ShapeWorker
 from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_plan, finish_plan, prefill_plan
-from support.shape_models import REAL_MODELS, make_shape_model
+from support import shape_models as models
+from support.shape_models import make_shape_model, stored_as
 
-DType = Literal["bfloat16", "float16", "float32"]
 MOST_SHARED_MEMORY = 227 * 1024  # bytes a program, on Hopper
-CASES: list[tuple[str, DType]] = [(name, "bfloat16") for name in REAL_MODELS]
-CASES += [("Qwen3-0.6B", "float16"), ("Qwen3-0.6B", "float32")]
 
 
-def variants_of(model_name: str, dtype: DType) -> set[Variant]:
+@dataclass(frozen=True, slots=True)
+class Case:
+    model: models.Fields
+    settings: dict[str, Any] = field(default_factory=dict)  # of the engine
+
+    @property
+    def num_drafts(self) -> int:
+        drafts = self.settings.get("speculative_config")
+        return 0 if drafts is None else drafts.num_speculative_tokens
+
+
+CASES = {
+    "plain": [
+        Case(models.LLAMA_8B),
+        Case(models.MISTRAL_7B),
+        Case(models.QWEN2_05B),
+        Case(models.QWEN3_06B),
+        Case(models.QWEN3_06B, {"dtype": "float16"}),
+        Case(models.QWEN3_06B, {"dtype": "float32"}),
+        Case(models.QWEN3_06B, {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}),
+        Case(models.QWEN3_30B_A3B),
+    ],
+    "quantized": [
+        Case(models.LLAMA_8B, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+        Case(stored_as(models.LLAMA_8B, models.FP8_STATIC)),
+        Case(stored_as(models.LLAMA_8B, models.FP8_BLOCKS)),
+        Case(stored_as(models.LLAMA_8B, models.GPTQ)),
+        Case(stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
+        Case(models.QWEN3_30B_A3B, {"quantization": "fp8"}),
+        Case(stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
+    ],
+}
+
+
+def variants_of(case: Case) -> set[Variant]:
     """Those of an engine's start."""
     with tempfile.TemporaryDirectory() as folder:
-        worker = ShapeWorker(EngineConfig(model=str(make_shape_model(Path(folder), model_name)), dtype=dtype))
+        model = str(make_shape_model(Path(folder), case.model))
+        worker = ShapeWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))
         at_start = set(record(worker.rehearse))
-    later = {variant.name for variant in set(record(lambda: run_odd_steps(worker))) - at_start}
-    assert not later, f"{model_name}, {dtype}: compiled while requests wait: {later}"
+    odd_steps = record(lambda: run_odd_steps(worker, min(case.num_drafts, 2)))
+    later = {variant.name for variant in set(odd_steps) - at_start}
+    assert not later, f"{case}: compiled while requests wait: {later}"
     return at_start
 
 
-def run_odd_steps(worker: ShapeWorker) -> None:
-    for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17):
+def run_odd_steps(worker: ShapeWorker, num_drafts: int) -> None:
+    for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17, [4000, 777]):
         for params in (GREEDY, LIMITED, PENALIZED):
             plan = prefill_plan(sorted(lengths), block_size=16, num_blocks=999, params=params)
             names = list(plan.num_scheduled_tokens)
-            for step in (plan, decode_plan(names, 1), decode_plan(names[:3], 2)):
+            drafted = decode_plan(names[:1], min(lengths), 1 + num_drafts)
+            for step in (plan, decode_plan(names, 1), decode_plan(names[:3], 2), drafted):
                 inputs = worker.prepare(step)
                 assert inputs is not None
                 worker.forward(inputs)
@@ -52,12 +91,12 @@ def compile_variant(variant: Variant) -> str:
     return variant.name
 
 
-def main() -> None:
-    variants = set.union(*(variants_of(*case) for case in CASES))
+def main(group: str) -> None:
+    variants = set.union(*map(variants_of, CASES[group]))
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for name in pool.map(compile_variant, sorted(variants, key=lambda variant: variant.specialization)):
             print(name, "ok", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

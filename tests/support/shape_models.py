@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+Fields = dict[str, Any]  # of a config.json
 
-def _fields(architecture: str, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> Any:
+
+def _fields(architecture: str, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> Fields:
     return {
         "architectures": [architecture],
         "hidden_size": hidden,
@@ -19,14 +21,27 @@ def _fields(architecture: str, hidden: int, inner: int, heads: int, kv_heads: in
     } | more
 
 
-REAL_MODELS = {
-    "Llama-3.1-8B": _fields("LlamaForCausalLM", 4096, 14336, 32, 8, 128256),
-    "Mistral-7B-v0.1": _fields("MistralForCausalLM", 4096, 14336, 32, 8, 32000, sliding_window=4096),
-    "Qwen2.5-0.5B": _fields("Qwen2ForCausalLM", 896, 4864, 14, 2, 151936),
-    "Qwen3-0.6B": _fields("Qwen3ForCausalLM", 1024, 3072, 16, 8, 151936, head_dim=128, tie_word_embeddings=True),
+LLAMA_8B = _fields("LlamaForCausalLM", 4096, 14336, 32, 8, 128256)
+MISTRAL_7B = _fields("MistralForCausalLM", 4096, 14336, 32, 8, 32000, sliding_window=4096)
+QWEN2_05B = _fields("Qwen2ForCausalLM", 896, 4864, 14, 2, 151936)
+QWEN3_06B = _fields("Qwen3ForCausalLM", 1024, 3072, 16, 8, 151936, head_dim=128, tie_word_embeddings=True)
+QWEN3_30B_A3B = _fields("Qwen3MoeForCausalLM", 2048, 6144, 32, 4, 151936, head_dim=128) | {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
 }
 
+FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+GPTQ_OUT_OF_ORDER = GPTQ | {"desc_act": True}
 
-def make_shape_model(folder: Path, name: str) -> Path:
-    (folder / "config.json").write_text(json.dumps(REAL_MODELS[name]))
+
+def stored_as(model: Fields, quantization: dict[str, Any]) -> Fields:
+    return model | {"quantization_config": quantization}
+
+
+def make_shape_model(folder: Path, fields: Fields) -> Path:
+    (folder / "config.json").write_text(json.dumps(fields))
     return folder

@@ -18,9 +18,13 @@ ONLY = {
     "proa.engine.v1.core_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
     "proa.engine.v1.service_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
     "google.protobuf": [ENGINE / "server/convert.py", GATEWAY / "convert.py"],
-    "grpc": [ENGINE / "server", *(GATEWAY / name for name in ("convert.py", "session.py", "engine_client.py"))],
+    "grpc": [ENGINE / "server", *(GATEWAY / name for name in ("convert.py", "session.py", "engine_client.py", "tls.py"))],
     "kubernetes": [GATEWAY / "discovery.py"],
-    "opentelemetry.sdk": [PROTOS / "telemetry.py", ENGINE / "telemetry.py", GATEWAY / "telemetry.py"],
+    "opentelemetry.sdk": [
+        PROTOS / "telemetry.py",
+        *(ENGINE / name for name in ("telemetry.py", "worker_spans.py")),
+        GATEWAY / "telemetry.py",
+    ],
     "opentelemetry.exporter": [PROTOS / "telemetry.py"],
 }
 

@@ -8,10 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.cache_rows import CacheRows, cache_rows, write_to_cache
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
-from proa_engine.kernels.reshape_and_cache import CacheRows, cache_rows, reshape_and_cache_reference
 from proa_engine.kernels.rms_norm import rms_norm_reference
-from proa_engine.kernels.rotary import rotary_reference
 
 BLOCK_HEADS = 8
 
@@ -54,17 +53,23 @@ def rotate_and_cache_reference(
     num_heads = heads.shape[1] - 2 * num_kv_heads
     num_rotated = num_heads + num_kv_heads
     if norms is None:
-        rotated = rotary_reference(heads[:, :num_rotated], cos, sin)
+        rotated = rotate(heads[:, :num_rotated], cos, sin)
         query, key = rotated[:, :num_heads], rotated[:, num_heads:]
     else:
         q_weight, k_weight, eps = norms
-        query = rotary_reference(rms_norm_reference(heads[:, :num_heads], q_weight, eps), cos, sin)
-        key = rotary_reference(rms_norm_reference(heads[:, num_heads:num_rotated], k_weight, eps), cos, sin)
+        query = rotate(rms_norm_reference(heads[:, :num_heads], q_weight, eps), cos, sin)
+        key = rotate(rms_norm_reference(heads[:, num_heads:num_rotated], k_weight, eps), cos, sin)
     value = heads[:, num_rotated:]
     if key_cache.dtype == FP8:
         key, value = with_scale(key, cache_scales[0]), with_scale(value, cache_scales[1])
-    reshape_and_cache_reference(key, value, key_cache, value_cache, rows)
+    write_to_cache(key, value, key_cache, value_cache, rows)
     return query
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its angle (Su et al., 2021, arXiv 2104.09864)."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
 
 
 def _rotate_and_cache_triton(

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from proa_engine.kernels.cache_rows import cache_rows, write_to_cache
 from proa_engine.kernels.linear import Linear, linear_reference
-from proa_engine.kernels.reshape_and_cache import reshape_and_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
-from proa_engine.kernels.rotary import rotary
+from proa_engine.kernels.rotate_and_cache import rotate
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from support.kernel_cases import attend, attention_case
 
@@ -44,7 +44,7 @@ def test_padding_tokens_behind_the_batch_give_zeros_and_write_nothing() -> None:
 def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     caches = torch.zeros(2, 6, 3, 4, 5)
     key, value = torch.randn(2, 4, 3, 5)
-    reshape_and_cache(key, value, caches[0], caches[1], torch.tensor([9, -1, 23, 0]))
+    write_to_cache(key, value, *caches, cache_rows(torch.tensor([9, -1, 23, 0]), caches[0].shape))
     expected = torch.zeros_like(caches)
     for token, (block, offset) in {0: (2, 1), 2: (5, 3), 3: (0, 0)}.items():
         expected[0, block, :, offset] = key[token]
@@ -69,7 +69,7 @@ def test_rotary_turns_pairs_by_their_angles() -> None:
     x, angles = torch.randn(6, 3, 8), torch.randn(6, 4)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones(6, 1, 4), angles[:, None])
     cos, sin = angles.cos(), angles.sin()
-    out = rotary(x, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    out = rotate(x, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
     torch.testing.assert_close(out, torch.cat((turned.real, turned.imag), -1))
 
 
