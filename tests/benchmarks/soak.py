@@ -1,9 +1,10 @@
 """A soak: two engines and a gateway under mixed traffic for half an hour; memory must stay flat, KV blocks come back.
 
 Traffic is what people send: streams, whole answers, several choices, log probabilities, long prompts, clients that
-leave in mid-stream, and bad requests. Prints a line a minute with the proportional share of memory of every process,
-then compares the middle with the end. The status is 1 where an answer failed, blocks are still in use at the end, or a
-process grew by more than 5 % and 20 MiB between the two.
+leave in mid-stream, and bad requests. The KV cache is small, so that after some minutes all of its pages have been
+written to: one of the default size would take an hour to grow into its memory. Prints a line a minute with the
+proportional share of memory of every process, then compares the middle with the end. The status is 1 where an answer
+failed, blocks are still in use at the end, or a process grew by more than 5 % and 20 MiB between the two.
 
     PYTHONPATH=tests python tests/benchmarks/soak.py --minutes 30 --clients 6
 """
@@ -27,6 +28,7 @@ from support.processes import engine_process, gateway_process
 from support.scrape import Scrape
 
 _MODEL = "proa-builtin"
+_ENGINE = ("--model=builtin", "--num-gpu-blocks-override=2048")
 _SUBJECTS = ("France", "a lion", "Mars", "Tuesday", "bread", "the sea", "seven", "an oak")
 _MIB = 1 << 20
 
@@ -141,7 +143,7 @@ def main() -> int:
     arguments = parser.parse_args()
     tally = Tally()
     with ExitStack() as stack:
-        engines = [stack.enter_context(engine_process("--model", "builtin")) for _ in range(2)]
+        engines = [stack.enter_context(engine_process(*_ENGINE)) for _ in range(2)]
         extra = [f"--engine={address}" for _, address in engines[1:]]
         gateway, port = stack.enter_context(gateway_process(engines[0][1], *extra))
         processes = {"gateway": psutil.Process(gateway.pid)}

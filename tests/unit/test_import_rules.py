@@ -18,7 +18,10 @@ ONLY = {
     "proa.engine.v1.core_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
     "proa.engine.v1.service_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
     "google.protobuf": [ENGINE / "server/convert.py", GATEWAY / "convert.py"],
-    "grpc": [ENGINE / "server", *(GATEWAY / name for name in ("convert.py", "session.py", "engine_client.py", "tls.py"))],
+    "grpc": [
+        ENGINE / "server",
+        *(GATEWAY / name for name in ("convert.py", "session.py", "engine_client.py", "tls.py")),
+    ],
     "kubernetes": [GATEWAY / "discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",
