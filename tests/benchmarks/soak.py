@@ -2,9 +2,9 @@
 
 Traffic is what people send: streams, whole answers, several choices, log probabilities, long prompts, clients that
 leave in mid-stream, and bad requests. The KV cache is small, so that after some minutes all of its pages have been
-written to: one of the default size would take an hour to grow into its memory. Prints a line a minute with the
-proportional share of memory of every process, then compares the middle with the end. The status is 1 where an answer
-failed, blocks are still in use at the end, or a process grew by more than 5 % and 20 MiB between the two.
+written to: one of the default size would take an hour to grow into its memory. Prints a line a minute with every
+process's own memory, then compares the middle with the end. The status is 1 where an answer failed, blocks are still in
+use at the end, or a process grew by more than 5 % and 20 MiB between the two.
 
     PYTHONPATH=tests python tests/benchmarks/soak.py --minutes 30 --clients 6
 """
@@ -105,8 +105,9 @@ def scrape(port: int) -> Scrape:
 
 
 def memory(process: psutil.Process) -> float:
-    """MiB, what is shared with others counted by its share."""
-    return float(process.memory_full_info().pss) / _MIB
+    """MiB of its own. Pages of files are not counted: how many of them stay is up to the machine."""
+    now = process.memory_info()
+    return float(now.rss - now.shared) / _MIB
 
 
 def watch(processes: dict[str, psutil.Process], deadline: float, tally: Tally) -> dict[str, list[float]]:
