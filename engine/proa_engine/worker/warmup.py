@@ -48,8 +48,7 @@ class WarmUp:
     def run_largest(self) -> None:
         """The most tokens at once, then the most requests at once, with all that they may ask for."""
         limits = self._limits
-        most = min(limits.max_num_batched_tokens, limits.max_model_len * limits.max_num_seqs)
-        self._run_alone(_full_lengths(most, limits.max_model_len), GREEDY)
+        self._run_alone(self._long_prompts(limits.max_num_batched_tokens), GREEDY)
         each = min(max(limits.max_num_batched_tokens // limits.max_num_seqs, 1), limits.max_model_len - 1)
         count = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         logprobs = limits.max_logprobs
@@ -67,11 +66,9 @@ class WarmUp:
 
     def run_every_tiling(self) -> None:
         """Prompts of all powers of two: products tile few rows otherwise than many, and change within a doubling."""
-        most = min(self._limits.max_num_batched_tokens, self._limits.max_model_len * self._limits.max_num_seqs)
-        num_tokens = 1
-        while num_tokens <= most:
-            self._run_alone(_full_lengths(num_tokens, self._limits.max_model_len), GREEDY)
-            num_tokens *= 2
+        most = self._limits.max_num_batched_tokens
+        for num_tokens in (*(1 << power for power in range(most.bit_length())), most):
+            self._run_alone(self._long_prompts(num_tokens), GREEDY)
 
     def time_prefill(self, num_tokens: int) -> float:
         """Seconds that a prompt takes; it stays for `time_decode`."""
@@ -100,6 +97,13 @@ class WarmUp:
         plan = self._prefill_plan(lengths, params)
         self._run(plan)
         self._runner.prepare(finish_plan(list(plan.num_scheduled_tokens)))
+
+    def _long_prompts(self, num_tokens: int) -> list[int]:
+        """Lengths of the fewest prompts with so many tokens, or of as many as there may be. Each leaves room for the
+        token after it."""
+        longest = self._limits.max_model_len - 1
+        count, rest = divmod(min(num_tokens, longest * self._limits.max_num_seqs), longest)
+        return [longest] * count + ([rest] if rest else [])
 
     def _prefill_plan(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
         return prefill_plan(
@@ -148,12 +152,6 @@ def decode_plan(request_ids: list[str], num_computed_tokens: int, num_tokens: in
 
 def finish_plan(request_ids: list[str]) -> SchedulerOutput:
     return _plan(finished=request_ids)
-
-
-def _full_lengths(num_tokens: int, max_model_len: int) -> list[int]:
-    """That many tokens in as few requests as the context allows."""
-    lengths = [max_model_len] * (num_tokens // max_model_len)
-    return [*lengths, num_tokens % max_model_len] if num_tokens % max_model_len else lengths
 
 
 def _plan(
