@@ -76,7 +76,9 @@ def traffic(
     run("kubectl", "--namespace", release.namespace, "apply", "--filename=-", stdin=json.dumps(manifest))
     running = Traffic(release, name)
     try:
-        release.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.containerStatuses[0].started}=true")
+        release.kubectl(
+            "wait", f"pod/{name}", "--for=jsonpath={.status.containerStatuses[0].started}=true", "--timeout=2m"
+        )
         yield running
     finally:
         release.kubectl("delete", f"pod/{name}", f"configmap/{name}", "--wait=false", "--grace-period=1", check=False)
