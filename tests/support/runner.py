@@ -8,8 +8,10 @@ from torch import Tensor
 
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_sizes
+from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.step_inputs import StepInputs
@@ -58,7 +60,13 @@ class RunnerHarness:
     """Plans steps by hand; blocks are handed out one after another and never come back."""
 
     def __init__(
-        self, model: FakeModel | None = None, *, max_num_seqs: int = 64, max_logprobs: int = 5, graphs: bool = False
+        self,
+        model: FakeModel | None = None,
+        *,
+        max_num_seqs: int = 64,
+        max_logprobs: int = 5,
+        graphs: bool = False,
+        drafts: SpeculativeConfig | None = None,
     ) -> None:
         self.model = model or FakeModel()
         self.batch = InputBatch(
@@ -68,6 +76,7 @@ class RunnerHarness:
             vocab_size=VOCAB_SIZE,
             eos_token_ids=[EOS],
             device=torch.device("cpu"),
+            max_drafts=0 if drafts is None else drafts.num_speculative_tokens,
         )
         self.runner = ModelRunner(
             self.model,  # type: ignore[arg-type]
@@ -78,6 +87,7 @@ class RunnerHarness:
             max_logprobs=max_logprobs,
             device=torch.device("cpu"),
             graphs=DecodeGraphs(graph_sizes(max_num_seqs), torch.device("cpu")) if graphs else None,
+            drafter=None if drafts is None else Drafter(drafts, self.batch, BLOCK_SIZE),
         )
         if graphs:
             self.runner.record_graphs(CallingRecorder())

@@ -1,0 +1,160 @@
+"""Drafts by prompt lookup change no token: greedy and sampled, asynchronous or not, under memory pressure, at every
+limit, on two ranks; and where a text repeats itself they are accepted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import EngineCoreRequest, FinishReason
+from proa_engine.speculative_config import SpeculativeConfig
+from support.engine import Engine, Result, build_core, request, run, tokens
+from support.tiny_models import BYTES, make_tiny_model
+
+CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 64, "block_seed": 4}
+DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_max=3)
+STYLES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.3, "logprobs": 1},
+    {"temperature": 0.1, "logprobs": 3},
+    {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.5},
+    {"temperature": 0.4, "top_k": 5, "min_p": 0.02, "logit_bias": {65: 1.0}, "bad_words_token_ids": ((66,),)},
+    {"temperature": 0.0, "min_tokens": 20, "bad_words_token_ids": ((7,), (8, 9))},
+    {"temperature": 0.0, "prompt_logprobs": 1, "logprobs": 0},
+]
+
+
+def prompt(index: int) -> list[int]:
+    """Every other one repeats a few tokens."""
+    period = 4 if index % 2 else 97
+    return [(index * 31 + place % period * 7) % BYTES for place in range(3 + 5 * (index % 8))]
+
+
+def requests() -> list[EngineCoreRequest]:
+    """Of all styles, ending after different numbers of tokens, some at the context's end."""
+    wanted = []
+    for index in range(28):
+        max_tokens = None if index % 9 == 8 else 30 + index % 5
+        params = SamplingParams(max_tokens=max_tokens, key=index, ignore_eos=True, **STYLES[index % len(STYLES)])
+        wanted.append(request(str(index), prompt(index), params))
+    return wanted
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("speculation"), "qwen3", seed=8)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[Engine]:
+    with build_core(folder, **CONFIG) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine) -> dict[str, Result]:
+    return run(plain, requests())
+
+
+@pytest.fixture(scope="module")
+def drafting(folder: Path) -> Iterator[Engine]:
+    with build_core(folder, poison=True, speculative_config=DRAFTS, **CONFIG) as engine:
+        yield engine
+
+
+def assert_same(actual: dict[str, Result], expected: dict[str, Result]) -> None:
+    assert tokens(actual) == tokens(expected)
+    for name, result in expected.items():
+        told = actual[name]
+        assert told.finish_reason is result.finish_reason
+        assert [part.token_id for part in told.logprobs] == [part.token_id for part in result.logprobs]
+        assert [part.rank for part in told.logprobs] == [part.rank for part in result.logprobs]
+        assert [part.logprob for part in told.logprobs] == pytest.approx([part.logprob for part in result.logprobs])
+        assert len(told.prompt_logprobs) == len(result.prompt_logprobs)
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("num_blocks", [2000, 30])
+def test_tokens_and_logprobs_are_those_without_drafts(
+    folder: Path, expected: dict[str, Result], async_scheduling: bool, num_blocks: int
+) -> None:
+    settings = {"num_gpu_blocks_override": num_blocks, "async_scheduling": async_scheduling}
+    with build_core(folder, poison=True, speculative_config=DRAFTS, **CONFIG, **settings) as engine:
+        results = run(engine, requests())
+        stats = engine.core.stats()
+    assert_same(results, expected)
+    assert (stats.num_preemptions > 0) == (num_blocks == 30)
+    assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
+    assert 0 < stats.spec_decode_num_drafts < stats.spec_decode_num_draft_tokens
+
+
+def test_a_text_that_repeats_itself_takes_a_fraction_of_the_steps(plain: Engine, drafting: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, allowed_token_ids=(70,))
+    wanted = [request("loop", prompt(3), params)]
+    steps, results = [], []
+    for engine in (plain, drafting):
+        before = len(engine.plans)
+        results.append(run(engine, wanted)["loop"].token_ids)
+        steps.append(len(engine.plans) - before)
+    assert results == [[70] * 90] * 2
+    assert steps[1] < steps[0] / 3
+
+
+@pytest.mark.parametrize("num_tokens", range(8, 13))
+def test_a_limit_in_the_middle_of_accepted_drafts_ends_the_output_there(drafting: Engine, num_tokens: int) -> None:
+    params = SamplingParams(
+        temperature=0.5, max_tokens=num_tokens, ignore_eos=True, allowed_token_ids=(70,), logprobs=0
+    )
+    result = run(drafting, [request("loop", prompt(3), params)])["loop"]
+    assert result.token_ids == [70] * num_tokens
+    assert result.finish_reason is FinishReason.LENGTH
+    assert len(result.logprobs) == num_tokens
+
+
+def test_a_stop_token_among_accepted_drafts_ends_the_output_there(plain: Engine, drafting: Engine) -> None:
+    def wanted(**params: Any) -> list[EngineCoreRequest]:
+        few = tuple(range(70, 73))
+        return [
+            request(str(key), prompt(3), SamplingParams(temperature=1.0, allowed_token_ids=few, key=key, **params))
+            for key in range(20)
+        ]
+
+    free = tokens(run(plain, wanted(max_tokens=60, ignore_eos=True)))
+    stopped = run(drafting, wanted(max_tokens=60, stop_token_ids=(71,), ignore_eos=True))
+    for name, output in free.items():
+        assert stopped[name].token_ids == output[: output.index(71) + 1]
+        assert stopped[name].finish_reason is FinishReason.STOP
+
+
+def test_request_that_began_elsewhere_goes_on_with_drafts(expected: dict[str, Result], drafting: Engine) -> None:
+    resumed = [
+        request(
+            wanted.request_id,
+            wanted.prompt_token_ids,
+            wanted.sampling_params,
+            resumed=expected[wanted.request_id].token_ids[: 1 + int(wanted.request_id)],
+        )
+        for wanted in requests()
+    ]
+    for name, result in run(drafting, resumed).items():
+        assert result.token_ids == expected[name].token_ids[1 + int(name) :]
+
+
+def test_blocks_filled_by_accepted_drafts_are_found_by_later_requests(plain: Engine, drafting: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    first = run(drafting, [request("first", prompt(5), params)])["first"]
+    again = [*prompt(5), *first.token_ids, 1, 2, 3]
+    later = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    found = run(drafting, [request("later", again, later)])["later"]
+    assert found.num_cached_tokens >= len(prompt(5)) + 48
+    assert found.token_ids == run(plain, [request("later", again, later)])["later"].token_ids
+
+
+def test_two_ranks_accept_the_same_drafts(folder: Path, expected: dict[str, Result]) -> None:
+    with build_core(folder, tensor_parallel_size=2, speculative_config=DRAFTS, **CONFIG) as engine:
+        results = run(engine, requests())
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 0
+    equal = [results[name].token_ids == result.token_ids for name, result in expected.items()]
+    assert sum(equal) >= 0.9 * len(equal)  # the ranks' sums may round another way at a close call

@@ -1,0 +1,139 @@
+"""Drafts on the device: placed behind a request's true end, accepted where they equal the target's own sample."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import Drafts
+from proa_engine.speculative_config import SpeculativeConfig
+from support.ngrams import drafts_of
+from support.runner import BLOCK_SIZE, FakeModel, RunnerHarness
+
+GREEDY = SamplingParams(temperature=0)
+CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=4)
+
+
+def counting_model(period: int) -> FakeModel:
+    """After token t comes t + 1, from 10 on up to 10 + period, then 10 again."""
+    model = FakeModel()
+    model.by_position.zero_()
+    model.by_token.zero_()
+    for token in range(10, 10 + period):
+        model.by_token[token, 10 + (token - 9) % period] = 9.0
+    return model
+
+
+def num_equal(drafts: list[int], tokens: list[int]) -> int:
+    """Drafts that equal the tokens, up to the first that does not."""
+    return next((place for place, draft in enumerate(drafts) if draft != tokens[place]), len(drafts))
+
+
+def test_drafts_that_equal_the_samples_are_accepted_and_one_token_follows() -> None:
+    harness = RunnerHarness(counting_model(5), drafts=CONFIG)
+    harness.step({"a": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})
+    output = harness.step(known={"a": 7}, scheduled={"a": 4})
+    assert output.sampled_token_ids == [[13, 14, 10, 11]]
+    assert output.drafts == [Drafts(planned=3, proposed=3)]
+
+
+def test_drafts_end_at_the_first_that_differs() -> None:
+    harness = RunnerHarness(counting_model(5), drafts=CONFIG)
+    harness.step({"a": ([10, 11, 12, 13, 99, 10, 11], 7, GREEDY)})  # it will say 13 again, then not 99
+    assert harness.step(known={"a": 7}, scheduled={"a": 4}).sampled_token_ids == [[13, 14]]
+    # The host still thinks that the request may have three tokens more than it has.
+    assert harness.step(known={"a": 11}, scheduled={"a": 2}).sampled_token_ids[0][0] == 10
+
+
+def test_where_nothing_is_found_one_token_is_sampled() -> None:
+    harness = RunnerHarness(counting_model(50), drafts=CONFIG)
+    harness.step({"a": ([10, 11, 12], 3, GREEDY)})
+    output = harness.step(known={"a": 3}, scheduled={"a": 4})
+    assert output.sampled_token_ids == [[14]]
+    assert output.drafts == [Drafts(planned=3, proposed=0)]
+
+
+def test_rows_of_all_kinds_in_one_step_keep_their_tokens_apart() -> None:
+    harness = RunnerHarness(counting_model(5), drafts=CONFIG)
+    loop = [10, 11, 12, 13, 14] * 2
+    wanted = SamplingParams(temperature=0, logprobs=1)
+    harness.step({"drafted": (loop, 10, wanted), "one": (loop[1:], 9, wanted)})
+    output = harness.step(
+        {"prompt": ([12, 13], 2, GREEDY), "chunk": ([10] * 9, 9, GREEDY)},
+        {"drafted": 10, "one": 9},
+        scheduled={"drafted": 4, "chunk": 4},
+    )
+    sampled = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
+    assert sampled == {"one": [11], "drafted": [11, 12, 13, 14], "prompt": [14], "chunk": []}
+    assert {name: [part.token_id for part in parts] for name, parts in output.logprobs.items()} == {
+        "one": [11],
+        "drafted": [11, 12, 13, 14],
+    }
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        {"temperature": 0},
+        {"temperature": 1.0, "key": 7, "top_p": 0.9},
+        {"temperature": 0.7, "key": 8, "repetition_penalty": 1.2, "frequency_penalty": 0.2},
+        {"temperature": 0, "allowed_token_ids": (20, 21), "presence_penalty": 1.0},
+        {"temperature": 0.3, "key": 9, "logit_bias": {5: 3.0}, "bad_words_token_ids": ((6,),)},
+    ],
+)
+def test_steps_give_what_holds_of_their_drafts_though_the_host_is_behind(
+    style: dict[str, Any],
+) -> None:
+    params = SamplingParams(**style)
+    model = FakeModel()
+    model.by_token[:, 20:24] += 5.0  # so that some n-grams come again
+    model.by_position.mul_(0.2)
+    prompt = [20, 21, 22, 20, 21]
+    expected = RunnerHarness(model).generate(prompt, params, 60)
+
+    harness = RunnerHarness(model, drafts=CONFIG)
+    prepare, tokens, num_accepted = harness.runner.prepare, list[int](), 0
+    waiting = prepare(harness.plan({"a": (prompt, 5, params)}))
+    num_ahead = 1  # tokens that the step in flight may give
+    while len(tokens) < 50:
+        most = len(prompt) + len(tokens) + num_ahead
+        following = prepare(harness.plan(known={"a": most - 1}, scheduled={"a": 4}))
+        drafts = drafts_of(prompt + tokens, 3, 1, 4) if tokens else []  # the prompt's step has none
+        num_ahead = 4
+        output = harness.run(waiting)
+        [sampled] = output.sampled_token_ids
+        assert sampled == expected[len(tokens) :][: 1 + num_equal(drafts, expected[len(tokens) :])]
+        tokens += sampled
+        num_accepted += len(sampled) - 1
+        waiting = following
+    assert num_accepted > 0
+
+
+def test_the_next_owner_of_a_slot_starts_with_its_own_length() -> None:
+    harness = RunnerHarness(counting_model(5), drafts=CONFIG, max_num_seqs=1)
+    prepare = harness.runner.prepare
+    waiting = [
+        prepare(harness.plan({"old": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})),
+        prepare(harness.plan(known={"old": 7}, scheduled={"old": 4})),
+        prepare(harness.plan({"new": ([12, 13, 14, 10, 11, 12], 6, GREEDY)}, finished=["old"])),
+        prepare(harness.plan(known={"new": 6}, scheduled={"new": 3})),
+    ]
+    *_, first, second = [harness.run(inputs).sampled_token_ids[0] for inputs in waiting]
+    assert (first, second) == ([13], [14, 10, 11])
+
+
+def test_rejected_drafts_are_computed_where_the_request_has_room() -> None:
+    model = counting_model(5)
+    harness = RunnerHarness(model, drafts=CONFIG)
+    harness.step({"a": ([10, 11, 12, 13, 99, 10, 11], 7, GREEDY)})
+    harness.step(known={"a": 7}, scheduled={"a": 4})
+    harness.step(known={"a": 11}, scheduled={"a": 4})
+    _, positions, metadata = model.calls[-1]
+    # Of the drafts 13, 99 and 10 the first was accepted: ten tokens are known by now, the last not computed.
+    assert positions.tolist() == [9, 10, 11, 12]
+    assert metadata.seq_lens.tolist() == [13]
+    table = harness.batch.block_table[0]
+    expected = [int(table[place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE for place in positions.tolist()]
+    assert metadata.slot_mapping.tolist() == expected
+    assert torch.equal(metadata.block_table[0, :4], table[:4])
