@@ -87,6 +87,7 @@ class Gateway:
         self.index = PrefixIndex()
         self.policy = make_policy(policy, self.index, random.Random(seed), lambda: sim.now)
         self.replicas = [Seen(address) for address in addresses]
+        self._candidates = {replica.address: replica for replica in self.replicas}
         self.pick_seconds: list[float] = []
         for address in addresses:
             self.index.add(address, CHAIN, blocks)
@@ -96,7 +97,7 @@ class Gateway:
     def pick(self, wish: RouteWish) -> tuple[int, int]:
         """The number of the replica, and how many tokens it is expected to have."""
         started = time.perf_counter()
-        chosen = self.policy.choose(self.replicas, wish)
+        chosen = self.policy.choose(self._candidates, wish)
         self.pick_seconds.append(time.perf_counter() - started)
         chosen.load += 1
         return self.replicas.index(chosen), self.policy.sent(chosen.address, wish)

@@ -109,7 +109,7 @@ async def test_nothing_is_expected_of_an_engine_that_was_started_anew(
 ) -> None:
     first, second = gateways
     await ask(first, prompt(20))
-    [home] = first.gateway.router.index.match(_hashes(first, prompt(20)))
+    [(_, [home])] = first.gateway.router.index.match(_hashes(first, prompt(20)))
     number = engines.addresses.index(home)
     engines.stop(number)
     engines.start(number)

@@ -60,7 +60,7 @@ class EnginePool:
         self._open_channel = open_channel
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ready: dict[str, list[EngineClient]] = {}  # by model, as far as asked for; see `_ready_for`
+        self._ready: dict[str, dict[str, EngineClient]] = {}  # by model, as far as asked for; see `_ready_for`
         self._told: dict[str, tuple[EngineState, str | None]] = {}  # what that was made from, by address
         self._models: set[str] = set()  # every name ever served
         self.retry_budget = RetryBudget()
@@ -98,8 +98,8 @@ class EnginePool:
         candidates = self._ready_for(model)
         engine = self._router.choose(candidates, wish) if candidates else None
         if engine is None or not engine.usable or engine.suspicious or engine.address in avoid:
-            usable = [client for client in candidates if client.usable and client.address not in avoid]
-            candidates = [client for client in usable if not client.suspicious] or usable
+            usable = {one.address: one for one in candidates.values() if one.usable and one.address not in avoid}
+            candidates = {one.address: one for one in usable.values() if not one.suspicious} or usable
             if not candidates:
                 raise self._nobody(model)
             engine = self._router.choose(candidates, wish)
@@ -165,15 +165,15 @@ class EnginePool:
         self._observe(client)
         self._changed.set()
 
-    def _ready_for(self, model: str) -> list[EngineClient]:
-        """Those with a session that serve the model. Made anew only when one came or went: picks are many."""
+    def _ready_for(self, model: str) -> dict[str, EngineClient]:
+        """Those with a session that serve the model, by address. Made anew only when one came or went."""
         ready = self._ready.get(model)
         if ready is None:
-            ready = self._ready[model] = [
-                client
+            ready = self._ready[model] = {
+                client.address: client
                 for client in self._clients.values()
                 if client.state is EngineState.READY and not client.retired and client.model_name == model
-            ]
+            }
         return ready
 
     def _serves(self, model: str, avoid: Collection[str] = ()) -> bool:

@@ -1,12 +1,12 @@
 """Policies: how one of several engines is chosen for a request. `make_policy` knows them by name."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import ClassVar, Protocol
 
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.routing.score import AnyCandidate, Weights, best, is_overloaded, scores
+from proa_gateway.routing.score import AnyCandidate, Weights, best, cheapest, is_overloaded
 from proa_gateway.types import RouteWish
 
 BOUNDED_LOAD = 1.25
@@ -22,8 +22,8 @@ class Policy(Protocol):
     name: ClassVar[str]
     needs_hashes: ClassVar[bool]  # of the prompt's blocks in the wish
 
-    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
-        """One of the candidates, of which there is one at least."""
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        """One of the candidates, which are given by address, and of which there is one at least."""
         ...
 
     def sent(self, address: str, wish: RouteWish) -> int:
@@ -41,8 +41,9 @@ class LeastLoad:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
-        return best(candidates, [-candidate.load for candidate in candidates], self._rng)
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        engines = list(candidates.values())
+        return cheapest(engines, [engine.load for engine in engines], self._rng)[0]
 
     def sent(self, address: str, wish: RouteWish) -> int:
         return 0
@@ -57,9 +58,9 @@ class RoundRobin:
     def __init__(self, rng: random.Random) -> None:
         self._turn = rng.randrange(2**16)
 
-    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
         self._turn += 1
-        return candidates[self._turn % len(candidates)]
+        return list(candidates.values())[self._turn % len(candidates)]
 
     def sent(self, address: str, wish: RouteWish) -> int:
         return 0
@@ -75,23 +76,26 @@ class Session:
 
     def __init__(self, rng: random.Random) -> None:
         self._least_load = LeastLoad(rng)
-        self._seeds: dict[str, int] = {}  # by address; small even where addresses come and go for months
+        self._seeds = _Seeds()
 
-    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
         if wish.session is None:
             return self._least_load.choose(candidates, wish)
-        limit = BOUNDED_LOAD * (1 + sum([candidate.load for candidate in candidates]) / len(candidates))
-        key = _number(wish.session)
-        free = [candidate for candidate in candidates if candidate.load < limit]
-        return max(free, key=lambda candidate: _mix(key ^ self._seed(candidate.address)))
+        limit = BOUNDED_LOAD * (1 + sum([candidate.load for candidate in candidates.values()]) / len(candidates))
+        free = [candidate for candidate in candidates.values() if candidate.load < limit]
+        key, seeds = _number(wish.session), self._seeds
+        ranks = [(key ^ seeds[candidate.address]) * _ODD & _MASK for candidate in free]
+        return free[ranks.index(max(ranks))]
 
     def sent(self, address: str, wish: RouteWish) -> int:
         return 0
 
-    def _seed(self, address: str) -> int:
-        seed = self._seeds.get(address)
-        if seed is None:
-            seed = self._seeds[address] = _number(address)
+
+class _Seeds(dict[str, int]):
+    """By address, made when first asked for. Small even where addresses come and go for months."""
+
+    def __missing__(self, address: str) -> int:
+        seed = self[address] = _number(address)
         return seed
 
 
@@ -107,25 +111,24 @@ class Prefix:
         self._clock = clock
         self._weights = weights
 
-    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
         usable = _usable(wish)
         matched = self._index.match(usable)
-        chosen = best(candidates, scores(candidates, matched, len(usable), self._weights), self._rng)
-        if not matched:
+        chosen = best(candidates, matched, len(usable), self._weights, self._rng)
+        if not matched or chosen.load <= self._weights.overload:
             return chosen
-        least = min([candidate.load for candidate in candidates])
-        if is_overloaded(chosen, least, self._weights):
-            # One that holds less of the prompt, but something, may still be better than the least loaded.
-            candidates = [one for one in candidates if not is_overloaded(one, least, self._weights)]
-            return best(candidates, scores(candidates, matched, len(usable), self._weights), self._rng)
-        return chosen
+        least = min([candidate.load for candidate in candidates.values()])
+        if not is_overloaded(chosen, least, self._weights):
+            return chosen
+        # One that holds less of the prompt, but something, may still be better than the least loaded.
+        fit = {address: one for address, one in candidates.items() if not is_overloaded(one, least, self._weights)}
+        return best(fit, matched, len(usable), self._weights, self._rng)
 
     def sent(self, address: str, wish: RouteWish) -> int:
         if wish.chain is None:
             return 0
-        num_cached_blocks = self._index.count(address, _usable(wish))
-        self._index.expect(address, wish.chain, wish.block_hashes, self._clock())
-        return num_cached_blocks * wish.chain.block_size
+        num_held = self._index.expect(address, wish.chain, wish.block_hashes, self._clock())
+        return min(num_held, len(_usable(wish))) * wish.chain.block_size
 
 
 POLICIES: tuple[str, ...] = (Prefix.name, LeastLoad.name, RoundRobin.name, Session.name)
@@ -152,10 +155,3 @@ def _usable(wish: RouteWish) -> Sequence[bytes]:
 
 def _number(text: str) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:8])
-
-
-def _mix(number: int) -> int:
-    """A number of 64 bits in which every bit depends on all of the given one's."""
-    number = (number ^ number >> 32) * _ODD & _MASK
-    number = (number ^ number >> 29) * _ODD & _MASK
-    return number ^ number >> 32

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.kv_events import KvFollower, Subscribe
@@ -28,8 +28,8 @@ class Router:
         """Whether wishes are to name the prompt's blocks."""
         return self._policy.needs_hashes
 
-    def choose(self, candidates: Sequence[AnyCandidate], wish: RouteWish) -> AnyCandidate:
-        """One of the candidates, of which there is one at least."""
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+        """One of the candidates, which are given by address, and of which there is one at least."""
         return self._policy.choose(candidates, wish)
 
     def sent(self, address: str, wish: RouteWish) -> int:

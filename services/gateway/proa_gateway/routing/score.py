@@ -1,10 +1,8 @@
 """How good each candidate is for a request: one number, of what its cache saves and what its load costs. Pure."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from operator import attrgetter
 from typing import Protocol, TypeVar
 
 
@@ -17,8 +15,6 @@ class Candidate(Protocol):
 
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
-# Hundreds of candidates are asked for each request: this way it takes half as long as by name.
-_ADDRESS, _LOAD, _USAGE = attrgetter("address"), attrgetter("load"), attrgetter("kv_cache_usage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,34 +33,46 @@ class Weights:
     overload_factor: float = 2.0
 
 
-def scores(
-    candidates: Sequence[Candidate], matched: Mapping[str, int], num_blocks: int, weights: Weights
-) -> list[float]:
-    """One for each candidate, larger is better. `matched`: by address, how many of the prompt's `num_blocks` blocks
-    need not be computed; none where nothing is given."""
-    loads = list(map(_LOAD, candidates))
-    mean = sum(loads) / len(loads)
-    by_block = weights.prefix / max(1, num_blocks)
+def best(
+    candidates: Mapping[str, AnyCandidate],
+    matched: Iterable[tuple[int, Collection[str]]],
+    num_blocks: int,
+    weights: Weights,
+    rng: random.Random,
+) -> AnyCandidate:
+    """The candidate, of those by address, with the largest score. `matched`: how many of the prompt's `num_blocks`
+    blocks need not be computed by whom, most first, each address once."""
+    mean = sum([one.load for one in candidates.values()]) / len(candidates)
     by_load, by_usage = weights.load / max(1.0, mean), weights.kv_usage
-    at_mean = by_load * mean
-    usages = map(_USAGE, candidates)
-    if not matched:
-        return [at_mean - by_load * load - by_usage * usage for load, usage in zip(loads, usages, strict=True)]
-    counts = map(matched.get, map(_ADDRESS, candidates), repeat(0))
-    return [
-        by_block * count + at_mean - by_load * load - by_usage * usage
-        for count, load, usage in zip(counts, loads, usages, strict=True)
-    ]
 
+    def find_cheapest(among: Sequence[AnyCandidate]) -> tuple[AnyCandidate, float]:
+        return cheapest(among, [by_load * one.load + by_usage * one.kv_cache_usage for one in among], rng)
 
-def best(candidates: Sequence[AnyCandidate], values: Sequence[float], rng: random.Random) -> AnyCandidate:
-    """The candidate with the largest value; one of equals at random, so that gateways do not all choose alike."""
-    largest = max(values)
-    if values.count(largest) == 1:
-        return candidates[values.index(largest)]
-    return rng.choice([candidate for candidate, value in zip(candidates, values, strict=True) if value == largest])
+    lightest, least = find_cheapest(list(candidates.values()))
+    chosen, score = lightest, -least
+    for count, addresses in matched:
+        saved = weights.prefix * count / num_blocks
+        if saved - least <= score:
+            break  # nor can anyone with as much or less of the prompt do better
+        if lightest.address in addresses:
+            return lightest
+        if holders := [candidates[address] for address in addresses if address in candidates]:
+            holder, cost = find_cheapest(holders)
+            if saved - cost > score:
+                chosen, score = holder, saved - cost
+    return chosen
 
 
 def is_overloaded(candidate: Candidate, least: int, weights: Weights) -> bool:
     """Whether the candidate is so far above the least load of all that its cache must not count."""
     return candidate.load - least > weights.overload and candidate.load > weights.overload_factor * least
+
+
+def cheapest(
+    candidates: Sequence[AnyCandidate], costs: Sequence[float], rng: random.Random
+) -> tuple[AnyCandidate, float]:
+    """Who costs least, and how much; one of equals at random, so that gateways do not all choose alike."""
+    least = min(costs)
+    if costs.count(least) == 1:
+        return candidates[costs.index(least)], least
+    return rng.choice([one for one, cost in zip(candidates, costs, strict=True) if cost == least]), least
