@@ -65,10 +65,13 @@ class WarmUp:
             self._run_drafts(1, params)
 
     def run_every_tiling(self) -> None:
-        """Prompts of all powers of two: products tile few rows otherwise than many, and change within a doubling."""
+        """Prompts of all powers of two, and as many prompts: products, those of logits too, tile few rows otherwise than
+        many, and change within a doubling."""
         most = self._limits.max_num_batched_tokens
         for num_tokens in (*(1 << power for power in range(most.bit_length())), most):
             self._run_alone(self._long_prompts(num_tokens), GREEDY)
+            if num_tokens <= self._limits.max_num_seqs:
+                self._run_alone([1] * num_tokens, GREEDY)
 
     def time_prefill(self, num_tokens: int) -> float:
         """Seconds that a prompt takes; it stays for `time_decode`."""
@@ -100,10 +103,10 @@ class WarmUp:
 
     def _long_prompts(self, num_tokens: int) -> list[int]:
         """Lengths of the fewest prompts with so many tokens, or of as many as there may be. Each leaves room for the
-        token after it."""
+        token after it; the short one comes first, as a single token has to."""
         longest = self._limits.max_model_len - 1
         count, rest = divmod(min(num_tokens, longest * self._limits.max_num_seqs), longest)
-        return [longest] * count + ([rest] if rest else [])
+        return [rest] * (rest > 0) + [longest] * count
 
     def _prefill_plan(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
         return prefill_plan(

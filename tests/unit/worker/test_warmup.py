@@ -26,7 +26,9 @@ def sizes(model: FakeModel) -> list[int]:
     return [input_ids.numel() for input_ids, _, _ in model.calls]
 
 
-@pytest.mark.parametrize(("budget", "most"), [(100, 100), (300, 300), (4096, 3 * (MAX_MODEL_LEN - 1))])
+@pytest.mark.parametrize(
+    ("budget", "most"), [(100, 100), (MAX_MODEL_LEN, MAX_MODEL_LEN), (4096, 3 * (MAX_MODEL_LEN - 1))]
+)
 def test_the_largest_step_is_the_budget_or_what_all_slots_hold(budget: int, most: int) -> None:
     """Where every slot is full to its last token, nothing is written behind the tables' ends."""
     work, model = warm_up(budget, max_num_seqs=3)
