@@ -65,8 +65,8 @@ class WarmUp:
             self._run_drafts(1, params)
 
     def run_every_tiling(self) -> None:
-        """Prompts of all powers of two, and as many prompts: products, those of logits too, tile few rows otherwise than
-        many, and change within a doubling."""
+        """Prompts of all powers of two, and as many prompts: products, those of logits too, tile few rows otherwise
+        than many, and change within a doubling."""
         most = self._limits.max_num_batched_tokens
         for num_tokens in (*(1 << power for power in range(most.bit_length())), most):
             self._run_alone(self._long_prompts(num_tokens), GREEDY)

@@ -39,4 +39,4 @@ def test_the_largest_step_is_the_budget_or_what_all_slots_hold(budget: int, most
 def test_every_tiling_ends_with_that_of_the_budget() -> None:
     work, model = warm_up(budget=100, max_num_seqs=3)
     work.run_every_tiling()
-    assert sizes(model) == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert sorted(set(sizes(model))) == [1, 2, 4, 8, 16, 32, 64, 100]
