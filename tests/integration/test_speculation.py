@@ -154,7 +154,7 @@ def test_blocks_filled_by_accepted_drafts_are_found_by_later_requests(plain: Eng
 
 def test_two_ranks_accept_the_same_drafts(folder: Path, expected: dict[str, Result]) -> None:
     with build_core(folder, tensor_parallel_size=2, speculative_config=DRAFTS, **CONFIG) as engine:
-        results = run(engine, requests())
+        results = run(engine, requests()[:7])
         assert engine.core.stats().spec_decode_num_accepted_tokens > 0
-    equal = [results[name].token_ids == result.token_ids for name, result in expected.items()]
-    assert sum(equal) >= 0.9 * len(equal)  # the ranks' sums may round another way at a close call
+    equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
+    assert sum(equal) >= len(equal) - 1  # the ranks' sums may round another way at a close call
