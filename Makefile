@@ -10,6 +10,9 @@ TENSOR_PARALLEL ?= 1
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 AGAINST ?= main
+STAGES ?=
+OUT ?= build/gpu-report
+LIMIT ?= 3600
 
 ##@ Use
 run: setup ## start an engine and a gateway here (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
@@ -40,7 +43,10 @@ unit: setup ## the unit and integration tests alone (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest $(PYTEST_ARGS)
 
 test-gpu: ## on a GPU, with the Python that is there: kernels, models, engines (PYTEST_ARGS)
-	PYTHONPATH=engine:protos:services/gateway:tests python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
+	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
+
+gpu-report: ## on a GPU, with the Python that is there: tests, speed, profiles, HTTP, as JSON and Markdown (STAGES, OUT, LIMIT)
+	@python3 tests/benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(STAGES),--stages $(STAGES))
 
 lint: setup ## style of the code and of the contract
 	ruff check
@@ -92,4 +98,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images train evaluate setup test unit test-gpu lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
+.PHONY: run bench soak images train evaluate setup test unit test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help

@@ -1,96 +1,82 @@
-"""Where a step's time goes on the device, kernel by kernel: the table that explains a figure of `engine.py`.
+"""Where a step's time goes on the device, kernel by kernel, against its floor: what explains a figure of `engine.py`.
 
-    python tests/benchmarks/engine_profile.py --model Llama-3.1-8B --profile decode-1
-
-It needs a GPU. Times are of one step, or of one prefill of the whole workload. What the kernels leave of the wall time
-is gaps between them and the host; the wall time is that of the same work without the profiler, which slows the host.
+Times are of one step, or of one prefill of the whole workload. The wall time is that of the same work without the
+profiler, which slows the host; gaps are when no kernel runs between the first and the last. Without a GPU the same is
+told of torch's operators, which shows that it works and nothing else.
 """
 
-import json
-import sys
-import tempfile
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
 
-from real_shapes import write_model
-
-import engine
+from bench import Bench, timed
+from floors import Card, Step, parts
+from timeline import Span, analyse
 
 _STEPS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel of a profile, in microseconds a step."""
-
-    name: str
-    calls: float
-    microseconds: float
-
-
-def profile(work: Callable[[], object], count: int) -> list[Kernel]:
-    """The kernels of `work`, which is `count` steps long, the costliest first."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        work()
-        torch.cuda.synchronize()
-    kernels = [
-        Kernel(event.key, event.count / count, event.self_device_time_total / count)
-        for event in profiler.key_averages()
-    ]
-    return sorted((kernel for kernel in kernels if kernel.microseconds > 0), key=lambda kernel: -kernel.microseconds)
-
-
-def table(kernels: Sequence[Kernel], wall: float, top: int) -> str:
-    """Markdown. `wall` is microseconds a step without the profiler."""
-    busy = sum(kernel.microseconds for kernel in kernels)
-    calls = sum(kernel.calls for kernel in kernels)
-    lines = ["| kernel | calls a step | µs a step | share of kernels |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| `{kernel.name[:90]}` | {kernel.calls:.1f} | {kernel.microseconds:,.1f} | {kernel.microseconds / busy:.1%} |"
-        for kernel in kernels[:top]
-    ]
-    lines.append(f"| all {len(kernels)} | {calls:.1f} | {busy:,.1f} | |")
-    lines.append(f"| wall time without the profiler | | {wall:,.1f} | kernels are {busy / wall:.1%} of it |")
-    return "\n".join(lines)
-
-
-def measure(bench: engine.Bench, workload: str) -> tuple[list[Kernel], float]:
-    """The kernels of a step, and the wall time of a step in microseconds."""
+def measure(
+    bench: Bench, workload: str, config: Mapping[str, Any], card: Card, *, context: int, fp8: bool
+) -> dict[str, Any]:
+    """A `Profile` as a record. `context` is that of a decode; `config` the model's config.json."""
     kind, _, size = workload.partition("-")
     if kind == "decode":
         with bench.decoding(int(size)):
-            wall = _timed(lambda: bench.step(_STEPS)) / _STEPS
-            return profile(lambda: bench.step(_STEPS), _STEPS), wall * 1e6
-    count, length = map(int, size.split("x"))
-    wall = bench.prefill(count, length) / 1e3
-    return profile(lambda: bench.prefill_once(count, length), 1), wall * 1e6
+            wall = timed(lambda: bench.step(_STEPS)) / _STEPS
+            spans, count = record(lambda: bench.step(_STEPS)), _STEPS
+    else:
+        shape = tuple(map(int, size.split("x")))
+        wall = statistics.median([bench.prefill_once(*shape) for _ in range(4)][1:])
+        spans, count = record(lambda: bench.prefill_once(*shape)), 1
+    step = Step.of_workload(workload, context)
+    floor = {part.name: part.seconds(card) * 1e6 for part in parts(config, step, fp8=fp8)}
+    return asdict(analyse(spans, count, wall * 1e6, floor)) | {"card": asdict(card)}
 
 
-def _timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+def record(work: Callable[[], object]) -> list[Span]:
+    import torch
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    # Of a device all is seen whoever launches it, of operators by default this thread's alone.
+    threads = None if on_gpu else _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[activity], experimental_config=threads) as profiler:
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+    device = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    events = [event for event in profiler.events() if event.device_type == device]
+    return [Span(event.name, event.time_range.start, event.time_range.end) for event in events]
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = engine.parser()
-    parser.description = __doc__
-    parser.add_argument("--profile", nargs="+", metavar="WORKLOAD", required=True, help="decode-B or prefill-NxL")
-    parser.add_argument("--top", type=int, default=25)
-    arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(arguments.model, Path(folder))
-        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-        bench = engine.Bench(model, engine.engine_arguments(arguments), vocab_size=vocab_size)
-        for workload in arguments.profile:
-            kernels, wall = measure(bench, workload)
-            print(f"\n{arguments.model}, {workload}, {engine.machine()}\n\n{table(kernels, wall, arguments.top)}")
+def card() -> Card:
+    """What this machine's memory and matrix units give at best: a large copy, a large product."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    source = torch.empty(1 << (30 if on_gpu else 20), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    side = 8192 if on_gpu else 128
+    matrix = torch.randn(side, side, dtype=torch.bfloat16, device=device)
+    copy = _median_seconds(lambda: target.copy_(source), on_gpu)
+    product = _median_seconds(lambda: matrix @ matrix, on_gpu)
+    return Card(2 * source.numel() / copy, 2 * side**3 / product)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _median_seconds(work: Callable[[], object], on_gpu: bool) -> float:
+    import torch
+
+    times = []
+    for _ in range(12):
+        started = time.perf_counter()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[2:])

@@ -77,3 +77,18 @@ def write_model(name: str, folder: Path) -> Path:
         return Path(name)
     (folder / "config.json").write_text(json.dumps(SHAPES[name]))
     return folder
+
+
+def has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A byte-level tokenizer in which every token is a word of its own, so that random tokens are text."""
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": {"type": "BPE", "vocab": {f"Ġ{token:x}": token for token in range(vocab_size)}, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -1,180 +1,135 @@
-"""A closed loop of streaming clients against a running gateway: throughput and latencies over HTTP.
+"""Throughput and latencies over HTTP: a closed loop of streaming clients before a gateway.
 
-Each client sends its next request when the last one has ended; the clients are spread over several processes. Bounded
-in requests and in time. Prints a Markdown table and one line of JSON.
+Before one that runs, or before an engine with random weights and gateways that this starts itself; then the requests
+are those of `closed-C` in engine.py, token by token, and the two figures say what HTTP costs.
 
-    python tests/benchmarks/serve.py --url http://127.0.0.1:8000 --clients 64 --requests 256
+    python tests/benchmarks/serve.py --url http://127.0.0.1:8000 --workloads http-64x1
+    PYTHONPATH=tests python tests/benchmarks/serve.py --model Qwen3-0.6B --workloads http-64x1 http-256x2
+
+`http-CxG`: C clients of G gateways. Milliseconds to the first token and between tokens, at these percentiles.
 """
 
 import argparse
-import asyncio
 import json
-import multiprocessing
+import os
 import random
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from bench import FULL, SMALL, Sizes, closed_jobs
+from closed_loop import Load, Prompt, Sample, percentile, run_loads
+from real_shapes import SHAPES, has_weights, write_model, write_tokenizer
+
+WORKLOADS = ("http-1x1", "http-16x1", "http-64x1", "http-256x2")
 _SUBJECTS = ("a river", "the moon", "bread", "a small boat", "the sea", "an old tree", "rain", "a long road")
+_TEXT_TURNS = 4  # requests of each client, where prompts are texts
+_PERCENTILES = (0.5, 0.9, 0.99)
 
 
-@dataclass(slots=True)
-class Sample:
-    """What one request met; times in seconds."""
-
-    time_to_first_token: float
-    gaps: list[float] = field(default_factory=list)  # between events that carry text
-    output_tokens: int = 0
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one process does."""
-
-    host: str
-    port: int
-    model: str
-    clients: int
-    requests: int
-    max_tokens: int
-    seconds: float
-    seed: int
-
-
-def run_load(load: Load) -> list[Sample]:
-    return asyncio.run(_run_load(load))
-
-
-async def _run_load(load: Load) -> list[Sample]:
-    left = iter(range(load.requests))
-    deadline = time.monotonic() + load.seconds
-    draw = random.Random(load.seed)
-    samples: list[Sample] = []
-
-    async def client() -> None:
-        for _ in left:
-            if time.monotonic() > deadline:
-                return
-            prompt = f"Number {draw.randrange(10**6)}. Tell me about {draw.choice(_SUBJECTS)}."
-            samples.append(await send(load, prompt, deadline))
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(load.clients):
-            tasks.create_task(client())
-    return samples
-
-
-async def send(load: Load, prompt: str, deadline: float) -> Sample:
-    """One streamed chat completion. What goes wrong is a sample too."""
-    body = {
-        "model": load.model,
-        "messages": [{"role": "user", "content": prompt}],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": load.max_tokens,
-        "temperature": 0,
-    }
-    data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {load.host}\r\nContent-Type: application/json\r\n"
-    sample = Sample(0.0)
-    started = last = time.monotonic()
-    try:
-        async with asyncio.timeout(max(1.0, deadline - started)):
-            reader, writer = await asyncio.open_connection(load.host, load.port, limit=1 << 20)
-            writer.write(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-            status = (await reader.readline()).split()[1]
-            if status != b"200":
-                sample.error = f"HTTP {status.decode()}"
-            while line := await reader.readline():
-                if not line.startswith(b"data: {"):
-                    continue
-                now = time.monotonic()
-                event = json.loads(line[6:])
-                if "error" in event:
-                    sample.error = str(event["error"])
-                if usage := event.get("usage"):
-                    sample.output_tokens = usage["completion_tokens"]
-                if event.get("choices") and event["choices"][0]["delta"].get("content"):
-                    if sample.time_to_first_token:
-                        sample.gaps.append(now - last)
-                    else:
-                        sample.time_to_first_token = now - started
-                    last = now
-            writer.close()
-    except (OSError, TimeoutError, IndexError, ValueError) as error:
-        sample.error = f"{type(error).__name__}: {error}"
-    return sample
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-
-
-def report(samples: Sequence[Sample], clients: int, seconds: float) -> None:
-    good = [sample for sample in samples if not sample.error]
-    first = [sample.time_to_first_token * 1e3 for sample in good]
-    gaps = [gap * 1e3 for sample in good for gap in sample.gaps]
-    tokens = sum(sample.output_tokens for sample in good)
-    figures: dict[str, float] = {
-        "clients": clients,
-        "requests": len(good),
-        "failed": len(samples) - len(good),
-        "requests_per_second": round(len(good) / seconds, 2),
-        "output_tokens_per_second": round(tokens / seconds, 1),
-    }
-    for name, values in (("ttft_ms", first), ("inter_token_ms", gaps)):
-        for share in (0.5, 0.9, 0.99):
-            figures[f"{name}_p{round(share * 100)}"] = round(percentile(values, share), 2)
-    print("|", " | ".join(figures), "|")
-    print("|", " | ".join("---:" for _ in figures), "|")
-    print("|", " | ".join(f"{value:,}" for value in figures.values()), "|")
-    for error in sorted({sample.error for sample in samples if sample.error}):
-        print("failed:", error)
-    print(json.dumps(figures))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", help="default: the first that the gateway lists")
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=256, help="in all")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=120.0, help="no request is sent after this, none outlives it")
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    url = urlsplit(arguments.url)
-    with urlopen(f"{arguments.url}/v1/models", timeout=10) as answer:
-        model = arguments.model or json.load(answer)["data"][0]["id"]
-    processes = min(arguments.processes, arguments.clients)
-    clients, requests = arguments.clients, arguments.requests
+def measure(
+    ports: Sequence[int], clients: int, prompts: Sequence[Prompt], options: argparse.Namespace
+) -> dict[str, Any]:
+    """One closed loop, the clients spread over the gateways and over processes."""
+    with urlopen(f"http://127.0.0.1:{ports[0]}/v1/models", timeout=10) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    processes = min(clients, max(options.processes, len(ports)))
     loads = [
         Load(
-            host=url.hostname or "127.0.0.1",
-            port=url.port or 80,
+            port=ports[index % len(ports)],
             model=model,
-            clients=clients // processes + (index < clients % processes),
-            requests=requests // processes + (index < requests % processes),
-            max_tokens=arguments.max_tokens,
-            seconds=arguments.seconds,
-            seed=index,
+            clients=len(range(index, clients, processes)),
+            prompts=prompts[index::processes],
+            max_tokens=options.max_tokens,
+            seconds=options.seconds,
         )
         for index in range(processes)
     ]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(_nothing, range(processes))  # they are up before the clock starts
-        started = time.monotonic()
-        samples = [sample for part in pool.map(run_load, loads, chunksize=1) for sample in part]
-        report(samples, clients, time.monotonic() - started)
+    return record(*run_loads(loads))
 
 
-def _nothing(_: int) -> None:
-    pass
+def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
+    """Raises `SystemExit` where a request failed: such a figure is none."""
+    if errors := sorted({sample.error for sample in samples if sample.error}):
+        raise SystemExit("requests failed: " + "; ".join(errors))
+    values = {
+        "ttft_ms": [sample.time_to_first_token * 1e3 for sample in samples],
+        "inter_token_ms": [gap * 1e3 for sample in samples for gap in sample.gaps],
+    }
+    tokens = sum(sample.output_tokens for sample in samples)
+    latencies = {
+        f"{name}_p{round(share * 100)}": round(percentile(each, share), 2)
+        for name, each in values.items()
+        for share in _PERCENTILES
+    }
+    return {"value": tokens / seconds, "unit": "tokens/s", "requests": len(samples)} | latencies
+
+
+@contextmanager
+def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[list[int], int]]:
+    """An engine of random weights and gateways before it: their ports, and the size of the vocabulary."""
+    from support.processes import engine_process, gateway_process
+
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = write_model(options.model, scratch)
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        write_tokenizer(scratch, vocab_size)
+        arguments = [f"--model={folder}", f"--tokenizer={scratch}", "--served-model-name=model"]
+        arguments += [] if has_weights(folder) else ["--load-format=dummy"]
+        arguments += [f"--max-model-len={options.max_model_len}"]
+        arguments += [f"--quantization={options.quantization}"] if options.quantization else []
+        _, address = stack.enter_context(engine_process(*arguments))
+        yield [stack.enter_context(gateway_process(address))[1] for _ in range(num_gateways)], vocab_size
+
+
+def texts(clients: int) -> list[Prompt]:
+    draw = random.Random(clients)
+    count = clients * _TEXT_TURNS
+    return [f"Number {draw.randrange(10**6)}. Tell me about {draw.choice(_SUBJECTS)}." for _ in range(count)]
+
+
+def records(options: argparse.Namespace, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each workload's record as it is known."""
+    shapes = {name: tuple(map(int, name.removeprefix("http-").split("x"))) for name in options.workloads}
+    if options.url:
+        ports = [urlsplit(url).port or 80 for url in options.url]
+        for name, (clients, _) in shapes.items():
+            yield name, measure(ports, clients, texts(clients), options)
+        return
+    options.max_tokens = sizes.closed[1]
+    with started(options, max(gateways for _, gateways in shapes.values())) as (ports, vocab_size):
+        for name, (clients, gateways) in shapes.items():
+            prompts: list[Prompt] = [job.prompt for job in closed_jobs(clients, vocab_size, sizes)]
+            yield name, measure(ports[:gateways], clients, prompts, options)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", action="append", help="of a gateway that runs on this machine; repeat for several")
+    parser.add_argument("--model", default="Qwen3-0.6B", help=f"to start: {', '.join(SHAPES)}, or a model's folder")
+    parser.add_argument("--quantization")
+    parser.add_argument("--max-model-len", type=int, default=16384)
+    parser.add_argument("--workloads", nargs="+", default=["http-64x1"], metavar="NAME")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer, where a gateway runs")
+    parser.add_argument("--seconds", type=float, default=120.0, help="the most that one workload may take")
+    parser.add_argument("--processes", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="of clients")
+    parser.add_argument("--small", action="store_true", help="lengths that show only that all of it runs")
+    parser.add_argument("--json", type=Path, help="write the records to this file as they come")
+    options = parser.parse_args(argv)
+    document: dict[str, Any] = {"arguments": list(argv), "records": {}}
+    for name, figures in records(options, SMALL if options.small else FULL):
+        document["records"][name] = figures
+        shown = ", ".join(f"{key} {value:,}" for key, value in figures.items() if key not in ("value", "unit"))
+        print(f"{name}: {figures['value']:,.1f} tokens/s; {shown}", flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.pool import Pool
 
 import psutil
-from serve import Load, Sample, percentile, run_load
+from closed_loop import Load, Sample, percentile, run_load
 
 from support.processes import fake_engine_process, gateway_process
 
@@ -88,8 +88,8 @@ def run_async(
     loads = []
     for index in range(_CLIENT_PROCESSES):
         share = streams // _CLIENT_PROCESSES + (index < streams % _CLIENT_PROCESSES)
-        tokens, seconds = arguments.max_tokens, arguments.seconds
-        loads.append(Load("127.0.0.1", port, "fake", share, share, tokens, seconds, seed=index))
+        prompts = [f"{index}. Tell me about number {turn}." for turn in range(share)]
+        loads.append(Load(port, "fake", share, prompts, arguments.max_tokens, arguments.seconds))
     return clients.map_async(run_load, loads, chunksize=1)
 
 

@@ -1,0 +1,189 @@
+"""The figures of `make gpu-report` as Markdown, beside vLLM's, the goals and the floors of h200.json.
+
+    python tests/benchmarks/report_tables.py
+
+writes the tables of docs/performance.md and README.md anew, between their marks, from what docs/measured holds: the
+JSON files of a run. What is not there is said to be not measured yet.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+MEASURED = _ROOT / "docs" / "measured"
+DOCUMENTS = {_ROOT / "docs" / "performance.md": "tables", _ROOT / "README.md": "picture"}
+NOT_YET = "not measured yet"
+ROWS = {
+    "mixed": "offline mixed, output tok/s",
+    **{f"decode-{batch}": f"decode, ms a step, batch {batch}" for batch in (1, 8, 32, 64, 128, 256)},
+    "prefill-1x1024": "prefill 1x1024, ms to the first token",
+    **{f"prefill-{size}": f"prefill {size}, ms" for size in ("1x8192", "32x1024", "8x8192")},
+    "start": "start to ready, nothing cached, s",
+}
+_PICTURE = ("mixed", "decode-1", "decode-64", "decode-256", "prefill-1x1024", "start")
+_HTTP = {"http-1x1": "closed-1", "http-16x1": "closed-16", "http-64x1": "closed-64", "http-256x2": "closed-256"}
+_LATENCIES = {"ttft_ms": "ms to the first token", "inter_token_ms": "ms between tokens"}
+
+Record = Mapping[str, Any]  # of one workload
+Results = Mapping[str, Mapping[str, Any]]  # by stage: its file's document
+Yardstick = Mapping[str, Any]  # h200.json
+
+
+def yardstick() -> Yardstick:
+    document: Yardstick = json.loads(Path(__file__).with_name("h200.json").read_text())
+    return document
+
+
+def read_results(folder: Path) -> Results:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def tables(results: Results, known: Yardstick) -> str:
+    """A table a model, then HTTP."""
+    blocks = [_model_table(_records(results, stage), model) for stage, model in known["models"].items()]
+    return "\n\n".join([*_machines(results), *blocks, _http_table(results, known)])
+
+
+def picture(results: Results, known: Yardstick) -> str:
+    """One short table of all models: vLLM's figure, and Proa's where there is one."""
+    models: Mapping[str, Record] = known["models"]
+    rows = [
+        [ROWS[name], *(_pair(_records(results, stage), model, name) for stage, model in models.items())]
+        for name in _PICTURE
+    ]
+    title = "vLLM → **Proa**, where measured" if results else f"vLLM (Proa: {NOT_YET})"
+    return _table([title, *(model["title"] for model in models.values())], rows)
+
+
+def report(results: Results, known: Yardstick) -> str:
+    """All that a run found."""
+    sections = ["# GPU report", tables(results, known), *_correctness(_records(results, "correctness"))]
+    for stage, document in results.items():
+        sections += [f"## {stage}", *_details(document)]
+    return "\n\n".join(sections) + "\n"
+
+
+def insert(text: str, name: str, block: str) -> str:
+    """`text` with what stands between the marks of this name replaced."""
+    start, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+    before, _, rest = text.partition(start)
+    _, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"the marks of {name} are missing")
+    return before + start + block + end + after
+
+
+def _model_table(records: Record, model: Record) -> str:
+    rows = []
+    for name, title in ROWS.items():
+        goal = "no slower" if model[name].get("goal") == model[name]["vllm"] else _known(model, name, "goal")
+        rows.append([title, _known(model, name, "vllm"), _ours(records, name), goal, _known(model, name, "floor")])
+    return _table([model["title"], "vLLM", "Proa", "goal", "floor"], rows)
+
+
+def _http_table(results: Results, known: Yardstick) -> str:
+    """Proa's offline figure is of the same requests."""
+    rows = []
+    for stage, model in known["models"].items():
+        records = _records(results, stage)
+        for name, offline in _HTTP.items():
+            if name not in model and name not in records:
+                continue
+            clients, gateways = map(int, name.removeprefix("http-").split("x"))
+            title = f"{stage}, {_count(clients, 'client')}, {_count(gateways, 'gateway')}"
+            share = ""
+            if name in records and offline in records:
+                share = f"{records[name]['value'] / records[offline]['value']:.1%}"
+            figures = [_known(model, name, "vllm"), _ours(records, name), _ours(records, offline), share]
+            rows.append([title, *figures, *(_latency(records.get(name), kind) for kind in _LATENCIES)])
+    latencies = [f"{title}, p50 / p99" for title in _LATENCIES.values()]
+    return _table(["over HTTP, tok/s", "vLLM", "Proa", "Proa offline", "HTTP / offline", *latencies], rows)
+
+
+def _correctness(records: Record) -> Iterator[str]:
+    rows = [
+        [
+            Path(file).name + ("" if record["complete"] else " (cut off)"),
+            *(str(count) for count in (record["passed"], len(record["failed"]), record["skipped"])),
+        ]
+        for file, record in records.items()
+    ]
+    if rows:
+        yield _table(["tests", "passed", "failed", "skipped"], rows)
+    for record in records.values():
+        yield from (f"`{name}`\n\n```\n{text[-800:]}\n```" for name, text in record["failed"].items())
+
+
+def _details(document: Mapping[str, Any]) -> Iterator[str]:
+    """What a stage found beside the tables: other figures, where memory went, profiles, and what failed."""
+    from timeline import table
+
+    records: Mapping[str, Record] = document["records"]
+    rows = [
+        [name, _number(record["value"]), record["unit"], record.get("note", "")]
+        for name, record in records.items()
+        if "value" in record and name not in ROWS and name not in _HTTP
+    ]
+    if rows:
+        yield _table(["more", "figure", "unit", ""], rows)
+    if "start" in records:
+        yield "The start:\n\n" + "\n".join(f"- {line}" for line in records["start"]["log"])
+    yield from (f"### {name}\n\n{table(record)}" for name, record in records.items() if "kernels" in record)
+    for name, problem in document["problems"].items():
+        tail = "\n".join(problem["tail"][-15:])
+        yield f"**{name} failed**: {problem['problem']}\n\n```\n{tail}\n```"
+
+
+def _machines(results: Results) -> list[str]:
+    return [f"Proa: {machine}." for machine in sorted({document["machine"] for document in results.values()} - {""})]
+
+
+def _records(results: Results, stage: str) -> Record:
+    records: Record = results.get(stage, {}).get("records", {})
+    return records
+
+
+def _ours(records: Record, name: str) -> str:
+    return f"**{_number(records[name]['value'])}**" if name in records else NOT_YET
+
+
+def _pair(records: Record, model: Record, name: str) -> str:
+    theirs = _known(model, name, "vllm")
+    return f"{theirs} → {_ours(records, name)}" if name in records else theirs
+
+
+def _known(model: Record, name: str, kind: str) -> str:
+    """As it was published; empty where nothing was."""
+    value = model.get(name, {}).get(kind)
+    return "" if value is None else f"{value:,}"
+
+
+def _latency(record: Record | None, kind: str) -> str:
+    return f"{record[f'{kind}_p50']} / {record[f'{kind}_p99']}" if record else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    titles = list(titles)
+    rule = ["---", *["---:"] * (len(titles) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [titles, rule, *rows])
+
+
+def main() -> None:
+    results, known = read_results(MEASURED), yardstick()
+    blocks = {"tables": tables(results, known), "picture": picture(results, known)}
+    for path, name in DOCUMENTS.items():
+        path.write_text(insert(path.read_text(), name, blocks[name]))
+
+
+if __name__ == "__main__":
+    main()

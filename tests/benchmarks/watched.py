@@ -1,0 +1,85 @@
+"""A program run with two limits, on all of its time and on its silence; nothing that it started outlives it."""
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL = 40  # lines
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    problem: str | None  # a sentence; None: all is well
+    tail: list[str]  # the last lines that it printed
+
+
+def run_watched(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    env: Mapping[str, str],
+    seconds: float,
+    silence: float,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Run it in `folder`. `say` gets each line that it prints."""
+    program = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    tail: deque[str] = deque(maxlen=_TAIL)
+
+    def take(line: str) -> None:
+        tail.append(line)
+        say(line)
+
+    try:
+        return Outcome(_follow(program, seconds, silence, take), list(tail))
+    finally:
+        _end(program)
+
+
+def _follow(
+    program: "subprocess.Popen[bytes]", seconds: float, silence: float, take: Callable[[str], None]
+) -> str | None:
+    assert program.stdout is not None
+    started, rest = time.monotonic(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(program.stdout, selectors.EVENT_READ)
+        while True:
+            left = started + seconds - time.monotonic()
+            if not selector.select(max(0.0, min(left, silence))):
+                return f"ran past {seconds:.0f} s" if left <= silence else f"said nothing for {silence:.0f} s"
+            data = os.read(program.stdout.fileno(), 1 << 16)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                take(line.decode(errors="replace"))
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(_GRACE_SECONDS)
+    return None if program.returncode == 0 else f"ended with status {program.returncode}"
+
+
+def _end(program: "subprocess.Popen[bytes]") -> None:
+    """Politely, then for certain; the whole group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(_GRACE_SECONDS)
+    assert program.stdout is not None
+    program.stdout.close()
