@@ -17,6 +17,7 @@ from typing import Any
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver
 
 SM_90 = GPUTarget("cuda", 90, 32)  # Hopper
 
@@ -35,6 +36,18 @@ class Variant:
         triton.runtime.driver.set_active(_NamedGpu(target))
         module, _, kernel = self.name.rpartition(".")
         return getattr(import_module(module), kernel).preload(self.specialization)
+
+
+def compile_driver() -> None:
+    """Compile what Triton has in C to talk to a GPU, once and for all. Raises where CUDA's own library is missing."""
+    CudaDriver()
+
+
+def compile_launcher(kernel: Any) -> None:
+    """Compile what launches a compiled kernel: before Triton 3.7 that is a program in C for each signature."""
+    driver = CudaDriver()
+    triton.runtime.driver.set_active(driver)
+    driver.launcher_cls(kernel.src, kernel.metadata)
 
 
 def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Variant]:

@@ -2,7 +2,7 @@
 
 One after another the kernels of a model take most of a minute. A process of its own rehearses the start of a worker,
 notes the kernel variants that it launches, and forks: each child compiles its share into Triton's cache on disk, where
-the worker finds them.
+the worker finds them, and with them the C programs that launch them.
 
 As a program: python -m proa_engine.worker.compile_pool CAPABILITY NUM_PROCESSES, the configuration on standard input.
 """
@@ -11,11 +11,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
+from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
+from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, record
 from proa_engine.worker.host import available_cores
 
 _MOST_PROCESSES = 8  # more would rehearse longer than compile
@@ -53,21 +56,27 @@ class CompilePool:
 
 def main(capability: int, num_processes: int) -> int:
     """Compile all variants and print their number; returns the exit code."""
-    from triton.backends.compiler import GPUTarget
-
-    from proa_engine.kernels.variants import record
-    from proa_engine.worker.shape_worker import ShapeWorker
+    from proa_engine.worker.shape_worker import ShapeWorker  # a worker, which starts one of these
 
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     target = GPUTarget("cuda", capability, 32)
+    driver = _fork(compile_driver)
     variants = record(ShapeWorker(config).rehearse, target)
+    with_launchers = _has_succeeded(driver)  # else there is no driver to launch anything here
     children = [
-        _fork(lambda share=share: [variant.compile(target) for variant in variants[share::num_processes]])  # type: ignore[misc]
+        _fork(partial(_compile, variants[share::num_processes], target, with_launchers))
         for share in range(num_processes)
     ]
-    failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
+    succeeded = [_has_succeeded(child) for child in children]
     print(len(variants))
-    return 1 if failed else 0
+    return 0 if all(succeeded) else 1
+
+
+def _compile(variants: Sequence[Variant], target: GPUTarget, with_launchers: bool) -> None:
+    for variant in variants:
+        kernel = variant.compile(target)
+        if with_launchers:
+            compile_launcher(kernel)
 
 
 def _fork(work: Callable[[], object]) -> int:
@@ -81,6 +90,11 @@ def _fork(work: Callable[[], object]) -> int:
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def _has_succeeded(child: int) -> bool:
+    """Wait for it."""
+    return os.waitpid(child, 0)[1] == 0
 
 
 if __name__ == "__main__":

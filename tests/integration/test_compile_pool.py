@@ -1,0 +1,27 @@
+"""What a pool of processes compiles at the start is what a worker's launches then find."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.shape_models import QWEN3_06B, make_shape_model
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_a_worker_finds_every_kernel_that_the_pool_compiled(tmp_path: Path) -> None:
+    model = make_shape_model(tmp_path, QWEN3_06B)
+    result = subprocess.run(
+        [sys.executable, "-m", "support.pretended_gpu", str(model)],
+        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    first, *kernels = result.stdout.splitlines()
+    assert first.startswith("compiled "), first
+    assert len(kernels) >= 10
+    assert all(line.startswith("found ") for line in kernels), kernels

@@ -1,0 +1,67 @@
+"""Run as a program, on a machine without a GPU: has kernels compiled by a pool, then starts a worker that goes all the
+way to their launches, which do nothing here; prints the kernels that it did not find in Triton's cache.
+
+Must not run inside pytest: which GPU Triton compiles for is the whole process's.
+"""
+
+import sys
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+from proa_engine.config import EngineConfig
+from proa_engine.worker.compile_pool import CompilePool
+from proa_engine.worker.shape_worker import ShapeWorker
+
+MOST_PROGRAMS = 2**31  # Triton multiplies a grid's sizes as 32-bit integers, and launches nothing beyond
+
+
+class PretendedLauncher:
+    def __init__(self, source: Any, metadata: Any) -> None:
+        pass
+
+    def __call__(self, x: int, y: int, z: int, *arguments: object) -> None:
+        assert 0 < x * y * z < MOST_PROGRAMS
+        assert max(y, z) < 2**16
+
+
+class PretendedUtils:
+    """A Hopper GPU that loads anything."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 * 1024}
+
+    def load_binary(self, name: str, binary: bytes, shared_memory: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024
+
+
+class PretendedGpu:
+    utils = PretendedUtils()
+    launcher_cls = PretendedLauncher
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main(model: str) -> None:
+    config = EngineConfig(model=model, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=4)
+    print(CompilePool(config, 90).wait())
+
+    def note(*, metadata: dict[str, Any], cache_hit: bool, **_: object) -> None:
+        print("found" if cache_hit else "missed", metadata["name"])
+
+    knobs.compilation.listener = note
+    triton.runtime.driver.set_active(PretendedGpu())
+    ShapeWorker(config).rehearse()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
