@@ -18,8 +18,8 @@ import triton
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.gpu_linear import GpuLinear
 from proa_engine.kernels.int4_linear import Int4Linear
-from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from support.quantized_cases import ExpertCase, expert_case, int4_case, matrix_in_blocks
@@ -46,7 +46,7 @@ def matrices(shape: tuple[int, int]) -> Iterator[tuple[str, float, Callable[[], 
     rows, groups = Fp8Form(), Fp8Form(group=128)
 
     def floats() -> Product:
-        return Linear(torch.randn(outputs, inputs, dtype=torch.bfloat16))
+        return GpuLinear(torch.randn(outputs, inputs, dtype=torch.bfloat16))
 
     def by_row() -> Product:
         weight = quantize(torch.randn(outputs, inputs, dtype=torch.bfloat16), rows)

@@ -5,16 +5,18 @@ right. Prints one line a check; ends with an error at the first that fails.
 """
 
 import itertools
+from unittest import mock
 
 import torch
 
-from proa_engine.kernels import decode_inputs, ngram, rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels import decode_inputs, few_rows, ngram, rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
-from support.kernel_cases import attention_case, sampling_cases
+from support.kernel_cases import attention_case, few_rows_cases, sampling_cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 ATTENTION_SHAPES: list[dict[str, int]] = [
@@ -43,6 +45,16 @@ def check_silu_and_mul(dtype: torch.dtype) -> None:
     for rows, size in ((1, 7), (3, 1100)):
         x = torch.randn(rows, 2 * size).to(dtype)
         close(silu_and_mul._silu_and_mul_triton(x), silu_and_mul.silu_and_mul_reference(x))
+
+
+def check_few_rows_linear(dtype: torch.dtype) -> None:
+    with mock.patch.object(few_rows, "num_multiprocessors", return_value=1):  # several rounds a program
+        for case in few_rows_cases(((6, 123), (60, 300)), 3, dtype):
+            three = case.products(3, few_rows_linear)
+            for ours, theirs in zip(three, case.products(3, few_rows_linear_reference), strict=True):
+                close(ours, theirs)
+            for ours, theirs in zip(case.products(1, few_rows_linear), three, strict=True):
+                assert torch.equal(ours, theirs[:1]), "a row has its bits whatever the others"
 
 
 def check_rotate_and_cache(dtype: torch.dtype) -> None:
@@ -131,6 +143,8 @@ def check_draw_tokens(dtype: torch.dtype) -> None:
         for has_limits in (False, True):
             ours = draw_tokens(*arguments, has_limits=has_limits)
             assert torch.equal(ours, draw_tokens_reference(*arguments, has_limits=has_limits))
+            lost = draw_tokens(torch.full_like(case.logits, torch.nan), *arguments[1:], has_limits=has_limits)
+            assert (lost < case.logits.shape[1]).all(), "NaN is no token, but what is chosen then is one"
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
@@ -141,6 +155,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = No
 CHECKS = (
     check_norms,
     check_silu_and_mul,
+    check_few_rows_linear,
     check_rotate_and_cache,
     check_decode_attention,
     check_prefill_attention,

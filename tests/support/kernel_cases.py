@@ -1,11 +1,15 @@
 """Inputs for kernels, and what they must give: shared by the tests in Triton's interpreter and those on a GPU."""
 
+import itertools
 import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.kernels.few_rows import unnormed_rows
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from support.paged_model import attention_metadata
@@ -131,3 +135,37 @@ def sampling_cases(dtype: torch.dtype, device: torch.device | str = "cpu") -> li
         tensors = (tensor.to(device) for tensor in (logits, params, slots, positions))
         cases.append(SamplingCase(*tensors))
     return cases
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsCase:
+    """Operands of products of few rows, with all that may come before and after one."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    norm_weight: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    gated: bool
+
+    def products(self, num_rows: int, multiply: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        """Of the first rows, as they are, after a norm, after one of their residual sum; and that sum."""
+        x, residual = self.x[:num_rows], self.residual[:num_rows]
+        alone = unnormed_rows(x, None, self.norm_weight, 1e-6)
+        added = unnormed_rows(x, residual, self.norm_weight, 1e-6)
+        products = [multiply(rows, self.weight, self.bias, gated=self.gated) for rows in (x, alone, added)]
+        return [*products, added.total]
+
+
+def few_rows_cases(
+    shapes: Iterable[tuple[int, int]], num_rows: int, dtype: torch.dtype, **to: Any
+) -> Iterator[FewRowsCase]:
+    """`shapes`: outputs and inputs. `to`: where the tensors live."""
+    for (num_outputs, num_inputs), (is_gated, has_bias) in itertools.product(
+        shapes, ((False, True), (True, True), (True, False))
+    ):
+        outputs = 2 * num_outputs if is_gated else num_outputs
+        weight = torch.randn(outputs, num_inputs, **to) / num_inputs**0.5
+        x, residual = torch.randn(2, num_rows, num_inputs, **to).to(dtype)
+        norm_weight, bias = torch.randn(num_inputs, **to).to(dtype), torch.randn(outputs, **to).to(dtype)
+        yield FewRowsCase(x, residual, norm_weight, weight.to(dtype), bias if has_bias else None, is_gated)

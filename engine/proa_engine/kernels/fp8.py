@@ -39,10 +39,7 @@ class QuantizedRows:
         return self.values.shape
 
 
-Activation = torch.Tensor | QuantizedRows
-
-
-def quantize(x: Activation, form: Fp8Form) -> QuantizedRows:
+def quantize(x: torch.Tensor | QuantizedRows, form: Fp8Form) -> QuantizedRows:
     """x [T, N] -> the same in 8 bits; what is quantized already, is passed on."""
     if isinstance(x, QuantizedRows):
         return x

@@ -7,7 +7,7 @@ numbers, which differs from the GPU's by the rounding of sums alone.
 
 import torch
 
-from proa_engine.kernels.fp8 import Activation, Fp8Form, QuantizedRows, dequantize_rows, quantize
+from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, dequantize_rows, quantize
 from proa_engine.kernels.fp8_block_matmul import BLOCK, fp8_block_matmul
 from proa_engine.kernels.linear import Linear
 
@@ -28,7 +28,7 @@ class Fp8Linear:
         else:
             self.weight, self.scales, self.bias = weight.t(), scales[None, :].contiguous(), bias
 
-    def __call__(self, x: Activation) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
         rows = quantize(x, self.form)
         if self.reference is not None:
@@ -65,7 +65,7 @@ class Fp8BlockLinear:
         else:
             self.weight, self.scales, self.bias = weight, scales, bias
 
-    def __call__(self, x: Activation) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
         rows = quantize(x, self.form)
         if self.reference is not None:

@@ -1,8 +1,8 @@
-"""Matrix products by a weight that does not change: y = x @ weight.T + bias, each row's bits independent of the others.
+"""Matrix products by a weight on a CPU: y = x @ weight.T + bias, each row's bits independent of the others.
 
-cuBLAS on a GPU. On a CPU, oneDNN with a weight packed once: measured on AVX2 (Zen 3, one to sixteen threads, 1 to 4096
-rows), its rows never depend on their number, and one row costs 0.4 of what it costs `F.linear` on two threads. Where
-oneDNN cannot take the type, `F.linear` with rows padded to a multiple of 8: its rows agree only from there on.
+By oneDNN with a weight packed once: measured on AVX2 (Zen 3, one to sixteen threads, 1 to 4096 rows), its rows never
+depend on their number, and one row costs 0.4 of what it costs `F.linear` on two threads. Where oneDNN cannot take the
+type, `F.linear` with rows padded to a multiple of 8: its rows agree only from there on.
 
 A oneDNN call has 20 us of its own, which is most of a small weight's time. FBGEMM's weighted sum of rows is the same
 product for one row, in a quarter to a half of the time; both add in the order of the inputs, each with one fused
@@ -37,7 +37,7 @@ class Linear:
             # The overload by its name, for looking it up costs as much as a small addition.
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
             return y
-        return F.linear(x, self.weight, self.bias) if x.is_cuda else linear_reference(x, self.weight, self.bias)
+        return linear_reference(x, self.weight, self.bias)
 
     def _one_row(self, weight: torch.Tensor) -> "OneRow | None":
         """The quicker way for one row, if it is one and gives the bits of the other."""

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.fp8 import Activation, QuantizedRows
+from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.moe_align import ExpertBlocks
 
 SCALE_BLOCK = 128
@@ -24,7 +24,11 @@ class ExpertMatrices:
 
 
 def moe_matmul(
-    x: Activation, matrices: ExpertMatrices, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+    x: torch.Tensor | QuantizedRows,
+    matrices: ExpertMatrices,
+    blocks: ExpertBlocks,
+    pair_weights: torch.Tensor | None,
+    k: int,
 ) -> torch.Tensor:
     """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each pair's row times its
     weight. On a GPU; its reference is the loop over experts in kernels.moe."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.cache_rows import CacheRows, cache_rows
-from proa_engine.kernels.fp8 import FP8, Activation
+from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.layers.attention_metadata import AttentionMetadata

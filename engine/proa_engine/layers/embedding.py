@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
 
@@ -38,7 +38,7 @@ class LMHead:
     """Vector -> logits over the whole vocabulary, on every rank."""
 
     def __init__(self, rows: torch.Tensor, vocab_size: int, parallel: ParallelContext) -> None:
-        self.linear = Linear(rows)
+        self.linear = make_linear(rows)
         self.vocab_size = vocab_size
         self.parallel = parallel
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from proa_engine.kernels.fp8 import Activation
+from proa_engine.kernels.activation import Activation
+from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, Weights
 
@@ -19,7 +21,10 @@ class Unquantized:
     """The `LinearMethod` of weights that are stored and multiplied in the model's own type."""
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        return LoadedLinear(Linear(take_weight(projections), bias))
+        linear = make_linear(take_weight(projections), bias)
+        if isinstance(linear, Linear):
+            return LoadedLinear(linear)
+        return LoadedLinear(linear, linear.input_form, linear.gated)
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         first, second = [take_weight(pair) for pair in gate_up], [take_weight([one]) for one in down]
@@ -56,11 +61,15 @@ class MergedColumnParallelLinear:
             if bias:
                 biases.append((weights / name).take("bias", (full,), part))
         loaded = weights.method.load(projections, torch.cat(biases) if bias else None)
-        self.linear, self.input_form = loaded.product, loaded.input_form
+        self.linear, self.input_form, self._gated = loaded.product, loaded.input_form, loaded.gated
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, in_features] -> [T, sum(sizes)]: this rank's outputs of each projection, one after the other."""
         return self.linear(x)
+
+    def gated(self, x: Activation) -> torch.Tensor:
+        """x [T, in_features] -> silu(first) * second of two projections of one size, [T, size]"""
+        return silu_and_mul(self.linear(x)) if self._gated is None else self._gated(x)
 
 
 class RowParallelLinear:

@@ -2,9 +2,9 @@
 
 import torch
 
-from proa_engine.kernels.fp8 import Activation
+from proa_engine.kernels.activation import Activation
+from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.fp8_silu_and_mul import silu_and_mul_fp8
-from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
@@ -23,5 +23,7 @@ class GatedMLP:
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
-        gate_up, form = self.gate_up(x), self.down.input_form
-        return self.down(silu_and_mul(gate_up) if form is None else silu_and_mul_fp8(gate_up, form))
+        form = self.down.input_form
+        if isinstance(form, Fp8Form):
+            return self.down(silu_and_mul_fp8(self.gate_up(x), form))
+        return self.down(self.gate_up.gated(x))

@@ -2,8 +2,8 @@
 
 import torch
 
-from proa_engine.kernels.fp8 import Activation
-from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.activation import Activation
+from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.moe_route import route
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Projection, Slice, Weights
@@ -24,7 +24,7 @@ class SparseMoE:
         normalize: bool,
     ) -> None:
         """`intermediate_size` is an expert's; `normalize`: a token's weights are made to add up to 1."""
-        self.router = Linear((weights / "gate").take("weight", (num_experts, hidden_size)))
+        self.router = make_linear((weights / "gate").take("weight", (num_experts, hidden_size)))
         size = parallel.share(intermediate_size, "inner width of an expert")
         start = parallel.rank * size
         gate_up, down = [], []

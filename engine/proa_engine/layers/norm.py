@@ -1,8 +1,10 @@
-"""RMSNorm, alone or after a residual add; quantized where the next product wants it so."""
+"""RMSNorm, alone or after a residual add; quantized, or left to the next product, where that wants it so."""
 
 import torch
 
-from proa_engine.kernels.fp8 import Activation, Fp8Form
+from proa_engine.kernels.activation import Activation, InputForm
+from proa_engine.kernels.few_rows import FewRows, unnormed_rows
+from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.fp8_rms_norm import add_rms_norm_fp8, rms_norm_fp8
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.layers.weights import Weights
@@ -21,14 +23,18 @@ class RMSNorm:
         """Returns (norm(x + residual), x + residual); may overwrite both inputs."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def into(self, form: Fp8Form | None, x: torch.Tensor) -> Activation:
-        """x [T, size] -> norm(x), in the form that the next product wants."""
-        return self(x) if form is None else rms_norm_fp8(x, self.weight, self.eps, form)
-
-    def add_into(
-        self, form: Fp8Form | None, x: torch.Tensor, residual: torch.Tensor
+    def into(
+        self, form: InputForm | None, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[Activation, torch.Tensor]:
-        """As `add`, in the form that the next product wants."""
-        if form is None:
-            return self.add(x, residual)
-        return add_rms_norm_fp8(x, residual, self.weight, self.eps, form)
+        """x [T, size] -> (norm(x + residual), x + residual), the norm in the form that the next product wants.
+
+        May overwrite both inputs. The sum may be there only after that product.
+        """
+        if isinstance(form, FewRows) and form.holds(x.shape[0]):
+            rows = unnormed_rows(x, residual, self.weight, self.eps)
+            return rows, rows.total
+        if isinstance(form, Fp8Form):
+            if residual is None:
+                return rms_norm_fp8(x, self.weight, self.eps, form), x
+            return add_rms_norm_fp8(x, residual, self.weight, self.eps, form)
+        return (self(x), x) if residual is None else self.add(x, residual)

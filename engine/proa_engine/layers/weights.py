@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.activation import InputForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,9 @@ class Projection:
 class LoadedLinear:
     """A product by a matrix that is loaded."""
 
-    product: Callable[..., torch.Tensor]  # [T, in_features], quantized only as `input_form` -> [T, out_features]
-    input_form: Fp8Form | None = None  # set: what the product turns its input into, unless it comes so already
+    product: Callable[..., torch.Tensor]  # [T, in_features], or the same as `input_form` has it -> [T, out_features]
+    input_form: InputForm | None = None  # set: what the product turns its input into, unless it comes so already
+    gated: Callable[..., torch.Tensor] | None = None  # and silu(gate) * up of [gate | up], if in one
 
 
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # as `FusedExperts` is called

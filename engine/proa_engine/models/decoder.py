@@ -52,13 +52,9 @@ class DecoderLayer:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: torch.Tensor, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        form = self.attention.qkv.input_form
-        if residual is None:
-            attended, residual = self.attention(self.input_norm.into(form, x), kv_cache, step), x
-        else:
-            normed, residual = self.input_norm.add_into(form, x, residual)
-            attended = self.attention(normed, kv_cache, step)
-        normed, residual = self.post_norm.add_into(self.mlp.input_form, attended, residual)
+        normed, residual = self.input_norm.into(self.attention.qkv.input_form, x, residual)
+        x = self.attention(normed, kv_cache, step)
+        normed, residual = self.post_norm.into(self.mlp.input_form, x, residual)
         return self.mlp(normed), residual
 
 

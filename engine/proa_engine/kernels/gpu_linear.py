@@ -1,0 +1,39 @@
+"""Matrix products by a weight on a GPU: y = x @ weight.T + bias. cuBLAS, but for few rows a kernel of our own, which
+also does what comes before and after the product."""
+
+import torch
+import torch.nn.functional as F
+
+from proa_engine.kernels.few_rows import UnnormedRows, few_rows_form
+from proa_engine.kernels.few_rows_linear import few_rows_linear
+from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.silu_and_mul import silu_and_mul
+
+
+class GpuLinear:
+    """A weight [out_features, in_features] and an optional bias."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.input_form = few_rows_form(weight)
+
+    def __call__(self, x: torch.Tensor | UnnormedRows) -> torch.Tensor:
+        """x [rows, in_features] -> [rows, out_features]"""
+        if self._are_few(x):
+            return few_rows_linear(x, self.weight, self.bias)
+        assert isinstance(x, torch.Tensor)
+        return F.linear(x, self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor | UnnormedRows) -> torch.Tensor:
+        """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up]"""
+        if self._are_few(x):
+            return few_rows_linear(x, self.weight, self.bias, gated=True)
+        return silu_and_mul(self(x))
+
+    def _are_few(self, x: torch.Tensor | UnnormedRows) -> bool:
+        return self.input_form is not None and self.input_form.holds(x.shape[0])
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear | GpuLinear:
+    return Linear(weight, bias) if weight.is_cpu else GpuLinear(weight, bias)
