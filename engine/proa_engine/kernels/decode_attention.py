@@ -13,6 +13,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
 from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
+from proa_engine.kernels.dependent_launch import dependent_launch
 
 MIN_ROWS = 16  # of tl.dot
 
@@ -66,6 +67,7 @@ def decode_attention(
         TILE=_tile(block_d * query.element_size()),
         num_warps=4,
         num_stages=6,  # three for the block table, three for keys and values: two tiles of them are in flight
+        **dependent_launch(),
     )
 
 
@@ -102,7 +104,11 @@ def decode_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.load(item_row_ptr + item)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.cache_rows import CacheRows, cache_rows, write_to_cache
+from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
 from proa_engine.kernels.rms_norm import rms_norm_reference
 
@@ -115,6 +116,7 @@ def _rotate_and_cache_triton(
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
+        **dependent_launch(),
     )
     return query
 
@@ -142,7 +144,11 @@ def rotate_and_cache_kernel(
     ROUND: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     pair = tl.arange(0, BLOCK_HALF)[None, :]
