@@ -161,3 +161,13 @@ def test_choice_of_tokens(dtype: torch.dtype) -> None:
             ours = draw_tokens(on_gpu[0], on_gpu[1], on_gpu[2], on_gpu[3], has_limits=has_limits).cpu()
             theirs = draw_tokens_reference(*arguments, has_limits=has_limits)
             assert (ours != theirs).sum() <= 1, "but for two tokens of the same noise to the last bit"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_chosen_of_nan_is_a_token_of_the_vocabulary(dtype: torch.dtype) -> None:
+    """One request's overflow must not become an index out of bounds, which ends the device for all."""
+    for case in sampling_cases(dtype, "cuda"):
+        logits = torch.full_like(case.logits, torch.nan)
+        for has_limits in (False, True):
+            token_ids = draw_tokens(logits, case.params, case.slots, case.positions, has_limits=has_limits)
+            assert 0 <= token_ids.min() <= token_ids.max() < logits.shape[1]

@@ -1,4 +1,4 @@
-"""Models on a GPU against the same models on the CPU. Run all of this folder with: pytest tests/gpu -m gpu"""
+"""Models on a GPU against the same models on the CPU."""
 
 from pathlib import Path
 

@@ -138,6 +138,7 @@ def draw_chunk_kernel(
     mask = token < vocab_size
     # [CHUNK]
     x = tl.load(logits_ptr + row * stride_logits_row + token, mask=mask, other=float("-inf")).to(tl.float32)
+    x = tl.where(x == x, x, float("-inf"))  # NaN would win, wherever it stands, behind the vocabulary's end too
     if HAS_LIMITS:
         x = tl.where(x < tl.load(thresholds_ptr + row), float("-inf"), x)
     if temperature >= MIN_TEMPERATURE:
