@@ -105,6 +105,8 @@ class Worker:
         )
         if self._compile_pool is not None:
             self._report(self._compile_pool.wait())
+        if self.device.type == "cuda":  # all ranks meet: none compiles for itself what rank 0 is compiling for it
+            self._parallel.all_reduce(torch.zeros(1, device=self.device)).item()
         shape = self._model.kv_cache_shape(1, config.block_size)
         layout = kv_cache.CacheLayout(
             block_size=config.block_size,
