@@ -18,7 +18,7 @@ Prompt = str | list[int]
 class Sample:
     """What one request met; times in seconds."""
 
-    time_to_first_token: float
+    time_to_first_token: float  # 0: its answer had no text
     gaps: list[float] = field(default_factory=list)  # between events that carry text
     output_tokens: int = 0
     error: str = ""

@@ -22,11 +22,12 @@ from typing import Any
 
 from report_stages import Stage, Step, all_stages, small_stages
 from report_tables import read_results, report, yardstick
-from watched import run_watched
+from watched import Outcome, run_watched
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("engine", "protos", "services/gateway", "tests", ".")
 _SILENCE = 150.0  # seconds without a line after which a program hangs
+_ATTEMPTS = 2  # in a row that bring nothing
 _FIGURE = re.compile(r"[a-z0-9-]+: ")
 
 
@@ -83,32 +84,41 @@ class Reporter:
         self._hear(line)
 
     def _run_step(self, stage: Stage, step: Step, file: StageFile, env: dict[str, str]) -> None:
-        missing, ends = file.missing(step), time.monotonic() + step.seconds
+        """A program that fails is started again without what it failed at, unless it never gets anywhere."""
+        missing, ends, fruitless = file.missing(step), time.monotonic() + step.seconds, 0
         while missing:
-            left = min(ends, self._deadline) - time.monotonic()
-            if left <= 0:
-                self.say(f"{stage.name}: no time is left for {', '.join(missing)}")
+            names = ", ".join(Path(name).name for name in missing)
+            seconds = min(ends, self._deadline) - time.monotonic()
+            if seconds <= 0:
+                self.say(f"{stage.name}: no time is left for {names}")
                 return
-            self.say(f"{stage.name}: {step.prefix}{step.program} {' '.join(Path(name).name for name in missing)}")
-            with tempfile.TemporaryDirectory() as scratch:
-                path = Path(scratch) / "records.json"
-                outcome = run_watched(
-                    step.command(missing, path),
-                    folder=_ROOT,
-                    env=_environment(env),
-                    seconds=left,
-                    silence=_SILENCE,
-                    say=self._follow,
-                )
-                file.take(step, path)
+            self.say(f"{stage.name}: {step.program} for {step.prefix}{names}")
+            before, outcome = len(missing), self._run_program(step, file, missing, seconds, env)
             missing = [name for name in file.missing(step) if name in missing]
             if outcome.problem is None:
                 return
-            problem = outcome.problem
-            for name in missing[: 1 if step.goes_on else None]:
-                file.fail(step, name, problem, outcome.tail)
-            self.say(f"{stage.name}: {problem}, at {Path(missing[0]).name if missing else 'its end'}")
-            missing = missing[1:] if step.goes_on else []
+            fruitless = fruitless + 1 if len(missing) == before else 0
+            failed = missing[:1] if step.goes_on and fruitless < _ATTEMPTS else missing
+            self.say(f"{stage.name}: the program {outcome.problem}; without {', '.join(failed) or 'a loss'}")
+            for index, name in enumerate(failed):
+                file.fail(step, name, outcome.problem, [] if index else outcome.tail)
+            missing = missing[len(failed) :]
+
+    def _run_program(
+        self, step: Step, file: StageFile, workloads: Sequence[str], seconds: float, env: dict[str, str]
+    ) -> Outcome:
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "records.json"
+            outcome = run_watched(
+                step.command(workloads, path),
+                folder=_ROOT,
+                env=_environment(env),
+                seconds=seconds,
+                silence=_SILENCE,
+                say=self._follow,
+            )
+            file.take(step, path)
+        return outcome
 
     def _follow(self, line: str) -> None:
         if _FIGURE.match(line) or "FAILED" in line:

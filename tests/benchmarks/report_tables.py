@@ -133,7 +133,7 @@ def _details(document: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"### {name}\n\n{table(record)}" for name, record in records.items() if "kernels" in record)
     for name, problem in document["problems"].items():
         tail = "\n".join(problem["tail"][-15:])
-        yield f"**{name} failed**: {problem['problem']}\n\n```\n{tail}\n```"
+        yield f"**{name}**: the program {problem['problem']}" + (f"\n\n```\n{tail}\n```" if tail else "")
 
 
 def _machines(results: Results) -> list[str]:

@@ -58,7 +58,7 @@ def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
     if errors := sorted({sample.error for sample in samples if sample.error}):
         raise SystemExit("requests failed: " + "; ".join(errors))
     values = {
-        "ttft_ms": [sample.time_to_first_token * 1e3 for sample in samples],
+        "ttft_ms": [sample.time_to_first_token * 1e3 for sample in samples if sample.time_to_first_token],
         "inter_token_ms": [gap * 1e3 for sample in samples for gap in sample.gaps],
     }
     tokens = sum(sample.output_tokens for sample in samples)
