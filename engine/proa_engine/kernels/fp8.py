@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
+
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SMALLEST = 1e-10  # a row of zeros has a scale too
@@ -95,6 +97,7 @@ def _quantize_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
         STATIC=form.scale is not None,
         ROUND=ROUND_BEFORE,
         num_warps=num_warps(block),
+        **dependent_launch(),
     )
     return out
 
@@ -167,7 +170,11 @@ def quantize_kernel(
     GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     ROUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size

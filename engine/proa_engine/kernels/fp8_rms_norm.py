@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import (
     ROUND_BEFORE,
     Fp8Form,
@@ -60,6 +61,7 @@ def _rms_norm_fp8_triton(
         HAS_RESIDUAL=residual is not None,
         ROUND=ROUND_BEFORE,
         num_warps=num_warps(block),
+        **dependent_launch(),
     )
     return out
 
@@ -80,7 +82,11 @@ def rms_norm_fp8_kernel(
     STATIC: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ROUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size

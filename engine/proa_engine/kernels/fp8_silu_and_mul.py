@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import (
     ROUND_BEFORE,
     Fp8Form,
@@ -38,6 +39,7 @@ def _silu_and_mul_fp8_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
         STATIC=form.scale is not None,
         ROUND=ROUND_BEFORE,
         num_warps=num_warps(block),
+        **dependent_launch(),
     )
     return out
 
@@ -54,7 +56,11 @@ def silu_and_mul_fp8_kernel(
     GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     ROUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size

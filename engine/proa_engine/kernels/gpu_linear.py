@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from proa_engine.kernels.few_rows import UnnormedRows, few_rows_form
 from proa_engine.kernels.few_rows_linear import few_rows_linear
+from proa_engine.kernels.invariant_linear import InvariantLinear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 
@@ -35,5 +36,10 @@ class GpuLinear:
         return self.input_form is not None and self.input_form.holds(x.shape[0])
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear | GpuLinear:
-    return Linear(weight, bias) if weight.is_cpu else GpuLinear(weight, bias)
+def make_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
+) -> Linear | GpuLinear | InvariantLinear:
+    """On a CPU all are batch-invariant."""
+    if weight.is_cpu:
+        return Linear(weight, bias)
+    return InvariantLinear(weight, bias) if batch_invariant else GpuLinear(weight, bias)

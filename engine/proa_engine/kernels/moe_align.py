@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
+
 CHUNK = 1024  # pairs looked at together
 
 
@@ -38,7 +40,7 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
         max_blocks=max_blocks,
         block_size=block_size,
     )
-    count_pairs_kernel[(num_experts,)](experts, counts, num_pairs, CHUNK=CHUNK)
+    count_pairs_kernel[(num_experts,)](experts, counts, num_pairs, CHUNK=CHUNK, **dependent_launch())
     align_pairs_kernel[(num_experts,)](
         experts,
         counts,
@@ -50,12 +52,16 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
         BLOCK_SIZE=block_size,
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
         CHUNK=CHUNK,
+        **dependent_launch(),
     )
     return blocks
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def count_pairs_kernel(experts_ptr, counts_ptr, num_pairs, CHUNK: tl.constexpr):
+def count_pairs_kernel(experts_ptr, counts_ptr, num_pairs, CHUNK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     expert = tl.program_id(0)
     counts = tl.zeros([CHUNK], tl.int32)
     for start in range(0, num_pairs, CHUNK):
@@ -76,7 +82,11 @@ def align_pairs_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     expert = tl.program_id(0)
     other = tl.arange(0, BLOCK_EXPERTS)
     blocks_of = (tl.load(counts_ptr + other, mask=other < num_experts, other=0) + BLOCK_SIZE - 1) // BLOCK_SIZE

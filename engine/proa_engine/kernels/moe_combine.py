@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
+
 BLOCK = 1024
 
 
@@ -23,7 +25,8 @@ def _combine_pairs_triton(pairs: torch.Tensor) -> torch.Tensor:
     num_tokens, k, size = pairs.shape
     assert pairs.is_contiguous()
     out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
-    combine_pairs_kernel[(num_tokens, triton.cdiv(size, BLOCK))](pairs, out, size, K=k, BLOCK=BLOCK)
+    grid = (num_tokens, triton.cdiv(size, BLOCK))
+    combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK, **dependent_launch())
     return out
 
 
@@ -34,7 +37,11 @@ def combine_pairs_kernel(
     size,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size

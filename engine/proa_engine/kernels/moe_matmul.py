@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.moe_align import ExpertBlocks
 
@@ -67,6 +68,7 @@ def moe_matmul(
         BLOCK_K=block_k,
         num_warps=8 if block_m == 128 else 4,
         num_stages=3 if block_m == 128 else 4,
+        **dependent_launch(),
     )
     return out
 
@@ -97,7 +99,11 @@ def moe_matmul_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tiles_n = tl.cdiv(num_outputs, BLOCK_N)
     block = tl.program_id(0) // tiles_n
     if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound

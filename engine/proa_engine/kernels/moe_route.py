@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
+
 
 def route(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [T, experts] -> weights [T, k] float32, `normalize`d to a sum of 1, and experts [T, k] int32."""
@@ -38,6 +40,7 @@ def _route_triton(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[tor
         BLOCK=triton.next_power_of_2(num_experts),
         BLOCK_K=triton.next_power_of_2(k),
         num_warps=1,
+        **dependent_launch(),
     )
     return weights, experts
 
@@ -53,7 +56,11 @@ def route_kernel(
     NORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     mask = expert < num_experts

@@ -1,7 +1,10 @@
 """Attention of a mixed batch (decodes, then prefills and chunks of them) over the paged KV cache, causal.
 
 On a GPU decodes and prefills have a kernel each, so that a decode's result does not depend on who prefills beside it.
+Where a token is to have the same bits in both, decodes are prefills of one token.
 """
+
+from dataclasses import dataclass
 
 import torch
 
@@ -11,7 +14,13 @@ from proa_engine.kernels.decode_plan import DecodePlan, plan_decodes
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 
-AttentionPlan = ReferencePlan | DecodePlan
+
+@dataclass(frozen=True, slots=True)
+class InvariantPlan:
+    """One kernel for all, and a context in one piece: there is nothing to plan."""
+
+
+AttentionPlan = ReferencePlan | DecodePlan | InvariantPlan
 
 
 def plan_attention(
@@ -21,10 +30,17 @@ def plan_attention(
     num_decodes: int,
     cache_shape: torch.Size,
     window: int | None,
+    *,
+    batch_invariant: bool = False,
 ) -> AttentionPlan:
-    """What layers that look `window` tokens back (None: at all) share in a step. `cache_shape` is that of the keys."""
+    """What layers that look `window` tokens back (None: at all) share in a step. `cache_shape` is that of the keys.
+
+    `batch_invariant`: a token is to have the same bits as a decode and in any chunk of any batch, as on a CPU always.
+    """
     if seq_lens.is_cpu:
         return plan_reference(query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window)
+    if batch_invariant:
+        return InvariantPlan()
     return plan_decodes(seq_lens, num_decodes, cache_shape[1], window)
 
 
@@ -49,10 +65,12 @@ def paged_attention(
     if isinstance(plan, ReferencePlan):
         return paged_attention_reference(query, key_cache, value_cache, plan, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    batch = query_start_loc, seq_lens, block_table, out
+    if isinstance(plan, InvariantPlan):
+        prefill_attention(query, key_cache, value_cache, *batch, 0, scale, window, batch_invariant=True)
+        return out
     if num_decodes:
         decode_attention(query, key_cache, value_cache, seq_lens, block_table, out, plan, scale)
     if num_decodes < seq_lens.shape[0]:
-        prefill_attention(
-            query, key_cache, value_cache, query_start_loc, seq_lens, block_table, out, num_decodes, scale, window
-        )
+        prefill_attention(query, key_cache, value_cache, *batch, num_decodes, scale, window)
     return out

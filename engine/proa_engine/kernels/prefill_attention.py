@@ -23,8 +23,13 @@ def prefill_attention(
     num_decodes: int,
     scale: float,
     window: int | None,
+    *,
+    batch_invariant: bool = False,
 ) -> None:
-    """Write out [T, heads, D] for query [T, heads, D] of all requests behind the first `num_decodes`."""
+    """Write out [T, heads, D] for query [T, heads, D] of all requests behind the first `num_decodes`.
+
+    With `batch_invariant` a token has the same bits wherever in its prompt's chunks it is, and beside whomever.
+    """
     num_tokens, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     group = num_heads // num_kv_heads
@@ -33,7 +38,7 @@ def prefill_attention(
     assert key_cache.is_contiguous()
     assert value_cache.is_contiguous()
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m, tile, num_warps = _tiling(block_d, query.element_size())
+    block_m, tile, num_warps = _tiling(block_d, query.element_size(), batch_invariant)
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
     num_requests = seq_lens.shape[0] - num_decodes
@@ -60,16 +65,19 @@ def prefill_attention(
         BLOCK_Q=block_q,
         BLOCK_D=block_d,
         TILE=tile,
+        ONE_LOOP=batch_invariant,
         num_warps=num_warps,
         num_stages=4,
     )
 
 
-def _tiling(block_d: int, itemsize: int) -> tuple[int, int, int]:
+def _tiling(block_d: int, itemsize: int, batch_invariant: bool) -> tuple[int, int, int]:
     """Rows and tokens of a tile, and warps: what registers and shared memory hold."""
     if itemsize == 4:
         return 32, 32, 4
-    return (128, 64, 8) if block_d <= 128 else (64, 32, 4)
+    if block_d > 128:
+        return 64, 32, 4
+    return (64, 64, 4) if batch_invariant else (128, 64, 8)  # a decode fills few rows and pays for all
 
 
 @triton.jit
@@ -111,6 +119,7 @@ def prefill_attention_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
 ):
     # From the last block on: late queries see most, and the longest work should not start last.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -147,6 +156,8 @@ def prefill_attention_kernel(
     masked_start = (context_len + first_query + 1) // TILE * TILE  # before it every row sees every token
     if WINDOW > 0:
         masked_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // TILE * TILE
+    elif ONE_LOOP:  # where the other loop ends is the chunk's choice, and the compiler may fuse its sums otherwise
+        masked_start = 0
     else:
         for tile in range(0, masked_start, TILE):
             maximum, total, acc = attend_tile(

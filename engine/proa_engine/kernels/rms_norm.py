@@ -8,6 +8,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [..., N], weight [N] -> [..., N] in x's type."""
@@ -67,6 +69,7 @@ def _launch(
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
         num_warps=min(max(block // 256, 1), 16),
+        **dependent_launch(),
     )
 
 
@@ -81,7 +84,11 @@ def rms_norm_kernel(
     eps,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size

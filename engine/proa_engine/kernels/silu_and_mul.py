@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.dependent_launch import dependent_launch
+
 BLOCK = 1024
 
 
@@ -22,7 +24,8 @@ def _silu_and_mul_triton(x: torch.Tensor) -> torch.Tensor:
     assert x.stride(-1) == 1
     num_rows, size = x.shape[0], x.shape[1] // 2
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
-    silu_and_mul_kernel[(num_rows, triton.cdiv(size, BLOCK))](x, out, size, x.stride(0), BLOCK=BLOCK)
+    grid = (num_rows, triton.cdiv(size, BLOCK))
+    silu_and_mul_kernel[grid](x, out, size, x.stride(0), BLOCK=BLOCK, **dependent_launch())
     return out
 
 
@@ -33,7 +36,11 @@ def silu_and_mul_kernel(
     size,
     stride_x_row,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
