@@ -50,7 +50,8 @@ class ShapeWorker(Worker):
 def one_of_each_kind(config: ModelConfig) -> ModelConfig:
     """The model with as few layers as launch all of its kernels."""
     experts = () if config.moe is None else config.moe.layers
-    kinds = {(window, layer in experts): layer for layer, window in enumerate(config.layer_windows)}
+    # The first has no residual to add.
+    kinds = {(layer == 0, window, layer in experts): layer for layer, window in enumerate(config.layer_windows)}
     kept = sorted(kinds.values())
     moe = config.moe
     if moe is not None:
