@@ -41,6 +41,8 @@ HELP = {
     "enable_prefix_caching": "reuse the KV cache of equal prompt beginnings",
     "async_scheduling": "plan the next step while one runs",
     "enforce_eager": "on a GPU: launch every kernel anew instead of replaying CUDA graphs",
+    "batch_invariant": "a request's tokens do not depend on what else runs, to the bit (on a CPU they never do); "
+    "slower, and not with quantized weights, experts or tensor parallelism on GPUs",
     "scheduling_policy": "who goes first: by arrival, or by priority",
     "speculative_config": "drafts to be checked, as JSON: "
     '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 1} (default: none)',

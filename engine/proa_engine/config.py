@@ -42,6 +42,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
     enforce_eager: bool = False  # on a GPU: no CUDA graphs
+    batch_invariant: bool = False  # a request's logits do not depend on its batch and chunks; on a CPU always so
     scheduling_policy: SchedulingPolicy = "fcfs"
     max_logprobs: int = 20
     speculative_config: SpeculativeConfig | None = None  # None: no drafts

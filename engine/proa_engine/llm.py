@@ -41,6 +41,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         async_scheduling: bool = True,
         enforce_eager: bool = False,
+        batch_invariant: bool = False,
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
         speculative_config: Mapping[str, Any] | None = None,
         tensor_parallel_size: int = 1,
@@ -64,6 +65,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             async_scheduling=async_scheduling,
             enforce_eager=enforce_eager,
+            batch_invariant=batch_invariant,
             scheduling_policy=scheduling_policy,
             speculative_config=None
             if speculative_config is None

@@ -45,12 +45,20 @@ def plan_step(
     sin: torch.Tensor,
     kv_cache: torch.Tensor,
     windows: set[int | None],
+    *,
+    batch_invariant: bool,
 ) -> AttentionStep:
     """`kv_cache` is any layer's: only its shape and device count."""
     shape = kv_cache.shape[1:]
     plans = {
         window: plan_attention(
-            metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.num_decodes, shape, window
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_table,
+            metadata.num_decodes,
+            shape,
+            window,
+            batch_invariant=batch_invariant,
         )
         for window in windows
     }

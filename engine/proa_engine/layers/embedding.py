@@ -37,8 +37,10 @@ class VocabParallelEmbedding:
 class LMHead:
     """Vector -> logits over the whole vocabulary, on every rank."""
 
-    def __init__(self, rows: torch.Tensor, vocab_size: int, parallel: ParallelContext) -> None:
-        self.linear = make_linear(rows)
+    def __init__(
+        self, rows: torch.Tensor, vocab_size: int, parallel: ParallelContext, *, batch_invariant: bool
+    ) -> None:
+        self.linear = make_linear(rows, batch_invariant=batch_invariant)
         self.vocab_size = vocab_size
         self.parallel = parallel
 

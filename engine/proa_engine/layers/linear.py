@@ -4,11 +4,12 @@ Projections that read the same input are merged into one matrix: q, k and v; gat
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from proa_engine.kernels.activation import Activation
-from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
@@ -17,14 +18,17 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, Weights
 
 
+@dataclass(frozen=True, slots=True)
 class Unquantized:
     """The `LinearMethod` of weights that are stored and multiplied in the model's own type."""
 
+    batch_invariant: bool = False  # products, not those of experts
+
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        linear = make_linear(take_weight(projections), bias)
-        if isinstance(linear, Linear):
-            return LoadedLinear(linear)
-        return LoadedLinear(linear, linear.input_form, linear.gated)
+        linear = make_linear(take_weight(projections), bias, batch_invariant=self.batch_invariant)
+        if isinstance(linear, GpuLinear):
+            return LoadedLinear(linear, linear.input_form, linear.gated)
+        return LoadedLinear(linear)
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         first, second = [take_weight(pair) for pair in gate_up], [take_weight([one]) for one in down]

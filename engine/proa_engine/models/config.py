@@ -61,6 +61,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     torch_dtype: torch.dtype  # of the weights on disk, where they are not quantized
     linear_method: LinearMethod  # how matrices are stored and multiplied
+    batch_invariant: bool = False  # on a GPU, attention and logits, as the linear method says for itself
 
     @classmethod
     def from_folder(cls, folder: Path | str, quantization: str | None = None) -> "ModelConfig":

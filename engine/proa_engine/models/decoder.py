@@ -79,9 +79,10 @@ class DecoderForCausalLM:
         self.norm = RMSNorm(weights / "model" / "norm", config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             rows = take_vocab_share(weights / "lm_head", config.vocab_size, config.hidden_size, parallel)
-        self.lm_head = LMHead(rows, config.vocab_size, parallel)
+        self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.rotary = RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, rows.device)
         self.windows = {layer.attention.window for layer in self.layers}
+        self.batch_invariant = config.batch_invariant
 
     def __call__(
         self,
@@ -91,7 +92,7 @@ class DecoderForCausalLM:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         cos, sin = self.rotary(positions)
-        step = plan_step(metadata, cos, sin, kv_caches[0], self.windows)
+        step = plan_step(metadata, cos, sin, kv_caches[0], self.windows, batch_invariant=self.batch_invariant)
         x, residual = self.embedding(input_ids), None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x, residual = layer(x, residual, kv_cache, step)

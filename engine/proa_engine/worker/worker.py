@@ -16,6 +16,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
+from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
 from proa_engine.worker import choices, distributed, kv_cache
@@ -81,6 +82,8 @@ class Worker:
             self._compile_pool = CompilePool(config, 10 * major + minor)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = ModelConfig.from_folder(self._folder, config.quantization)
+        if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
+            self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
         self.max_model_len = choices.choose_max_model_len(config, self.model_config)
         self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
         self._cache_dtype = choices.choose_cache_dtype(config.kv_cache_dtype, self._dtype)
