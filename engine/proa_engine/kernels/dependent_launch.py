@@ -8,6 +8,7 @@ one takes this one's end for the end of all before. An ordinary kernel waits for
 """
 
 import os
+from functools import cache
 from typing import Any
 
 import triton
@@ -18,6 +19,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def dependent_launch() -> dict[str, Any]:
     """Keyword arguments of a launch, for a kernel with the constant PDL."""
-    if INTERPRETED or triton.runtime.driver.active.get_current_target().arch < FIRST_CAPABILITY:
+    if INTERPRETED or not _is_known(triton.runtime.driver.active):
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}
+
+
+@cache
+def _is_known(driver: Any) -> bool:
+    """To the driver's GPU. Asking that takes longer than all else of a launch, and it does not change."""
+    return bool(driver.get_current_target().arch >= FIRST_CAPABILITY)
