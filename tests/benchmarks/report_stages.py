@@ -1,6 +1,6 @@
 """What `make gpu-report` measures, in which order, and how long each part may take. Runs nothing.
 
-On an H200 a stage should take, in seconds: correctness 300; Qwen3-0.6B 200; Llama-3.1-8B 290; Llama-3.1-8B-fp8 80;
+On an H200 a stage should take, in seconds: correctness 300; Qwen3-0.6B 240; Llama-3.1-8B 340; Llama-3.1-8B-fp8 80;
 Qwen3-30B-A3B 120. Limits are twice that and more.
 """
 
@@ -18,7 +18,9 @@ _ROOT = _HERE.parents[1]
 _PROFILES = ("profile-decode-1", "profile-decode-64", "profile-decode-256", "profile-prefill-1x1024")
 _CLOSED = tuple(f"closed-{clients}" for clients in (1, 16, 64, 256))
 _REPETITIVE = ("repetitive-1", "repetitive-64")
+_INVARIANT = ("decode-1", "decode-64", "decode-256", "prefill-1x1024", "prefill-8x8192")
 NGRAM = '{"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}'
+INVARIANT = '{"batch_invariant": true}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ def all_stages() -> list[Stage]:
     files = tuple(str(path.relative_to(_ROOT)) for path in sorted(_ROOT.glob("tests/gpu/test_*.py")))
     return [
         Stage("correctness", (Step(program="gpu_tests.py", workloads=files, seconds=420, goes_on=False),)),
-        Stage("Qwen3-0.6B", _served_model("Qwen3-0.6B", engine=270, ngram=100, http=200)),
-        Stage("Llama-3.1-8B", _served_model("Llama-3.1-8B", engine=360, ngram=120, http=260)),
+        Stage("Qwen3-0.6B", _served_model("Qwen3-0.6B", engine=270, ngram=100, invariant=100, http=200)),
+        Stage("Llama-3.1-8B", _served_model("Llama-3.1-8B", engine=360, ngram=120, invariant=150, http=260)),
         Stage("Llama-3.1-8B-fp8", (_engine("Llama-3.1-8B", 240, (), "--quantization=fp8"),)),
         Stage("Qwen3-30B-A3B", (_engine("Qwen3-30B-A3B", 300, ()),)),
     ]
@@ -59,7 +61,7 @@ def _engine(model: str, seconds: float, more: tuple[str, ...], *arguments: str) 
     return Step(program="engine.py", workloads=workloads, arguments=(f"--model={model}", *arguments), seconds=seconds)
 
 
-def _served_model(model: str, *, engine: float, ngram: float, http: float) -> tuple[Step, ...]:
+def _served_model(model: str, *, engine: float, ngram: float, invariant: float, http: float) -> tuple[Step, ...]:
     return (
         _engine(model, engine, (*_REPETITIVE, *_CLOSED)),
         Step(program="serve.py", workloads=OVER_HTTP, arguments=(f"--model={model}",), seconds=http),
@@ -69,6 +71,13 @@ def _served_model(model: str, *, engine: float, ngram: float, http: float) -> tu
             arguments=(f"--model={model}", f"--options={NGRAM}"),
             prefix="ngram/",
             seconds=ngram,
+        ),
+        Step(
+            program="engine.py",
+            workloads=_INVARIANT,
+            arguments=(f"--model={model}", f"--options={INVARIANT}"),
+            prefix="invariant/",
+            seconds=invariant,
         ),
     )
 

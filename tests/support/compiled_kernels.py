@@ -44,6 +44,7 @@ CASES = {
         Case(models.QWEN3_06B, {"dtype": "float16"}),
         Case(models.QWEN3_06B, {"dtype": "float32"}),
         Case(models.QWEN3_06B, {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}),
+        Case(models.QWEN3_06B, {"batch_invariant": True}),
         Case(models.QWEN3_30B_A3B),
     ],
     "quantized": [

@@ -5,9 +5,11 @@ right. Prints one line a check; ends with an error at the first that fails.
 """
 
 import itertools
+from typing import Any
 from unittest import mock
 
 import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from proa_engine.kernels import decode_inputs, few_rows, ngram, rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.decode_attention import decode_attention
@@ -16,6 +18,7 @@ from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+from support import invariance
 from support.kernel_cases import attention_case, few_rows_cases, sampling_cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -103,6 +106,26 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
         assert out[:num_decodes].isnan().all()
 
 
+def check_invariant_products(dtype: torch.dtype) -> None:
+    with mock.patch.object(InterpreterBuilder, "create_dot", ordered_dot):
+        invariance.check_products(70, 90, dtype, TOLERANCE[dtype])
+
+
+def check_invariant_attention(dtype: torch.dtype) -> None:
+    with mock.patch.object(InterpreterBuilder, "create_dot", ordered_dot):
+        for shape, window in zip(ATTENTION_SHAPES, (None, 40), strict=False):
+            invariance.check_attention(90, dtype, TOLERANCE[dtype], window=window, **shape)
+
+
+def ordered_dot(_builder: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
+    """As tensor cores have it, each element of a product is added up in the same order wherever in the tile it is; the
+    library that the interpreter multiplies by treats a tile's last rows otherwise."""
+    total = d.data.copy()
+    for k in range(a.data.shape[1]):
+        total += a.data[:, k, None].astype(total.dtype) * b.data[None, k, :].astype(total.dtype)
+    return TensorHandle(total, d.dtype.scalar)
+
+
 def check_decode_inputs(dtype: torch.dtype) -> None:
     token_ids = torch.randint(500, (6, 90), dtype=torch.int32)
     block_table = torch.randint(40, (6, 23), dtype=torch.int32)
@@ -157,6 +180,8 @@ CHECKS = (
     check_rotate_and_cache,
     check_decode_attention,
     check_prefill_attention,
+    check_invariant_products,
+    check_invariant_attention,
     check_decode_inputs,
     check_propose_ngrams,
     check_token_limits,

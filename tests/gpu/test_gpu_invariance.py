@@ -1,0 +1,111 @@
+"""With batch_invariant a request has the same bits on a GPU alone and among others, in any chunks, resumed, recorded
+and not."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine.core.sampling_params import SamplingParams
+from proa_engine.core.types import TokenLogprobs
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.batch_invariance import make_batch_invariant
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.loader import load_model
+from proa_engine.speculative_config import SpeculativeConfig
+from support.engine import build_core, request, run
+from support.invariance import check_attention, check_products
+from support.paged_model import CachedSequence, PagedModel
+from support.tiny_models import BYTES, make_tiny_model
+
+DEVICE = "cuda"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+DTYPES = list(TOLERANCE)
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+PROMPT_LENGTHS = (1, 5, 16, 17, 90, 300, 411, 2, 33)
+NUM_TOKENS = 30
+NUM_RESUMED = 11
+SETTINGS: dict[str, dict[str, Any]] = {
+    "alone": {"max_num_seqs": 1},
+    "in small chunks": {"max_num_batched_tokens": 24},
+    "not recorded": {"enforce_eager": True},
+    "with drafts": {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=3)},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6, 123), (1152, 896), (4096, 1024), (896, 4864), (28672, 4096), (4096, 14336)])
+def test_a_row_of_a_product_has_its_bits_whatever_the_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    check_products(*shape, dtype, TOLERANCE[dtype], DEVICE)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(32, 8, 128, 16), (16, 8, 128, 16), (14, 2, 64, 16), (4, 4, 80, 8), (40, 2, 96, 32), (8, 4, 256, 16)]
+)
+def test_attention_of_a_token_has_its_bits_in_every_batch(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim", "block_size"), shape, strict=True))
+    check_attention(1000, dtype, TOLERANCE[dtype], DEVICE, window=window, **sizes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_have_their_bits_in_chunks_and_as_decodes(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture, head_dim=64, hidden_size=256, intermediate_size=600)
+    config = make_batch_invariant(ModelConfig.from_folder(folder), 1)
+    model = load_model(
+        folder,
+        config,
+        dtype=dtype,
+        device=torch.device(DEVICE),
+        parallel=ParallelContext(),
+        report=lambda line: None,
+    )
+
+    def paged(seed: int) -> PagedModel:
+        return PagedModel(model, config.num_layers, dtype=dtype, device=DEVICE, seed=seed)
+
+    tokens, others = random.Random(1).choices(range(BYTES), k=300), random.Random(2).choices(range(BYTES), k=400)
+    whole = model.compute_logits(paged(1).prefill(tokens))
+    for chunk in (1, 7, 64, 299):
+        assert torch.equal(model.compute_logits(paged(chunk).prefill(tokens, chunk)), whole), f"chunks of {chunk}"
+    sequence, neighbour, batch = CachedSequence(tokens), CachedSequence(others), paged(2)
+    batch.step([(sequence, 250)])
+    for position in range(250, 270):
+        hidden = batch.step([(sequence, 1), (neighbour, 1 + position % 11)])[0]
+        assert torch.equal(model.compute_logits(hidden)[0], whole[position]), f"token {position} beside another"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tokens_and_logprobs_of_a_request_do_not_depend_on_the_engine_s_other_work(
+    architecture: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path, architecture, head_dim=64)
+    expected = generate(folder)
+    for name, settings in SETTINGS.items():
+        assert generate(folder, **settings) == expected, name
+    resumed = generate(folder, [[each.token_id for each in logprobs[:NUM_RESUMED]] for logprobs in expected])
+    assert resumed == [logprobs[NUM_RESUMED:] for logprobs in expected]
+
+
+def generate(folder: Path, resumed: list[list[int]] | None = None, **config: Any) -> list[list[TokenLogprobs]]:
+    """What is known of each new token of each prompt, behind those that it is resumed with."""
+    rows = random.Random(7)
+    prompts = [rows.choices(range(BYTES), k=length) for length in PROMPT_LENGTHS]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
+    settings: dict[str, Any] = {"max_num_seqs": 20, "max_num_batched_tokens": 256, "dtype": "bfloat16"}
+    with build_core(folder, poison=True, device=DEVICE, batch_invariant=True, **settings | config) as engine:
+        requests = [
+            request(str(i), prompt, params, resumed=resumed[i] if resumed else ()) for i, prompt in enumerate(prompts)
+        ]
+        results = run(engine, requests)
+    return [results[name.request_id].logprobs for name in requests]
