@@ -31,8 +31,7 @@ NUM_TOKENS = 30
 NUM_RESUMED = 11
 SETTINGS: dict[str, dict[str, Any]] = {
     "alone": {"max_num_seqs": 1},
-    "in small chunks": {"max_num_batched_tokens": 24},
-    "not recorded": {"enforce_eager": True},
+    "in small chunks, not recorded": {"max_num_batched_tokens": 24, "enforce_eager": True},
     "with drafts": {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=3)},
 }
 
@@ -85,7 +84,7 @@ def test_logits_have_their_bits_in_chunks_and_as_decodes(architecture: str, dtyp
         assert torch.equal(model.compute_logits(hidden)[0], whole[position]), f"token {position} beside another"
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
 def test_tokens_and_logprobs_of_a_request_do_not_depend_on_the_engine_s_other_work(
     architecture: str, tmp_path: Path
 ) -> None:
