@@ -6,6 +6,7 @@ so does every other rank in its own. `fail` ends all waiting, whatever the devic
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ _NOTHING = ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
 
 class LocalRank:
     """Steps go to the device thread on a CPU; on CUDA they are launched in the caller's, and the device is the thread.
+    A CPU's small steps are computed by whoever waits for them.
 
     `explain` turns what a step raised into the reason of the failure; `on_failure` hears of it, in any thread.
     """
@@ -68,7 +70,8 @@ class LocalRank:
             torch.cuda.set_device(self.worker.device)
             self._guarded(lambda: self.worker.forward(inputs))
         else:
-            self._thread.submit(lambda: self._guarded(lambda: self.worker.forward(inputs)))
+            wake = not self.worker.is_small(inputs)
+            self._thread.submit(lambda: self._guarded(lambda: self.worker.forward(inputs)), wake=wake)
 
     def sample_tokens(self) -> StepFuture:
         """Sample the step that `execute_model` started."""
@@ -82,8 +85,9 @@ class LocalRank:
             return self._launch_sampling(inputs)
         with self._lock:
             self._pending.add(future)
-        self._thread.submit(lambda: self._guarded(lambda: self._resolve(future, inputs)))
-        return future
+        is_small = self.worker.is_small(inputs)
+        self._thread.submit(lambda: self._guarded(lambda: self._resolve(future, inputs)), wake=not is_small)
+        return _HelpedFuture(future, self._thread) if is_small else future
 
     def sample_without_output(self) -> None:
         """The same on a rank that nobody asks for the result."""
@@ -140,3 +144,19 @@ class LocalRank:
         except BaseException as error:
             self.fail(self._explain(error))
             raise ExecutorFailed(self._failed.result()) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _HelpedFuture:
+    """A StepFuture of a step that nobody was woken for."""
+
+    future: "Future[ModelRunnerOutput]"
+    thread: DeviceThread
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.future.done():
+            self.thread.help()
+        return self.future.result(timeout)

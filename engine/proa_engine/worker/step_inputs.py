@@ -60,6 +60,7 @@ class StepInputs:
     """All that one step needs; what is a place refers to `packer`."""
 
     packer: Packer
+    num_tokens: int
     edits: PackedEdits
     request_ids: list[str]
     is_sampled: list[bool]  # which of them get a token in this step
@@ -93,6 +94,7 @@ def build_step_inputs(
         size = graphs.size_for(counts.size)
     inputs = StepInputs(
         packer=packer,
+        num_tokens=plan.total_num_scheduled_tokens,
         edits=_pack_edits(edits, packer),
         request_ids=rows.request_ids,
         is_sampled=is_sampled.tolist(),

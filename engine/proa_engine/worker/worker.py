@@ -28,6 +28,7 @@ from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.small_steps import SmallSteps
 from proa_engine.worker.step_inputs import StepInputs
 from proa_engine.worker.warmup import StepLimits, WarmUp
 from proa_engine.worker_spans import WorkerTracer
@@ -64,6 +65,7 @@ class Worker:
         self._parallel = ParallelContext(0, 1, None)
         self._tracer = WorkerTracer.from_environment(rank)
         self._compile_pool: CompilePool | None = None
+        self._small_steps: SmallSteps
         self._runner: ModelRunner
         self._model: CausalLM
         self._dtype: torch.dtype
@@ -85,6 +87,7 @@ class Worker:
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
         self.max_model_len = choices.choose_max_model_len(config, self.model_config)
+        self._small_steps = SmallSteps(choices.num_parameters(self.model_config))
         self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
         self._cache_dtype = choices.choose_cache_dtype(config.kv_cache_dtype, self._dtype)
         if rendezvous is not None:
@@ -148,8 +151,16 @@ class Worker:
             self._tracer.start(new.request_id, new.trace_headers)
         return self._runner.prepare(plan)
 
+    def is_small(self, inputs: StepInputs) -> bool:
+        """Whether this step, on a CPU, is not worth waking a thread for.
+
+        With other ranks none is: who waits for it must be told, not be in it, when one of them is lost.
+        """
+        return self._config.tensor_parallel_size == 1 and self._small_steps.include(inputs.num_tokens)
+
     def forward(self, inputs: StepInputs) -> None:
-        self._runner.forward(inputs)
+        with self._small_steps.one_thread(inputs.num_tokens):
+            self._runner.forward(inputs)
 
     def sample(self) -> StepTensors:
         return self._runner.sample()

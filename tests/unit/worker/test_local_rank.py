@@ -11,7 +11,7 @@ from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.local_rank import LocalRank
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
-from proa_engine.worker.warmup import finish_plan, prefill_plan
+from proa_engine.worker.warmup import decode_plan, finish_plan, prefill_plan
 
 DEADLINE = 10.0
 PREFILL = prefill_plan([5], block_size=4, num_blocks=8)
@@ -25,6 +25,7 @@ class FakeWorker:
         self.gate = Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.steps_are_small = False
         self.log: list[str] = []
         self.threads: set[int] = set()
         self.batch = InputBatch(
@@ -34,6 +35,9 @@ class FakeWorker:
     def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
         self.log.append("prepare")
         return build_step_inputs(plan, self.batch, 4, 9)
+
+    def is_small(self, inputs: StepInputs) -> bool:
+        return self.steps_are_small
 
     def forward(self, inputs: StepInputs) -> None:
         assert self.gate.wait(DEADLINE)
@@ -77,6 +81,36 @@ def test_a_step_is_started_and_sampled_while_the_device_is_busy() -> None:
     assert first.result(DEADLINE).sampled_token_ids == [[7]]
     assert harness.worker.log == ["prepare", "prepare", "forward", "sample"]
     assert get_ident() not in harness.worker.threads
+    harness.rank.shutdown()
+
+
+def test_a_small_step_is_computed_by_whoever_waits_for_it_and_not_before() -> None:
+    harness = Harness()
+    harness.worker.steps_are_small = True
+    harness.rank.execute_model(PREFILL)
+    step = harness.rank.sample_tokens()
+    assert not step.done()
+    assert harness.worker.log == ["prepare"]
+    assert step.result(DEADLINE).sampled_token_ids == [[7]]
+    assert harness.worker.threads == {get_ident()}
+    harness.rank.shutdown()
+
+
+def test_small_steps_keep_their_place_behind_large_ones_and_before() -> None:
+    harness = Harness()
+    harness.worker.gate.clear()
+    harness.rank.execute_model(PREFILL)
+    harness.rank.sample_tokens()
+    harness.worker.steps_are_small = True
+    harness.rank.execute_model(decode_plan(["warm-up-0"], 5))
+    small = harness.rank.sample_tokens()
+    harness.worker.steps_are_small = False
+    harness.rank.execute_model(decode_plan(["warm-up-0"], 6))
+    large = harness.rank.sample_tokens()
+    harness.worker.gate.set()
+    assert large.result(DEADLINE).sampled_token_ids == [[7]]
+    assert small.done()
+    assert harness.worker.log == ["prepare"] * 3 + ["forward", "sample"] * 3
     harness.rank.shutdown()
     assert harness.worker.log[-1] == "shutdown"
 

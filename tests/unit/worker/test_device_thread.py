@@ -1,0 +1,59 @@
+"""DeviceThread: jobs run in order, by its own thread or by whoever waits, and none is forgotten between the two."""
+
+from threading import Event, Thread, get_ident
+
+from proa_engine.worker.device_thread import DeviceThread
+
+DEADLINE = 10.0
+
+
+def test_jobs_run_in_order_whoever_runs_them() -> None:
+    device, order = DeviceThread("device"), list[int]()
+    gate = Event()
+    device.submit(lambda: gate.wait(DEADLINE))
+    for number in range(5):
+        device.submit(lambda number=number: order.append(number), wake=number % 2 == 0)  # type: ignore[misc]
+    gate.set()
+    device.submit(lambda: None).result(DEADLINE)
+    assert order == [0, 1, 2, 3, 4]
+    assert device.close(DEADLINE)
+
+
+def test_a_job_that_wakes_nobody_is_run_by_who_helps() -> None:
+    device = DeviceThread("device")
+    ran = device.submit(get_ident, wake=False)
+    assert not ran.done()
+    device.help()
+    assert ran.result(DEADLINE) == get_ident()
+    assert device.close(DEADLINE)
+
+
+def test_jobs_in_line_are_run_before_the_end() -> None:
+    device = DeviceThread("device")
+    ran = device.submit(lambda: 7, wake=False)
+    assert device.close(DEADLINE)
+    assert ran.result(0) == 7
+
+
+def test_help_comes_to_nothing_only_where_the_thread_finishes_the_line() -> None:
+    """Many times, at the moment at which the thread leaves its line."""
+    device = DeviceThread("device")
+    for _ in range(2000):
+        device.submit(lambda: None)
+        last = device.submit(lambda: 7, wake=False)
+        device.help()
+        assert last.result(DEADLINE) == 7
+    assert device.close(DEADLINE)
+
+
+def test_who_helps_does_not_wait_for_a_job_that_hangs() -> None:
+    device, began, gate = DeviceThread("device"), Event(), Event()
+    device.submit(lambda: (began.set(), gate.wait(DEADLINE)))
+    assert began.wait(DEADLINE)
+    device.submit(lambda: None, wake=False)
+    helper = Thread(target=device.help)
+    helper.start()
+    helper.join(DEADLINE / 2)
+    assert not helper.is_alive()
+    gate.set()
+    assert device.close(DEADLINE)
