@@ -85,8 +85,10 @@ class Release:
     def _helm_upgrade(self, values: dict[str, str], *options: str) -> None:
         values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
         settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
+        # The cluster's engines share few cores, and threads that spin for each other would stall them all.
+        threads = '--set-json=engines.builtin.env=[{"name": "OMP_NUM_THREADS", "value": "1"}]'
         command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
-        run(*command, *options, f"--set=image.registry={self.registry}", *settings, timeout=660)
+        run(*command, *options, f"--set=image.registry={self.registry}", threads, *settings, timeout=660)
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:
