@@ -91,7 +91,8 @@ async def test_lost_rank_ends_the_engine_visibly(model: tuple[str, ...], number:
         async with connected(address) as (channel, stub):
             session = await SessionClient(stub, deadline=LONG).open()
             watching = asyncio.create_task(first_not_serving(channel))
-            adding = asyncio.create_task(keep_adding(session))
+            adding = asyncio.create_task(keep_adding(stub))
+            await session.add(1, PROMPT, max_tokens=400)
             while not session.tokens:
                 await session.read()
             worker.send_signal(number)
@@ -140,8 +141,12 @@ async def first_not_serving(channel: grpc.aio.Channel) -> float:
     raise AssertionError("the engine left without a word")
 
 
-async def keep_adding(session: SessionClient) -> None:
-    """So that there is always a step that needs every rank."""
+async def keep_adding(stub: service_pb2_grpc.EngineServiceStub) -> None:
+    """So that there is always a step that needs every rank.
+
+    In a session of its own: a write that meets its stream's end puts a status of grpc's own before the engine's.
+    """
+    session = await SessionClient(stub, deadline=LONG).open("adding")
     with suppress(asyncio.InvalidStateError):  # the session has ended
         for handle in itertools.count(1):
             await session.add(handle, PROMPT, max_tokens=400)
