@@ -90,7 +90,7 @@ class _Planner:
         self.starts = starts
         self.seq_lens = seq_lens
         self.block_table = block_table
-        self.heads = np.arange(num_kv_heads)
+        self.heads = np.arange(num_kv_heads)[:, None]
         self.width = num_kv_heads * head_dim
         self.window = window
         # The first token to gather of each request: a window's start is moved back to where chunk and block begin.
@@ -106,7 +106,7 @@ class _Planner:
 
     def prefill(self, r: int) -> PrefillTile:
         length = self.padded(self.num_tokens[r])
-        block_rows = self.block_rows([r], length)
+        block_rows, _ = self.cache_rows([r], length)
         return PrefillTile(self.starts[r], self.starts[r + 1], self.num_tokens[r], block_rows, length)
 
     def decodes(self, num_decodes: int) -> list[DecodeTile]:
@@ -133,32 +133,25 @@ class _Planner:
             masked |= positions < num_tokens - self.window
         starts = [self.starts[r] for r in requests]
         is_whole = len(starts) == self.starts[-1] and starts == list(range(len(self.seq_lens)))
-        block_rows = self.block_rows(requests, length)
+        block_rows, token_rows = self.cache_rows(requests, length)
         return DecodeTile(
             n=len(requests),
             tokens=None if is_whole else torch.tensor(starts),
             block_rows=block_rows,
-            token_rows=self.token_rows(requests, block_rows, length),
+            token_rows=token_rows,
             masked=torch.from_numpy(masked[:, None, None]) if masked.any() else None,
             length=length,
         )
 
-    def block_rows(self, requests: list[int], length: int) -> torch.Tensor:
-        """Places of the blocks of each request's `length` tokens from `first` on; behind its end, its own last one."""
-        first = np.array([[self.firsts[r] // self.block_size] for r in requests])
-        last = np.array([[(self.seq_lens[r] - 1) // self.block_size] for r in requests])
-        columns = np.minimum(np.arange(length // self.block_size) + first, last)
+    def cache_rows(self, requests: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A tile's `block_rows` and `token_rows`, of each request's `length` tokens from its first gathered one on."""
+        first = np.array([[self.firsts[r]] for r in requests])
+        last = np.array([[self.seq_lens[r] - 1] for r in requests])
+        columns, offsets = np.divmod(np.minimum(np.arange(length) + first, last), self.block_size)
         blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
-        return torch.from_numpy((blocks[:, None] * len(self.heads) + self.heads[:, None]).ravel())
-
-    def token_rows(self, requests: list[int], block_rows: torch.Tensor, length: int) -> torch.Tensor:
-        """From `block_rows`, which repeat the last block as the rows do its last token."""
-        last = np.array([[[self.num_tokens[r] - 1]] for r in requests])
-        positions = np.arange(length).reshape(-1, self.block_size)
-        offsets = np.minimum(positions, last) - np.minimum(positions[:, :1], last // self.block_size * self.block_size)
-        blocks = block_rows.numpy().reshape(len(requests), len(self.heads), -1, 1)
-        rows = blocks * self.block_size + offsets[:, None]
-        return torch.from_numpy(rows.reshape(len(requests), len(self.heads), 1, length))
+        rows = (blocks * len(self.heads))[:, None] + self.heads  # [n, kv_heads, length]: each token's block
+        token_rows = rows * self.block_size + offsets[:, None]
+        return torch.from_numpy(rows[:, :, :: self.block_size].ravel()), torch.from_numpy(token_rows[:, :, None])
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))

@@ -64,8 +64,18 @@ class OneRow:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [1, in_features] -> [1, out_features]"""
-        inputs = x.reshape(-1)
-        return torch.embedding_bag(self.columns, self.order, self.start, per_sample_weights=inputs)[0]
+        return weighted_sums(self.columns, self.order, self.start, x.reshape(-1))
+
+
+def weighted_sums(
+    rows: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """[N, D] -> [len(starts), D]: sums of the rows at `indices`, each times its weight; one from each start on.
+
+    What `embedding_bag` calls where there is no gradient, without its own third of the time.
+    """
+    sums, *_ = torch._embedding_bag_forward_only(rows, indices, starts, per_sample_weights=weights)
+    return sums
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from proa_engine.kernels.attention_plan import CHUNK, DecodeTile, PrefillTile, ReferencePlan
+from proa_engine.kernels.linear import weighted_sums
 
 ROW_MULTIPLE = 4
 SCORES_LIMIT = 1 << 19  # numbers in the scores held at a time by a prefill: they stay in the caches
@@ -62,7 +63,7 @@ def _decode(
     n, num_kv_heads, group, head_dim = query.shape
     num_rows = group + -group % ROW_MULTIPLE
     rows = torch.zeros(n, num_kv_heads, num_rows, head_dim)
-    torch.mul(query, scale, out=rows[:, :, :group])
+    rows[:, :, :group].add_(query, alpha=scale)  # a third of the time of a product into it
     key = _gather(key_cache, tile.block_rows, workspace, n * num_kv_heads)
     scores = torch.bmm(rows.view(n * num_kv_heads, num_rows, head_dim), key.transpose(1, 2))
     scores = scores.view(n, num_kv_heads, num_rows, tile.length)[:, :, :group]
@@ -81,12 +82,7 @@ def _sum_of_rows(probabilities: torch.Tensor, value_cache: torch.Tensor, token_r
     starts = torch.arange(0, probabilities.numel(), length)
     if length > CHUNK:
         starts = (starts[:, None] + torch.arange(0, length, CHUNK)).flatten()
-    chunks, *_ = torch.embedding_bag(
-        value,
-        token_rows.expand(probabilities.shape).reshape(-1),
-        starts,
-        per_sample_weights=probabilities.reshape(-1),
-    )
+    chunks = weighted_sums(value, token_rows.expand(probabilities.shape).reshape(-1), starts, probabilities.reshape(-1))
     total, *others = chunks.view(*probabilities.shape[:-1], -1, chunks.shape[1]).unbind(-2)
     for other in others:
         total = total + other

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class DeviceThread:
     def __init__(self, name: str) -> None:
         self._line: deque[Callable[[], None]] = deque()
         self._running = Lock()  # held by whoever takes jobs from the line
-        self._wakes: SimpleQueue[bool] = SimpleQueue()  # False: the last
+        self._wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()  # what the thread is to get done; None: all
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -30,34 +30,38 @@ class DeviceThread:
         future: Future[T] = Future()
         self._line.append(lambda: _settle(future, job))
         if wake:
-            self._wakes.put(True)
+            self._wanted.put(future)
         return future
 
-    def help(self) -> None:
-        """Run all jobs in line in the caller's thread; where the thread is at them, it does the rest too."""
+    def help(self, future: Future[Any]) -> None:
+        """Run the jobs up to this one in the caller's thread; where the device's own is at them, it does it itself.
+
+        No job behind it: those are for who waits for them, or else the thread, once busy, would never be idle again.
+        """
         if not self._running.acquire(blocking=False):
-            self._wakes.put(True)  # it may have seen the end of the line before the last job came
+            self._wanted.put(future)  # the thread may be about to leave the line
             return
         try:
-            self._run_line()
+            self._run_line(future)
         finally:
             self._running.release()
 
     def close(self, timeout: float) -> bool:
         """Let the jobs in line finish and end the thread; False where it is still busy after `timeout` seconds."""
-        self._wakes.put(False)
+        self._wanted.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        goes_on = True
-        while goes_on:
-            goes_on = self._wakes.get()
+        is_last = False
+        while not is_last:
+            future = self._wanted.get()
+            is_last = future is None
             with self._running:
-                self._run_line()
+                self._run_line(future)
 
-    def _run_line(self) -> None:
-        while self._line:
+    def _run_line(self, until: Future[Any] | None) -> None:
+        while self._line and not (until and until.done()):
             self._line.popleft()()
 
 

@@ -86,8 +86,8 @@ class LocalRank:
         with self._lock:
             self._pending.add(future)
         is_small = self.worker.is_small(inputs)
-        self._thread.submit(lambda: self._guarded(lambda: self._resolve(future, inputs)), wake=not is_small)
-        return _HelpedFuture(future, self._thread) if is_small else future
+        job = self._thread.submit(lambda: self._guarded(lambda: self._resolve(future, inputs)), wake=not is_small)
+        return _HelpedFuture(future, job, self._thread) if is_small else future
 
     def sample_without_output(self) -> None:
         """The same on a rank that nobody asks for the result."""
@@ -151,6 +151,7 @@ class _HelpedFuture:
     """A StepFuture of a step that nobody was woken for."""
 
     future: "Future[ModelRunnerOutput]"
+    job: "Future[None]"  # that resolves it
     thread: DeviceThread
 
     def done(self) -> bool:
@@ -158,5 +159,5 @@ class _HelpedFuture:
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         if not self.future.done():
-            self.thread.help()
+            self.thread.help(self.job)
         return self.future.result(timeout)

@@ -96,7 +96,7 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, vocab_size:
 
 
 def _row_set(mask: npt.NDArray[np.bool_], packer: Packer) -> RowSet:
-    count = int(mask.sum())
+    count = int(np.count_nonzero(mask))
     return RowSet(count, packer.add(np.flatnonzero(mask)) if 0 < count < mask.size else None)
 
 

@@ -90,7 +90,7 @@ def build_step_inputs(
         drafts, samples = lay_out_drafts(rows, counts, is_sampled, batch, edits, packer)
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
     size = None
-    if graphs is not None and counts.size == counts.sum() and prompt_logprobs is None:
+    if graphs is not None and counts.size == plan.total_num_scheduled_tokens and prompt_logprobs is None:
         size = graphs.size_for(counts.size)
     inputs = StepInputs(
         packer=packer,
@@ -112,10 +112,10 @@ def build_step_inputs(
 
 
 def _token_rows(rows: Rows, counts: IntArray, batch: InputBatch, block_size: int, packer: Packer) -> TokenRows:
-    positions = np.arange(counts.sum()) - np.repeat(rows.query_start_loc[:-1] - rows.starts, counts)
+    positions = np.arange(rows.query_start_loc[-1]) - np.repeat(rows.query_start_loc[:-1] - rows.starts, counts)
     token_slots = np.repeat(rows.slots, counts)
     return TokenRows(
-        num_decodes=int((counts == 1).sum()),
+        num_decodes=int(np.count_nonzero(counts == 1)),
         max_seq_len=int(rows.ends.max()),
         positions=packer.add(positions),
         token_positions=packer.add(token_slots * batch.token_width + positions),
@@ -144,7 +144,7 @@ def _rows(plan: SchedulerOutput, batch: InputBatch) -> tuple[Rows, IntArray]:
     """The step's rows, and how many tokens each computes."""
     request_ids = list(plan.num_scheduled_tokens)
     counts = np.fromiter(plan.num_scheduled_tokens.values(), np.int64, len(request_ids))
-    assert (counts[: (counts == 1).sum()] == 1).all(), "attention wants rows of one token first"
+    assert (counts[: np.count_nonzero(counts == 1)] == 1).all(), "attention wants rows of one token first"
     slots = batch.slots_of(request_ids)
     starts = batch.num_computed_tokens[slots]
     ends = starts + counts

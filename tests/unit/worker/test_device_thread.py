@@ -23,8 +23,27 @@ def test_a_job_that_wakes_nobody_is_run_by_who_helps() -> None:
     device = DeviceThread("device")
     ran = device.submit(get_ident, wake=False)
     assert not ran.done()
-    device.help()
+    device.help(ran)
     assert ran.result(DEADLINE) == get_ident()
+    assert device.close(DEADLINE)
+
+
+def test_jobs_behind_the_one_that_is_waited_for_stay_in_line() -> None:
+    """Whether the thread was busy with an earlier one or not; else it would keep a chain of small steps for ever."""
+    device, began, gate = DeviceThread("device"), Event(), Event()
+    large = device.submit(lambda: (began.set(), gate.wait(DEADLINE)))
+    assert began.wait(DEADLINE)
+    first, second, third = (device.submit(get_ident, wake=False) for _ in range(3))
+    device.help(first)
+    gate.set()
+    assert large.result(DEADLINE) == (None, True)
+    assert first.result(DEADLINE) != get_ident()
+    assert not second.done()
+    while not second.done():  # the thread may still be leaving
+        device.help(second)
+    assert not third.done()
+    device.help(third)
+    assert third.result(DEADLINE) == get_ident()
     assert device.close(DEADLINE)
 
 
@@ -41,7 +60,7 @@ def test_help_comes_to_nothing_only_where_the_thread_finishes_the_line() -> None
     for _ in range(2000):
         device.submit(lambda: None)
         last = device.submit(lambda: 7, wake=False)
-        device.help()
+        device.help(last)
         assert last.result(DEADLINE) == 7
     assert device.close(DEADLINE)
 
@@ -50,8 +69,8 @@ def test_who_helps_does_not_wait_for_a_job_that_hangs() -> None:
     device, began, gate = DeviceThread("device"), Event(), Event()
     device.submit(lambda: (began.set(), gate.wait(DEADLINE)))
     assert began.wait(DEADLINE)
-    device.submit(lambda: None, wake=False)
-    helper = Thread(target=device.help)
+    waiting = device.submit(lambda: None, wake=False)
+    helper = Thread(target=device.help, args=(waiting,))
     helper.start()
     helper.join(DEADLINE / 2)
     assert not helper.is_alive()
