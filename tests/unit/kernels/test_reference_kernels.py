@@ -65,6 +65,20 @@ def test_norms() -> None:
     torch.testing.assert_close(normed, expected(total))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 33, 192, 1000, 4096])
+def test_rows_of_a_norm_are_exact_and_do_not_depend_on_their_number(size: int, dtype: torch.dtype) -> None:
+    x, weight = (torch.randn(300, size) * 3).to(dtype), torch.randn(size).to(dtype)
+    whole = rms_norm(x, weight, 1e-5)
+    exact = torch.nn.functional.rms_norm(x.double(), (size,), weight.double(), 1e-5)
+    torch.testing.assert_close(whole, exact.to(dtype))
+    heads = torch.randn(300, 5, size).to(dtype)
+    heads[:, 1] = x
+    assert torch.equal(rms_norm(heads[:, 1:3], weight, 1e-5)[:, 0], whole)
+    for rows in (*range(1, 20), 64, 100, 257):
+        assert torch.equal(rms_norm(x[3 : 3 + rows], weight, 1e-5), whole[3 : 3 + rows]), f"{rows} rows"
+
+
 def test_rotary_turns_pairs_by_their_angles() -> None:
     x, angles = torch.randn(6, 3, 8), torch.randn(6, 4)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones(6, 1, 4), angles[:, None])
