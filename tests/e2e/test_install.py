@@ -11,8 +11,6 @@ from openai import OpenAI
 from support.kube import Release, eventually, run
 
 QUESTION = "What is the capital of France?"
-# Nobody inside a container can send its first process a signal that it ignores, but the kernel does.
-KILL_AT_NEXT_WORK = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))"
 
 
 def ask(client: OpenAI, question: str = QUESTION) -> str:
@@ -128,7 +126,7 @@ def test_a_worker_that_dies_takes_its_pod_out_until_it_is_back(release: Release,
         return any(endpoint["conditions"]["serving"] for endpoint in endpoints)
 
     assert is_serving()
-    release.kubectl("exec", name, "--container=tp-worker-1", "--", "python", "-c", KILL_AT_NEXT_WORK)
+    release.kill_at_next_work(name, "tp-worker-1")
     with ThreadPoolExecutor() as pool:
         pool.submit(ask, client)  # the work; whether it is answered is another test's
         eventually("the pod has left the endpoints", lambda: not is_serving(), seconds=60)

@@ -15,6 +15,9 @@ from openai import OpenAI
 CHART = Path(__file__).parents[2] / "charts" / "proa"
 _READ_METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 
+# Nobody inside a container can send its first process a signal that it ignores, but the kernel does.
+_KILL_AT_NEXT_WORK = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))"
+
 
 def run(*command: str, timeout: float = 300, check: bool = True, stdin: str = "") -> str:
     """Run a command and return what it prints; an error carries both of its streams."""
@@ -71,6 +74,10 @@ class Release:
 
     def generated_tokens(self, pod: str) -> float:
         return self.metric(pod, "vllm:generation_tokens_total")
+
+    def kill_at_next_work(self, pod: str, container: str) -> None:
+        """The container's first process ends by SIGKILL as soon as it computes again."""
+        self.kubectl("exec", pod, f"--container={container}", "--", "python", "-c", _KILL_AT_NEXT_WORK)
 
     def describe(self) -> str:
         """Pods, events and the ends of all logs, for people who look into a failure."""

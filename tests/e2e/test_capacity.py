@@ -1,0 +1,62 @@
+"""What a release can hold: a thousand streams through one gateway, blocks that come back, a load that takes long."""
+
+from datetime import datetime
+
+import pytest
+from openai import OpenAI
+
+from support.kube import Release, eventually
+from support.traffic import traffic
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_gateway(release: Release) -> None:
+    release.install(engines__builtin__replicas="2")
+
+
+def test_a_thousand_streams_at_once_through_one_gateway(release: Release) -> None:
+    assert len(release.pods("gateway")) == 1
+    with traffic(release, "--clients=1000", "--requests=1", "--ignore-eos", "--timeout=300") as running:
+        running.join(600)
+        answers = running.answers()
+    assert [answer.error for answer in answers if answer.error] == []
+    assert len(answers) == 1000
+    assert max(answer.began for answer in answers) < min(answer.ended for answer in answers), "all were open at once"
+
+
+def test_a_client_that_leaves_frees_its_blocks(release: Release, client: OpenAI) -> None:
+    def usage() -> float:
+        names = [pod["metadata"]["name"] for pod in release.pods("engine")]
+        return sum(release.metric(name, "vllm:kv_cache_usage_perc") for name in names)
+
+    eventually("the engines are idle", lambda: usage() == 0)
+    messages = [{"role": "user", "content": "Count from 1 to 50."}]
+    stream = client.chat.completions.create(
+        model="proa-builtin",
+        messages=messages,
+        temperature=0,
+        stream=True,
+        max_tokens=1900,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    eventually("blocks are in use", lambda: usage() > 0, seconds=20)
+    stream.close()
+    eventually("no block is in use", lambda: usage() == 0, seconds=5)
+
+
+def test_slow_loading_does_not_trip_liveness(release: Release) -> None:
+    """A tenth of a core makes loading longer than liveness would wait; the startup probe gives it its time."""
+    release.install(engines__builtin__resources__requests__cpu="100m", engines__builtin__resources__limits__cpu="100m")
+    release.kubectl("rollout", "status", "deployment/proa-engine-builtin", "--timeout=5m")
+    (pod,) = release.pods("engine")
+    (status,) = pod["status"]["containerStatuses"]
+    (ready,) = (condition for condition in pod["status"]["conditions"] if condition["type"] == "Ready")
+    loading = at(ready["lastTransitionTime"]) - at(status["state"]["running"]["startedAt"])
+    liveness = pod["spec"]["containers"][0]["livenessProbe"]
+    assert loading.total_seconds() > liveness["periodSeconds"] * liveness["failureThreshold"]
+    assert status["restartCount"] == 0
+
+
+def at(time: str) -> datetime:
+    return datetime.fromisoformat(time)
