@@ -1,6 +1,7 @@
-"""Where a GPU's memory goes: measured before the KV cache gets what is left."""
+"""Where a GPU's memory goes: measured before the KV cache gets what is left; and what is said when it runs out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -79,3 +80,17 @@ def measure_memory(
     reserved = torch.cuda.memory_reserved()
     untouched = int(total * (1 - utilization))
     return MemoryAccount(total, weights, step, graphs, total - free - reserved, untouched)
+
+
+@contextmanager
+def told_when_too_little() -> Iterator[None]:
+    """Memory of the GPU that runs out becomes a `ValueError` that says what to change; other errors stay."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+        raise ValueError(
+            f"the model does not fit into GPU memory: {free:.2f} GiB of {total:.2f} are left, and more is needed: "
+            "quantize its weights (quantization), share it among more GPUs (tensor_parallel_size) or take a smaller "
+            "model; if the weights fit, lower max_num_batched_tokens, max_num_seqs or the size of the KV cache"
+        ) from error

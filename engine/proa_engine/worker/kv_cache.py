@@ -65,12 +65,22 @@ def check_room(num_blocks: int, layout: CacheLayout) -> None:
     )
 
 
-def check_weights(weight_bytes: int, limit: int | None) -> None:
-    """Raise `ValueError` where the weights alone are more than the limit."""
-    if limit is not None and weight_bytes > limit:
+def weights_room(memory: HostMemory, ranks_here: int) -> int:
+    """Most bytes that one rank's weights may take on a CPU where `ranks_here` ranks share the container or machine.
+
+    `memory` is that before any of them has loaded.
+    """
+    limit = memory.available if memory.limit is None else min(memory.limit, memory.available)
+    return limit // ranks_here
+
+
+def check_weights(weight_bytes: int, room: int) -> None:
+    """Raise `ValueError` where the weights alone are more than there is room for."""
+    if weight_bytes > room:
         raise ValueError(
-            f"the model's weights take {_gib(weight_bytes)} on this rank, but the limit is {_gib(limit)}: give the "
-            "engine more memory, use more ranks (tensor_parallel_size), a smaller dtype or a smaller model"
+            f"the model's weights take {_gib(weight_bytes)} on this rank, but it has {_gib(room)} of memory: give the "
+            "engine more, take a smaller dtype or a smaller model, or more ranks in containers of their own "
+            "(tensor_parallel_size)"
         )
 
 

@@ -23,7 +23,7 @@ from proa_engine.worker import choices, distributed, kv_cache
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, graph_sizes
-from proa_engine.worker.device_memory import measure_memory
+from proa_engine.worker.device_memory import measure_memory, told_when_too_little
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.input_batch import InputBatch
@@ -90,15 +90,16 @@ class Worker:
         self._small_steps = SmallSteps(choices.num_parameters(self.model_config))
         self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
         self._cache_dtype = choices.choose_cache_dtype(config.kv_cache_dtype, self._dtype)
+        if self.device.type == "cpu":  # before the ranks meet: what is available then, none of them has taken yet
+            estimate = choices.num_parameters(self.model_config) * self._dtype.itemsize // config.tensor_parallel_size
+            kv_cache.check_weights(estimate, kv_cache.weights_room(read_memory(), self._ranks_here))
         if rendezvous is not None:
             self._parallel = distributed.join(rendezvous, self.device, store)
 
+    @told_when_too_little()
     def load_model(self) -> WorkerSizes:
         """Load this rank's share of the weights and say how many KV cache blocks fit beside them."""
         config = self._config
-        if self.device.type == "cpu":
-            estimate = choices.num_parameters(self.model_config) * self._dtype.itemsize // config.tensor_parallel_size
-            kv_cache.check_weights(estimate, read_memory().limit)
         self._model = load_model(
             self._folder,
             self.model_config,
@@ -127,6 +128,7 @@ class Worker:
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._model.parameters())
         return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, num_kv_heads=shape[2])
 
+    @told_when_too_little()
     def start(self, num_blocks: int) -> None:
         """Allocate the KV cache, the same number of blocks on every rank, run first steps and record decodes."""
         started = time.monotonic()

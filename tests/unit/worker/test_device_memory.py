@@ -1,8 +1,11 @@
 """The account of a GPU's memory: what is left for the KV cache, and what recordings are expected to take."""
 
+import pytest
 import torch
 
+from proa_engine.config import EngineConfig
 from proa_engine.worker.device_memory import MeasuringRecorder, MemoryAccount
+from proa_engine.worker.worker import Worker
 from support.runner import CallingRecorder
 
 GIB = 2**30
@@ -30,3 +33,24 @@ def test_one_recording_is_counted_alone() -> None:
     recorder = MeasuringRecorder(CallingRecorder(), lambda: next(free))
     recorder.record(lambda: torch.zeros(1))
     assert recorder.estimate(num_graphs=1) == 400
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), (ValueError, r"0.50 GiB of 80.00 are left.*quantization")),
+        (RuntimeError("a kernel failed"), (RuntimeError, "a kernel failed")),
+    ],
+)
+def test_a_gpu_without_room_for_the_model_is_told_in_a_sentence_and_other_errors_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, told: tuple[type[Exception], str]
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("proa_engine.worker.worker.load_model", load)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (GIB // 2, 80 * GIB))
+    worker = Worker(EngineConfig(model="builtin", device="cpu"), 0, lambda text: None)
+    worker.init_device()
+    with pytest.raises(told[0], match=told[1]):
+        worker.load_model()

@@ -4,7 +4,7 @@ import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.worker.host import HostMemory
-from proa_engine.worker.kv_cache import CacheLayout, check_room, check_weights, cpu_budget, given_blocks
+from proa_engine.worker.kv_cache import CacheLayout, check_room, check_weights, cpu_budget, given_blocks, weights_room
 
 GIB = 2**30
 
@@ -48,8 +48,13 @@ def test_too_small_a_cache_is_refused_and_says_what_to_change() -> None:
         check_room(-5, layout())
 
 
-def test_weights_beyond_the_limit_are_refused_before_they_are_loaded() -> None:
-    check_weights(5 * GIB, None)
+def test_weights_beyond_the_room_are_refused_before_they_are_loaded() -> None:
     check_weights(5 * GIB, 5 * GIB)
-    with pytest.raises(ValueError, match=r"weights take 5.00 GiB .* limit is 4.00 GiB: .*tensor_parallel_size"):
+    with pytest.raises(ValueError, match=r"weights take 5.00 GiB .* it has 4.00 GiB of memory: .*smaller model"):
         check_weights(5 * GIB, 4 * GIB)
+
+
+def test_room_for_weights_is_the_containers_limit_or_what_the_machine_has_left_shared_by_the_ranks() -> None:
+    assert weights_room(HostMemory(limit=10 * GIB, available=64 * GIB, process=GIB), ranks_here=1) == 10 * GIB
+    assert weights_room(HostMemory(limit=10 * GIB, available=8 * GIB, process=GIB), ranks_here=1) == 8 * GIB
+    assert weights_room(HostMemory(limit=None, available=8 * GIB, process=GIB), ranks_here=2) == 4 * GIB
