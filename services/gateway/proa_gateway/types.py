@@ -100,7 +100,7 @@ class EngineStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0  # 0 to 1
-    last_step_age: float = 0.0  # seconds since the last finished step while there is work
+    last_step_age: float = 0.0  # seconds since the step that runs now began; 0 between steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
