@@ -41,6 +41,19 @@ BODIES = st.builds(
     st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=3),
 )
 
+TEMPLATED = st.builds(
+    lambda note, variables: {
+        "messages": [{"role": "user", "content": "Hi", "note": note}],
+        "chat_template_kwargs": variables,
+    },
+    ANYTHING,
+    st.dictionaries(
+        st.sampled_from(["opening", "self", "messages", "add_generation_prompt", "eos_token", "loop", "message"]),
+        ANYTHING,
+        max_size=3,
+    ),
+)
+
 bounded = settings(
     max_examples=30,
     deadline=None,
@@ -104,6 +117,16 @@ def test_known_fields_with_values_of_any_kind_are_answered(target: Target, route
     @given(BODIES)
     def answered(body: dict[str, Any]) -> None:
         target.post(route, json.dumps(body).encode())
+
+    answered()
+
+
+def test_values_of_any_kind_in_the_chat_template_are_answered(target: Target) -> None:
+    @seed(1)
+    @bounded
+    @given(TEMPLATED)
+    def answered(body: dict[str, Any]) -> None:
+        target.post(ROUTES[0], json.dumps(body).encode())
 
     answered()
 

@@ -11,8 +11,9 @@ import pytest
 
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_gateway.config import Deadlines
-from support.fake_engine import FakeEngine, Reply, say
+from support.fake_engine import FakeEngine, Reply, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
+from support.tokenizers import byte_level_tokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -78,6 +79,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a", ""]}, "stop", "invalid_value"),
     ({"stop": ["a"] * 65}, "stop", "invalid_value"),
     ({"stop": [1]}, "stop[0]", "invalid_value"),
+    ({"stop": ["a", "\ud800"]}, "stop[1]", "invalid_value"),
     ({"stop_token_ids": [512]}, "stop_token_ids", "invalid_value"),
     ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]", "invalid_value"),
@@ -101,7 +103,16 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"continue_final_message": True}, "continue_final_message", "unsupported_parameter"),
     ({"max_tokens": 90}, "messages", "context_length_exceeded"),
     ({"messages": [{"role": "user", "content": "x" * 500}]}, "messages", "context_length_exceeded"),
-    ({"chat_template_kwargs": {"messages": 1, "unknown": [1]}, "seed": "x"}, "seed", "invalid_value"),
+    ({"chat_template_kwargs": {"messages": 1, "unknown": [1]}}, "chat_template_kwargs", "invalid_value"),
+    ({"chat_template_kwargs": {"add_generation_prompt": 1}}, "chat_template_kwargs", "invalid_value"),
+    ({"chat_template_kwargs": {"x": [{"a": "\ud800"}]}}, "chat_template_kwargs.x", "invalid_value"),
+    ({"messages": [{"role": "user", "content": "Hi", "name": "\ud800"}]}, "messages[0].name", "invalid_value"),
+    ({"messages": [{"role": "user", "content": "Hi", "id": ["\ud800"]}]}, "messages[0].id", "invalid_value"),
+    ({"messages": [{"role": "user", "content": "Hi", "\ud800": 1}]}, "messages[0]", "invalid_value"),
+    ({"bad_words": ["\ud800"]}, "bad_words[0]", "invalid_value"),
+    ({"user": "\ud800"}, "user", "invalid_value"),
+    ({"cache_salt": "\ud800"}, "cache_salt", "invalid_value"),
+    ({"logit_bias": {"\ud800": 1}}, "logit_bias", "invalid_value"),
 ]
 
 WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
@@ -110,6 +121,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": []}, "prompt", "invalid_value"),
     ({"prompt": [[]]}, "prompt", "invalid_value"),
     ({"prompt": [1, "a"]}, "prompt", "invalid_value"),
+    ({"prompt": ["a", "\ud800"], "echo": True}, "prompt", "invalid_value"),
     ({"prompt": [-1]}, "prompt", "invalid_value"),
     ({"prompt": [512]}, "prompt", "invalid_value"),
     ({"prompt": [10**30]}, "prompt", "invalid_value"),
@@ -223,6 +235,20 @@ async def test_a_template_that_refuses_the_messages_is_the_clients_error() -> No
         error = error_of(await gateway.chat(), 400)
         assert error["param"] == "messages"
         assert "roles must alternate" in error["message"]
+
+
+async def test_template_variables_are_the_templates_own_and_may_have_any_name(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    variables = {"self": 1, "raise_exception": 2, "bos_token": 3, "opening": "Hm, ", "": {}, "range": None}
+    assert (await gateway.chat(chat_template_kwargs=variables)).status_code == 200
+    assert byte_level_tokenizer().decode(prompt_ids(engine.requests[-1])) == "user: Hi\nassistant: Hm, "
+
+
+async def test_a_template_that_fails_over_a_clients_values_is_the_clients_error(gateway: RunningGateway) -> None:
+    error = error_of(await gateway.chat(chat_template_kwargs={"opening": ["Hm"]}), 400)
+    assert error["param"] == "messages"
+    assert "chat template" in error["message"]
 
 
 async def test_a_model_without_a_template_serves_completions_only() -> None:

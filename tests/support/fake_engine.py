@@ -25,8 +25,8 @@ from support.tokenizers import byte_level_tokenizer
 SERVICE = "proa.engine.v1.EngineService"
 EOS = 0
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ message.note }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}{% if opening is defined %}{{ '' + opening }}{% endif %}"
 )
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -137,6 +137,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.requests: list[core_pb2.EngineCoreRequest] = []
         self.aborted: list[str] = []
         self.rejection: service_pb2.Rejected | None = None  # what every request gets while set; its handle is ours
+        self.loading = False  # sessions are refused: there is no model yet
         self.stuck = False  # no steps, but heartbeats that say so
         self.silent = False  # no steps and no heartbeats, on an open connection
         self.kv_cache_usage: float | None = None  # instead of what the requests hold
@@ -172,13 +173,13 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         )
         self.instance_id = secrets.token_hex(8)
 
-    async def start(self, port: int = 0) -> str:
-        """Serve on 127.0.0.1, on a port of the system's choice unless given one. Returns `host:port`."""
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> str:
+        """Serve, on a port of the system's choice unless given one. Returns `host:port`."""
         self._draining = False
         self._server = grpc.aio.server(options=_OPTIONS)
         service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         await self._server.start()
         await self._set_health(_SERVING)
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
@@ -276,8 +277,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     # EngineService
 
     async def Session(self, request_iterator: AsyncIterator[service_pb2.SessionRequest], context: Any) -> None:
-        if self._draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is shutting down")
+        if self._draining or self.loading:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is loading, or shutting down")
         session = _Caller(is_session=True)
         hello = service_pb2.Hello(instance_id=self.instance_id, model=self.info, stats=self.stats())
         await context.write(service_pb2.SessionResponse(hello=hello))

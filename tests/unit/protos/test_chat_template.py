@@ -10,12 +10,17 @@ from proa.chat_template import ChatTemplate, ChatTemplateError, special_tokens, 
 MESSAGES = [{"role": "user", "content": "Grüße <b>"}]
 
 
-def render(source: str, messages: Any = MESSAGES, **variables: Any) -> str:
-    return ChatTemplate(source, special_tokens={"bos_token": "<s>"}).render(messages, **variables)
+def render(source: str, /, **variables: Any) -> str:
+    return ChatTemplate(source, special_tokens={"bos_token": "<s>"}).render(MESSAGES, variables)
 
 
 def test_special_tokens_and_variables_are_visible() -> None:
     assert render("{{ bos_token }}{{ thinking }}{{ add_generation_prompt }}", thinking=1) == "<s>1True"
+
+
+def test_variables_have_any_name_and_hide_no_messages() -> None:
+    variables = {"self": 1, "messages": [], "add_generation_prompt": False, "bos_token": "x"}
+    assert render("{{ messages[0].role }} {{ add_generation_prompt }} {{ bos_token }}", **variables) == "user True x"
 
 
 def test_blocks_leave_no_lines_behind() -> None:
@@ -47,6 +52,7 @@ def test_the_date_is_todays() -> None:
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}{{ ().__class__.__bases__[0].__subclasses__() }}",
         "{{ 'x' | int + 'y' }}",
+        "{{ messages | map('dictsort') | list }}{{ 'x' | dictsort }}",
     ],
 )
 def test_what_a_template_refuses_is_a_value_error(source: str) -> None:

@@ -29,6 +29,47 @@ UnsupportedChoice = Annotated[Any, _refuse_unless(None, "none"), Field(descripti
 OnlyText = Annotated[Any, _refuse_unless(None, ["text"], {"type": "text"}), Field(description="Only text.")]
 
 
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("invalid_value", "must be valid Unicode: it has a lone surrogate") from None
+    return value
+
+
+def _texts(value: object) -> object:
+    """The value as it is, once every text in it is known to be one. Not recursive: clients may nest deeply."""
+    rest = [value]
+    while rest:
+        entry = rest.pop()
+        if isinstance(entry, str):
+            _text(entry)
+        elif isinstance(entry, dict):
+            rest += entry.keys()
+            rest += entry.values()
+        elif isinstance(entry, list):
+            rest += entry
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+"""What tokenizers take: JSON's escapes can also spell half a character."""
+TemplateValue = Annotated[Any, AfterValidator(_texts)]
+"""Anything that a chat template may write into the prompt."""
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "add_generation_prompt"):
+        if name in value:
+            message = "must not have {name}: the request has a field for it"
+            raise PydanticCustomError("invalid_value", message, {"name": name})
+    return value
+
+
+TemplateVariables = Annotated[dict[Text, TemplateValue], AfterValidator(_variables)]
+"""A chat template's own variables by name."""
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -40,7 +81,7 @@ def _no_empty_string(value: list[str]) -> list[str]:
 
 
 Strings = Annotated[
-    list[str],
+    list[Text],
     BeforeValidator(_as_list),
     AfterValidator(_no_empty_string),
     Field(max_length=64),
@@ -57,14 +98,6 @@ def _prompts(value: object) -> list[str | list[int]]:
     if _is_ids(value):
         return [value]
     return [_text(entry) if isinstance(entry, str) else _ids(entry) for entry in value]
-
-
-def _text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_value", "must be valid Unicode: it has a lone surrogate") from None
-    return value
 
 
 def _is_ids(value: list[Any]) -> bool:

@@ -2,11 +2,22 @@
 ones that would change the answer and cannot be honoured are refused by name.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from proa_gateway.openai.fields import Content, LogitBias, OnlyText, Prompts, Strings, Unsupported, UnsupportedChoice
+from proa_gateway.openai.fields import (
+    Content,
+    LogitBias,
+    OnlyText,
+    Prompts,
+    Strings,
+    TemplateValue,
+    TemplateVariables,
+    Text,
+    Unsupported,
+    UnsupportedChoice,
+)
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -77,10 +88,11 @@ class ChatMessage(BaseModel):
     """One message. Fields beyond these are passed to the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, TemplateValue]
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content = None
-    name: str | None = None
+    name: Text | None = None
     tool_calls: Unsupported = None
     function_call: UnsupportedChoice = None
     audio: Unsupported = None
@@ -94,7 +106,7 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     tools: Unsupported = None
     tool_choice: UnsupportedChoice = None

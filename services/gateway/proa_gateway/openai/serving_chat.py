@@ -33,7 +33,8 @@ class ChatOperation:
         try:
             text = model.tokenizer.chat_template.render(
                 [_for_template(message) for message in request.messages],
-                **(request.chat_template_kwargs or {}) | {"add_generation_prompt": generation_prompt},
+                request.chat_template_kwargs,
+                add_generation_prompt=generation_prompt,
             )
         except ChatTemplateError as error:
             raise InvalidRequest(
