@@ -32,10 +32,14 @@ def list_pods(namespace: str, selector: str) -> list[dict]:
 
 
 def read_metric(address: str, name: str, label: str = "") -> float:
-    """The sum of the metric over its labels, or over those that hold a label, as `name="value"`."""
+    """The sum of the metric over its labels, or over those that hold a label, as `name="value"`.
+
+    The API takes no colons, so vLLM's metrics are asked for as `vllm_…`.
+    """
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
         page = answer.read().decode()
-    series = re.findall(rf"^{re.escape(name)}({{.*}})?\s+(\S+)", page, re.M)
+    exported = re.sub("^vllm_", "vllm:", name)
+    series = re.findall(rf"^{re.escape(exported)}({{.*}})?\s+(\S+)", page, re.M)
     return sum(float(value) for labels, value in series if label in labels)
 
 

@@ -55,7 +55,7 @@ volumeMounts:
 
 {{- /* The container's CPU and memory, and the GPUs of all ranks: each rank sees every GPU and takes its own. */ -}}
 {{- define "proa.engine.resources" -}}
-{{- $resources := deepCopy .resources -}}
+{{- $resources := include "proa.resources" .resources | fromYaml -}}
 {{- if eq .gpu.allocation "devicePlugin" -}}
 {{- $_ := set $resources "limits" (merge (dict .gpu.resourceName (int .tensorParallelSize)) ($resources.limits | default dict)) -}}
 {{- else if eq .gpu.allocation "dra" -}}
@@ -79,9 +79,21 @@ volumeMounts:
 {{- .servedModelName | default (ternary "proa-builtin" .model (eq .model "builtin")) -}}
 {{- end -}}
 
-{{- /* Prometheus query for a model's requests anywhere. Gateways repeat their engines' gauges, under the engine's address
-as `engine`; an engine's own say 0. */ -}}
+{{- /* The models that pools serve: the name that clients ask for -> the weights */ -}}
+{{- define "proa.models" -}}
+{{- $models := dict -}}
+{{- range $overrides := .Values.engines -}}
+{{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy ($overrides | default dict)) -}}
+{{- $_ := set $models (include "proa.engine.modelName" $pool) $pool.model -}}
+{{- end -}}
+{{- toYaml $models -}}
+{{- end -}}
+
+{{- /* Prometheus query for the requests of the release that are for a pool's model: (dict "root" $ "pool" $pool). Gateways
+repeat their engines' gauges, under the engine's address as `engine`; an engine's own say 0. */ -}}
 {{- define "proa.engine.demand" -}}
-sum(proa_gateway_queue_depth{model={{ . | quote }}} or vector(0))
-{{- range $gauge := list "vllm:num_requests_waiting" "vllm:num_requests_running" }} + sum({{ $gauge }}{model_name={{ $ | quote }},engine="0"} or vector(0)){{ end -}}
+{{- $model := include "proa.engine.modelName" .pool | quote -}}
+{{- $release := printf "namespace=%q,app_kubernetes_io_instance=%q" .root.Release.Namespace .root.Release.Name -}}
+sum(proa_gateway_queue_depth{model={{ $model }},{{ $release }}} or vector(0))
+{{- range $gauge := list "vllm:num_requests_waiting" "vllm:num_requests_running" }} + sum({{ $gauge }}{model_name={{ $model }},engine="0",{{ $release }}} or vector(0)){{ end -}}
 {{- end -}}

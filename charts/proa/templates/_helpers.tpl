@@ -1,37 +1,24 @@
 {{- define "proa.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{- else -}}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{- end -}}
-{{- end -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- .Values.fullnameOverride | default $full -}}
 {{- end -}}
 
+{{- /* What selects the pods of a component, or of a pool: (dict "root" $ "component" "engine" "pool" $name) */ -}}
 {{- define "proa.selector" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-{{- end -}}
-
-{{- /* What selects the pods of a component: (dict "root" $ "component" "gateway") */ -}}
-{{- define "proa.componentSelector" -}}
-{{ include "proa.selector" .root }}
+app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
-{{- end -}}
-
-{{- /* What selects the pods of a pool: (dict "root" $ "name" $name) */ -}}
-{{- define "proa.poolSelector" -}}
-{{ include "proa.componentSelector" (dict "root" .root "component" "engine") }}
-proa/pool: {{ .name }}
-{{- end -}}
-
-{{- define "proa.labels" -}}
-{{ include "proa.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{- with .pool }}
+proa/pool: {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{- /* Labels of an object, of which the chart's own win: as above, and "extra" with the object's further labels */ -}}
+{{- define "proa.labels" -}}
+{{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version -}}
+{{- $own := dict "helm.sh/chart" $chart "app.kubernetes.io/managed-by" .root.Release.Service "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- toYaml (merge (fromYaml (include "proa.selector" .)) $own (.extra | default dict) .root.Values.commonLabels) -}}
 {{- end -}}
 
 {{- define "proa.serviceAccountName" -}}
@@ -50,6 +37,19 @@ imagePullSecrets:
   - name: {{ . }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* CPU and memory, without those that are null: what a value file takes away from the defaults */ -}}
+{{- define "proa.resources" -}}
+{{- $resources := dict -}}
+{{- range $kind, $amounts := . -}}
+{{- $kept := dict -}}
+{{- range $name, $amount := $amounts -}}
+{{- if not (kindIs "invalid" $amount) }}{{ $_ := set $kept $name $amount }}{{ end -}}
+{{- end -}}
+{{- $_ := set $resources $kind $kept -}}
+{{- end -}}
+{{- toYaml $resources -}}
 {{- end -}}
 
 {{- define "proa.podSecurityContext" -}}

@@ -74,6 +74,63 @@ def test_role_reads_endpoint_slices_and_nothing_else() -> None:
     ]
 
 
+def test_the_role_is_bound_to_an_account_that_was_there_before() -> None:
+    objects = render({"serviceAccount.create": False, "serviceAccount.name": "ours"})
+    assert ("ServiceAccount", "ours") not in objects
+    assert ("Role", "proa-gateway") in objects
+    assert lookup(objects, "RoleBinding", "proa-gateway", "subjects") == [
+        {"kind": "ServiceAccount", "name": "ours", "namespace": "here"}
+    ]
+
+
+def test_a_label_is_text_even_if_it_looks_like_something_else() -> None:
+    for name in ("1", "on", "1e3"):
+        deployment = lookup(render({"engines": {name: {}}}), "Deployment", f"proa-engine-{name}")
+        for holder in (deployment["metadata"]["labels"], deployment["spec"]["selector"]["matchLabels"]):
+            assert holder["proa/pool"] == name
+
+
+def test_the_charts_own_labels_win_over_the_users() -> None:
+    objects = render({"commonLabels": {"app.kubernetes.io/component": "mine", "team": "sea"}})
+    labels = lookup(objects, "Deployment", "proa-gateway", "metadata", "labels")
+    assert (labels["app.kubernetes.io/component"], labels["team"]) == ("gateway", "sea")
+
+
+def test_pools_of_one_model_may_share_its_name() -> None:
+    objects = render({"engines": {"spot": {"model": "builtin"}}})
+    arguments = lookup(objects, *GATEWAY, "args")
+    assert [each for each in arguments if each.startswith("--model=")] == ["--model=proa-builtin"]
+
+
+def test_grpc_clients_find_the_ready_engines_of_each_pool() -> None:
+    objects = render({"engines": {"big": {"model": "org/big"}}})
+    for pool in ("builtin", "big"):
+        service = lookup(objects, "Service", f"proa-engine-{pool}", "spec")
+        assert service["selector"]["proa/pool"] == pool
+        assert not service.get("publishNotReadyAddresses", False)
+    assert lookup(objects, "Service", "proa-engine", "spec", "publishNotReadyAddresses")
+
+
+def test_a_limit_that_a_pool_takes_away_is_gone() -> None:
+    values = {"enginePool.resources": {"limits": {"memory": None}}, "gateway.resources": {"limits": {"cpu": None}}}
+    objects = render(values)
+    assert lookup(objects, *ENGINE, "resources")["limits"] == {}
+    assert lookup(objects, *GATEWAY, "resources")["limits"] == {"memory": "1Gi"}
+
+
+def test_half_of_a_rolling_update_keeps_the_other_half_of_the_defaults() -> None:
+    objects = render({"enginePool.rollingUpdate": {"maxUnavailable": 1}})
+    update = lookup(objects, *ENGINE_POD[:3], "strategy", "rollingUpdate")
+    assert update == {"maxUnavailable": 1, "maxSurge": 1}
+
+
+def test_large_numbers_are_written_out() -> None:
+    values = {"gateway.maxQueuedTokens": 10**9, "gateway.maxConcurrentRequests": 10**6}
+    assert {"--max-queued-tokens=1000000000", "--max-concurrent-requests=1000000"} <= set(
+        lookup(render(values), *GATEWAY, "args")
+    )
+
+
 def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
     pod = engine_pod(SIDECAR)
     (shm,) = [volume for volume in pod["volumes"] if volume["name"] == "shm"]
@@ -139,7 +196,7 @@ def test_autoscaling_counts_what_waits_in_engines_and_before_them() -> None:
     objects = render({"enginePool.autoscaling.enabled": True})
     engines, gateways = lookup(objects, "HorizontalPodAutoscaler", "proa-engine-builtin", "spec", "metrics")
     target = {"type": "AverageValue", "averageValue": "4"}
-    assert engines["pods"] == {"metric": {"name": "vllm:num_requests_waiting"}, "target": target}
+    assert engines["pods"] == {"metric": {"name": "vllm_num_requests_waiting"}, "target": target}
     assert gateways["object"]["describedObject"]["name"] == "proa-gateway"
     assert gateways["object"]["metric"]["selector"] == {"matchLabels": {"model": "proa-builtin"}}
     assert gateways["object"]["target"] == target
@@ -193,13 +250,14 @@ def test_whoever_scales_a_pool_alone_sets_its_replicas(scaler: str) -> None:
     assert "replicas" not in spec
 
 
-def test_keda_counts_a_models_requests_that_are_held_wait_or_run() -> None:
+def test_keda_counts_a_models_requests_that_are_held_wait_or_run_in_its_release() -> None:
     values = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1, "enginePool.servedModelName": "fast"}
     (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
+    release = 'namespace="here",app_kubernetes_io_instance="proa"'
     assert trigger["metadata"]["query"] == (
-        'sum(proa_gateway_queue_depth{model="fast"} or vector(0))'
-        ' + sum(vllm:num_requests_waiting{model_name="fast",engine="0"} or vector(0))'
-        ' + sum(vllm:num_requests_running{model_name="fast",engine="0"} or vector(0))'
+        f'sum(proa_gateway_queue_depth{{model="fast",{release}}} or vector(0))'
+        f' + sum(vllm:num_requests_waiting{{model_name="fast",engine="0",{release}}} or vector(0))'
+        f' + sum(vllm:num_requests_running{{model_name="fast",engine="0",{release}}} or vector(0))'
     )
 
 

@@ -95,6 +95,13 @@ def queries() -> Iterator[tuple[str, str]]:
                 yield f"{file.stem}: {panel['title']}", target["expr"]
 
 
+def test_the_adapters_rules_serve_what_a_pool_is_scaled_by() -> None:
+    rules = yaml.safe_load((ROOT / "k8s" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    scaling = yaml.safe_load((CHART / "values.yaml").read_text())["enginePool"]["autoscaling"]
+    assert [rule["name"]["as"] for rule in rules] == [scaling["metric"], scaling["queueMetric"]]
+    assert {rule["seriesQuery"].partition("{")[0] for rule in rules} <= exported()
+
+
 def test_dashboards_ask_for_metrics_that_are_exported() -> None:
     names = exported()
     asked = list(queries())

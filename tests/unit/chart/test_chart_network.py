@@ -5,6 +5,7 @@ from typing import Any
 from support.chart import lookup, needs_helm, render
 
 pytestmark = needs_helm
+PROMETHEUS = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
 FRIEND = {"podSelector": {"matchLabels": {"app": "friend"}}}
 
 
@@ -51,6 +52,14 @@ def test_the_helm_test_reaches_the_gateway_whoever_is_named() -> None:
         selects("test")["podSelector"]["matchLabels"].items()
         <= lookup(render(), "Pod", "proa-test-builtin", "metadata", "labels").items()
     )
+
+
+def test_prometheus_reaches_a_gateway_with_named_clients() -> None:
+    named = {"networkPolicy.gateway.from": [FRIEND], "networkPolicy.metrics.from": [PROMETHEUS]}
+    (rule,) = policy("gateway", {**named, "monitoring.enabled": True})["ingress"]
+    assert rule["from"] == [selects("test"), FRIEND, PROMETHEUS]
+    (rule,) = policy("gateway", named)["ingress"]
+    assert PROMETHEUS not in rule["from"]
 
 
 def test_the_gateway_opens_engines_dns_and_the_api_server() -> None:

@@ -55,6 +55,36 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             "engines.builtin: rollingUpdate can neither take a pod away nor add one",
         ),
         ({"gateway.rollingUpdate": NO_ROOM}, "gateway: rollingUpdate can neither take a pod away nor add one"),
+        ({"fullnameOverride": "9lives"}, 'named after "9lives", but a Service'),
+        ({"fullnameOverride": "my.release"}, 'named after "my.release", but a Service'),
+        ({"nameOverride": "a" * 31}, "has room for 35 characters of it; set fullnameOverride"),
+        (
+            {"serviceAccount.create": False},
+            "serviceAccount.create is false, so the gateway needs the name of an account",
+        ),
+        (
+            {"engine.healthPort": 50051},
+            "engine.port, engine.metricsPort and engine.healthPort are three ports of one pod",
+        ),
+        (
+            {"networkPolicy.gateway.from": [{"podSelector": {}}], "monitoring.enabled": True},
+            "networkPolicy.metrics.from cannot be every pod; name Prometheus there",
+        ),
+        (
+            {"engines.big": {"model": "org/big", "servedModelName": "proa-builtin"}},
+            "another pool serves a model other than org/big under the same name, proa-builtin; set servedModelName",
+        ),
+        ({"enginePool.extraArgs": ["--model=org/big"]}, "extraArgs say --model, which the chart sets itself"),
+        ({"enginePool.extraArgs": ["--tensor-parallel-size", "2"]}, "extraArgs say --tensor-parallel-size, which"),
+        ({"enginePool.shmSize": "5Gi"}, "shmSize 5Gi is more than the memory limit 4Gi"),
+        (
+            {"enginePool.resources": {"limits": {"memory": "1000M"}}},
+            "shmSize 1Gi is more than the memory limit 1000M",
+        ),
+        (
+            {"enginePool.modelVolume.claimName": "weights", "enginePool.model": "/modelsbig"},
+            "model /modelsbig is no folder under /models",
+        ),
         (HTTP_ROUTE, "gateway.httpRoute belongs to no Gateway; name one in parentRefs"),
     ],
 )

@@ -1,10 +1,17 @@
 """What the chart tells its user to type, and how `helm test` asks."""
 
+import json
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from support.chart import CHART, HELM, lookup, needs_helm, render
+from support.chart import CHART, GATEWAY_POD, HELM, lookup, needs_helm, render
 
 pytestmark = needs_helm
 
@@ -29,12 +36,78 @@ def test_the_notes_ask_for_a_key_where_one_is_needed() -> None:
     assert '--header "Authorization: Bearer $KEY" \\\n' in notes("gateway.apiKeys.existingSecret=keys")
 
 
-@pytest.mark.parametrize(("secret", "variables"), [("", None), ("keys", {"name": "keys", "key": "keys.json"})])
-def test_helm_test_asks_with_a_key_of_the_secret(secret: str, variables: dict[str, str] | None) -> None:
-    objects = render({"gateway.apiKeys.existingSecret": secret})
-    container = lookup(objects, "Pod", "proa-test-builtin", "spec", "containers", 0)
-    references = [variable["valueFrom"]["secretKeyRef"] for variable in container.get("env", [])]
-    assert references == ([variables] if variables else [])
+def test_the_notes_warn_where_no_registry_is_named() -> None:
+    assert "--set image.registry=REGISTRY --set gateway.image.tag=TAG --set engine.image.tag=TAG" in notes()
+    assert "WARNING" not in notes("image.registry=here")
+
+
+def test_helm_test_has_the_keys_alone_and_as_a_file() -> None:
+    pod = lookup(render({"gateway.apiKeys.existingSecret": "keys"}), "Pod", "proa-test-builtin", "spec")
+    assert [volume["secret"] for volume in pod["volumes"]] == [
+        {"secretName": "keys", "items": [{"key": "keys.json", "path": "keys.json"}]}
+    ]
+    assert "env" not in pod["containers"][0]
+    assert "volumes" not in lookup(render(), "Pod", "proa-test-builtin", "spec")
+
+
+def test_helm_test_runs_where_the_gateway_may() -> None:
+    values = {"gateway.nodeSelector": {"disk": "fast"}, "gateway.tolerations": [{"operator": "Exists"}]}
+    objects = render({**values, "image.pullSecrets": ["login"]})
+    tester, gateway = lookup(objects, "Pod", "proa-test-builtin", "spec"), lookup(objects, *GATEWAY_POD)
+    for key in ("nodeSelector", "tolerations", "imagePullSecrets"):
+        assert tester[key] == gateway[key]
+    assert tester["containers"][0]["resources"] == gateway["containers"][0]["resources"]
+
+
+class FakeGateway(BaseHTTPRequestHandler):
+    """Answers everything, and tells what it was asked."""
+
+    asked: list[tuple[str, str | None]]
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers["Authorization"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"usage": {"completion_tokens": 1}}')
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    handler = type("Handler", (FakeGateway,), {"asked": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", handler.asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        (None, ("/v1/chat/completions", None)),
+        ({"name": "a", "key": "sesame"}, ("/v1/chat/completions", "Bearer sesame")),
+        ({"name": "a", "sha256": "0" * 64}, ("/ready", None)),
+    ],
+)
+def test_helm_test_asks_with_a_key_or_only_whether_the_gateway_is_ready(
+    key: dict[str, str] | None, asked: tuple[str, str | None], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    if key:
+        keys.write_text(json.dumps({"keys": [key]}))
+    script = lookup(render(), "Pod", "proa-test-builtin", "spec", "containers", 0, "args", 0)
+    with fake_gateway() as (url, requests):
+        command = [sys.executable, "-c", script.replace("/etc/proa/keys/keys.json", str(keys)), url, "m"]
+        subprocess.run(command, check=True, capture_output=True)
+    assert requests == [asked]
 
 
 def test_helm_test_asks_every_pools_model() -> None:
