@@ -98,4 +98,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images train evaluate setup test unit test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
+.PHONY: run bench soak images cluster-up train evaluate setup test unit test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
