@@ -29,7 +29,7 @@ HELP = {
     "dtype": "of weights and activations (auto: float32 on a CPU, else the model's own)",
     "quantization": "`fp8` also quantizes weights that are not (default: as the checkpoint is)",
     "kv_cache_dtype": "of the KV cache (auto: that of activations; fp8: e4m3, half of bfloat16's memory)",
-    "seed": "of dummy weights",
+    "seed": "of dummy weights; requests over gRPC bring their own",
     "max_model_len": "tokens of prompt and output together (default: the model's context)",
     "max_num_seqs": "requests that run at once",
     "max_num_batched_tokens": "tokens computed in one step",

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from proa_engine.speculative_config import SpeculativeConfig
 
 LoadFormat = Literal["auto", "dummy"]
-DType = Literal["auto", "float32", "float16", "bfloat16"]
+DType = Literal["auto", "float32", "float", "float16", "half", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["awq", "compressed-tensors", "fp8", "gptq"]
@@ -29,7 +29,7 @@ class EngineConfig:
     dtype: DType = "auto"  # auto: float32 on a CPU, else the model's own
     quantization: Quantization | None = None  # None: as the checkpoint is
     kv_cache_dtype: KvCacheDtype = "auto"  # auto: that of the model; fp8 is fp8_e4m3
-    seed: int = 0  # of dummy weights
+    seed: int = 0  # of dummy weights, and offline of requests that have none of their own
 
     max_model_len: int | None = None
     max_num_seqs: int = 256

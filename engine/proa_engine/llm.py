@@ -4,13 +4,21 @@ import itertools
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from tqdm.auto import tqdm
 
-from proa_engine.config import EngineConfig
+from proa_engine.config import (
+    Device,
+    DType,
+    EngineConfig,
+    KvCacheDtype,
+    LoadFormat,
+    Quantization,
+    SchedulingPolicy,
+)
 from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.llm_engine import LLMEngine, Prompt
+from proa_engine.llm_engine import LLMEngine, Prompt, are_token_ids
 from proa_engine.outputs import RequestOutput
 from proa_engine.speculative_config import SpeculativeConfig
 
@@ -29,29 +37,36 @@ class LLM:
         self,
         model: str,
         *,
-        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        quantization: Literal["awq", "compressed-tensors", "fp8", "gptq"] | None = None,
-        kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto",
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        dtype: DType = "auto",
+        quantization: Quantization | None = None,
+        kv_cache_dtype: KvCacheDtype = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
         block_size: int = 16,
         num_gpu_blocks_override: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         enable_prefix_caching: bool = True,
         async_scheduling: bool = True,
         enforce_eager: bool = False,
         batch_invariant: bool = False,
-        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        scheduling_policy: SchedulingPolicy = "fcfs",
+        max_logprobs: int = 20,
         speculative_config: Mapping[str, Any] | None = None,
+        device: Device = "auto",
         tensor_parallel_size: int = 1,
-        load_format: Literal["auto", "dummy"] = "auto",
+        load_format: LoadFormat = "auto",
         skip_tokenizer_init: bool = False,
         seed: int = 0,
     ) -> None:
         """Raises `ValueError` with a sentence where the model cannot be loaded."""
         config = EngineConfig(
             model=model,
+            tokenizer=tokenizer,
+            revision=revision,
             dtype=dtype,
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
@@ -61,15 +76,18 @@ class LLM:
             max_waiting_requests=sys.maxsize,  # a batch is as long as its caller made it
             block_size=block_size,
             num_gpu_blocks_override=num_gpu_blocks_override,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
             gpu_memory_utilization=gpu_memory_utilization,
             enable_prefix_caching=enable_prefix_caching,
             async_scheduling=async_scheduling,
             enforce_eager=enforce_eager,
             batch_invariant=batch_invariant,
             scheduling_policy=scheduling_policy,
+            max_logprobs=max_logprobs,
             speculative_config=None
             if speculative_config is None
             else SpeculativeConfig.from_mapping(speculative_config),
+            device=device,
             tensor_parallel_size=tensor_parallel_size,
             load_format=load_format,
             skip_tokenizer_init=skip_tokenizer_init,
@@ -87,10 +105,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for all prompts, batched; outputs in the order of the prompts.
 
-        A prompt is text or `{"prompt_token_ids": […]}`. `sampling_params`: one for all, or one each; none: the
-        defaults. Raises `ValueError` before anything runs if the model cannot serve one of them.
+        A prompt is text, token ids, or a mapping with one of them as `prompt` or `prompt_token_ids`. `sampling_params`:
+        one for all, or one each; none: the defaults. Requests without a seed get theirs from the engine's, by their
+        order. Raises `ValueError` before anything runs if the model cannot serve one of them.
         """
-        batch = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        batch = _batch(prompts)
         each = _one_each(sampling_params, len(batch))
         now = time.time()
         ids = [str(next(self._ids)) for _ in batch]
@@ -130,6 +149,12 @@ class LLM:
                     finished[output.request_id] = output
                     bar.update()
         return finished
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)) or (prompts and are_token_ids(prompts)):
+        return [prompts]
+    return list(prompts)  # type: ignore[arg-type]
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -2,12 +2,13 @@
 
 import itertools
 import logging
-import secrets
+import random
+import reprlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
@@ -20,7 +21,7 @@ from proa_engine.output_processor import OutputProcessor, RequestState
 from proa_engine.outputs import RequestOutput
 from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
 
-Prompt = str | Mapping[str, Any]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class LLMEngine:
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._processor = OutputProcessor(self.tokenizer)
         self._serial = itertools.count()
+        self._seeds = random.Random(config.seed)  # of requests without one, so that a program's next run is like this
         self.shutdown = weakref.finalize(self, parts.executor.shutdown)  # workers and device let go; also at exit
 
     def add_request(
@@ -61,7 +63,8 @@ class LLMEngine:
         priority: int = 0,
         arrival_time: float | None = None,
     ) -> None:
-        """Queue a request. `prompt` is text or `{"prompt_token_ids": […]}`; lower `priority` goes first.
+        """Queue a request. `prompt` is text, token ids, or a mapping with one of them as `prompt` or
+        `prompt_token_ids`; lower `priority` goes first.
 
         Raises `ValueError` for what the model cannot do, and for an id that is in use.
         """
@@ -75,6 +78,7 @@ class LLMEngine:
         if request_id in self._processor:
             raise ValueError(f"request_id {request_id!r} belongs to an unfinished request")
         text, token_ids = self._tokenize(prompt)
+        params = replace(params)  # the caller's may change
         requests, choices = [], []
         for index, choice_params in enumerate(self._params_of_choices(params)):
             core_id = f"{request_id}/{next(self._serial)}"  # an id may come again before the core has let go of it
@@ -124,15 +128,15 @@ class LLMEngine:
         return [self._processor.make_output(state) for state in states if state.finished or not only_finished]
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if not isinstance(prompt, str):
-            if "prompt_token_ids" in prompt:
-                return None, list(prompt["prompt_token_ids"])
-            if "prompt" not in prompt:
-                raise ValueError("a prompt must be text or have prompt or prompt_token_ids")
-            prompt = str(prompt["prompt"])
+        said = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
+        if are_token_ids(said):
+            return None, list(said)
+        if not isinstance(said, str):
+            what = reprlib.repr(prompt)
+            raise ValueError(f"a prompt must be text, token ids, or have prompt or prompt_token_ids, got {what}")
         if self.tokenizer is None:
             raise ValueError("a prompt of text needs a tokenizer; give prompt_token_ids instead")
-        return prompt, self.tokenizer.encode(prompt)
+        return said, self.tokenizer.encode(said)
 
     def _params_of_choices(self, params: SamplingParams) -> Iterable[SamplingParams]:
         """One for each of `n`, with its key, bad words as token ids; prompt log probabilities for the first alone."""
@@ -141,7 +145,7 @@ class LLMEngine:
             if self.tokenizer is None:
                 raise ValueError("bad_words need a tokenizer; give bad_words_token_ids instead")
             bad_words += self.tokenizer.bad_words_token_ids(params.bad_words)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         for index in range(params.n):
             yield replace(
                 params,
@@ -150,3 +154,7 @@ class LLMEngine:
                 bad_words_token_ids=bad_words,
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             )
+
+
+def are_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(prompt, list | tuple) and all(isinstance(token_id, int) for token_id in prompt)

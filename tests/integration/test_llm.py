@@ -1,7 +1,9 @@
 """The offline front door, used as vLLM's users do, over a real tiny model."""
 
 import itertools
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,10 +53,12 @@ def test_text_is_what_the_tokens_say(llm: LLM) -> None:
 
 
 def test_prompts_of_token_ids(llm: LLM) -> None:
-    of_text, of_ids = llm.generate(["Why?", {"prompt_token_ids": list(b"Why?")}], GREEDY, use_tqdm=False)
+    ids = list(b"Why?")
+    of_text, *of_ids = llm.generate(["Why?", {"prompt_token_ids": ids}, ids], GREEDY, use_tqdm=False)
+    of_ids += llm.generate(ids, GREEDY, use_tqdm=False)
 
-    assert tokens(of_text) == tokens(of_ids)
-    assert of_ids.prompt is None
+    assert [tokens(output) for output in of_ids] == [tokens(of_text)] * 3
+    assert [output.prompt for output in of_ids] == [None] * 3
 
 
 def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
@@ -77,6 +81,32 @@ def test_choices_differ_and_a_seed_brings_them_back(llm: LLM) -> None:
     assert len({tuple(choice.token_ids) for choice in first.outputs}) == 4
     assert first.outputs == again.outputs
     assert [choice.token_ids for choice in first.outputs] != [choice.token_ids for choice in other[0].outputs]
+
+
+def test_a_run_without_seeds_repeats_with_the_engines_and_differs_with_another(folder: Path) -> None:
+    params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
+
+    def run(seed: int) -> list[list[int]]:
+        llm = LLM(str(folder), seed=seed, max_model_len=64, kv_cache_memory_bytes=2**20)
+        outputs = llm.generate(["The", "The"], params, use_tqdm=False)
+        llm.llm_engine.shutdown()
+        return [tokens(output) for output in outputs]
+
+    first, again, other = run(7), run(7), run(8)
+
+    assert first == again
+    assert first != other
+    assert first[0] != first[1]
+
+
+def test_parameters_may_be_changed_between_calls_and_are_checked_again(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    for count in (3, 5):
+        params.max_tokens = count
+        assert len(only(llm.generate("The sea", params, use_tqdm=False)).token_ids) == count
+    params.max_tokens = 0
+    with pytest.raises(ValueError, match="max_tokens must be at least 1"):
+        llm.generate("The sea", params, use_tqdm=False)
 
 
 def test_stop_string_cuts_text_tokens_and_logprobs(llm: LLM) -> None:
@@ -174,12 +204,14 @@ def test_chat_goes_through_the_models_template(llm: LLM) -> None:
         ("x" * 128, GREEDY, "maximum context length is 128"),
         ("", GREEDY, "at least one token"),
         ({"prompt_token_ids": [999]}, GREEDY, "outside the model's vocabulary"),
-        ({"text": "?"}, GREEDY, "a prompt must be text"),
+        ({"text": "?"}, GREEDY, "a prompt must be text, token ids, or have prompt .* got {'text': '\\?'}"),
+        (5, GREEDY, "a prompt must be text, token ids, or have .* got 5"),
+        ([1, "a"], GREEDY, r"a prompt must be text, token ids, or have .* got \[1, 'a'\]"),
         ("x", SamplingParams(logprobs=21), "logprobs must be at most 20"),
         ("x", SamplingParams(stop=("a",), detokenize=False), "stop strings need"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(llm: LLM, prompt: str, params: SamplingParams, sentence: str) -> None:
+def test_mistakes_are_told_before_anything_runs(llm: LLM, prompt: Any, params: SamplingParams, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         llm.generate(["fine", prompt], params, use_tqdm=False)
 
@@ -189,6 +221,24 @@ def test_mistakes_are_told_before_anything_runs(llm: LLM, prompt: str, params: S
 def test_unknown_model_is_told_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="/no/such/folder does not exist"):
         LLM("/no/such/folder")
+
+
+def test_a_model_can_have_another_tokenizer_dtype_and_number_of_logprobs(folder: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    llm = LLM(
+        str(bare),
+        tokenizer=str(tmp_path),
+        dtype="half",
+        device="cpu",
+        max_logprobs=2,
+        max_model_len=64,
+        kv_cache_memory_bytes=2**20,
+    )
+
+    assert only(llm.generate("The sea", GREEDY, use_tqdm=False)).text
+    with pytest.raises(ValueError, match="logprobs must be at most 2"):
+        llm.generate("The sea", SamplingParams(logprobs=3), use_tqdm=False)
 
 
 def test_engine_is_stepped_by_its_caller(folder: Path) -> None:

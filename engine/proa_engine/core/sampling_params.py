@@ -11,13 +11,16 @@ from typing import Any
 MAX_KEY = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """Decoding knobs of one request.
 
     The first group is read at the edge that has a tokenizer (the offline `LLM`, the gateway) and resolved into the
     second; the engine core and the sampler read only the second. Lists are accepted and kept as tuples, -1 as
     `top_k` means all. Raises `ValueError` naming the parameter that is out of range.
+
+    vLLM's users change theirs between calls, so fields can be set; `dataclasses.replace` checks what they are then, and
+    whoever takes a request in goes on with such a copy, which nobody changes.
     """
 
     # Resolved at the edge.
@@ -74,7 +77,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         for name, value in checked.items():
-            object.__setattr__(self, name, value)
+            setattr(self, name, value)
 
 
 def _number(

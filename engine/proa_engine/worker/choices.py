@@ -34,7 +34,8 @@ def choose_dtype(wanted: str, model: ModelConfig, device: torch.device) -> torch
     """Of weights and activations. float32 is what CPUs are fast at; a GPU takes what the weights are in."""
     if wanted == "auto":
         return torch.float32 if device.type == "cpu" else model.torch_dtype
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
+    dtype: torch.dtype = getattr(torch, wanted)  # which has the same names, `float` and `half` among them
+    return dtype
 
 
 def choose_cache_dtype(wanted: str, dtype: torch.dtype) -> torch.dtype:
