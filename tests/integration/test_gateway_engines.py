@@ -172,7 +172,7 @@ async def test_a_replica_with_another_tokenizer_is_refused() -> None:
     async with FakeEngine(script=ENDLESS) as engine:
         files = {**engine.files, "generation_config.json": b'{"temperature": 0.5}'}
         async with FakeEngine(script=ENDLESS, files=files) as stranger, running_gateway(engine) as gateway:
-            gateway.gateway.pool.set_engines([engine.address, stranger.address])
+            gateway.gateway.pool.set_engines({each.address: each.address for each in (engine, stranger)})
             await stranger.until(lambda engine: engine.num_sessions == 1)
             await stranger.until(lambda engine: engine.num_sessions == 0)
             await go([engine, stranger])
@@ -225,7 +225,7 @@ async def test_an_engine_that_is_no_longer_listed_finishes_and_is_let_go(engines
     async with running_gateway(leaver) as gateway:
         stream = asyncio.create_task(gateway.events(CHAT, chat_body(max_tokens=5)))
         await leaver.until(lambda engine: engine.num_unfinished == 1)
-        gateway.gateway.pool.set_engines([stayer.address])
+        gateway.gateway.pool.set_engines({stayer.address: "stayer"})
         await until(lambda: usable(gateway) == 1)
         await go(engines)
         assert (await gateway.chat(max_tokens=1)).status_code == 200

@@ -157,10 +157,11 @@ async def test_with_one_engine_there_is_nothing_to_wait_for(engines: list[FakeEn
         assert page(gateway).value("proa_gateway_failovers_total", outcome="given_up") == 1
 
 
-async def test_a_stream_waits_for_an_engine_that_is_known_to_come(engines: list[FakeEngine]) -> None:
+async def test_a_stream_waits_for_an_engine_that_was_just_listed(engines: list[FakeEngine]) -> None:
     port = free_port()
-    async with running_gateway(engines[0], f"127.0.0.1:{port}", ready=False) as gateway:
-        await until(lambda: gateway.gateway.pool.ready)
+    async with running_gateway(engines[0]) as gateway:
+        listed = {engines[0].address: engines[0].address, f"127.0.0.1:{port}": "late"}
+        gateway.gateway.pool.set_engines(listed)
         stream, holder, _ = await begin(gateway, engines, 5, max_tokens=60)
         await holder.stop()
         await asyncio.sleep(0.3)
@@ -175,13 +176,55 @@ async def test_a_stream_waits_for_an_engine_that_is_known_to_come(engines: list[
         assert len(array("I", late.requests[0].resumed_token_ids)) == 5
 
 
+async def test_a_stream_waits_for_an_engine_that_says_that_it_is_loading(engines: list[FakeEngine]) -> None:
+    engines[1].loading = True
+    async with running_gateway(*engines, ready=False) as gateway:
+        pool = gateway.gateway.pool
+        await until(lambda: pool.ready and all(engine.hope("fake") for engine in pool.engines))
+        stream, holder, late = await begin(gateway, engines, 5, max_tokens=60)
+        await holder.stop()
+        await asyncio.sleep(0.3)
+        assert not stream.done()
+        late.loading, late.step_delay = False, 0.0
+        events = await stream
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+
 async def test_a_wait_for_another_engine_ends_in_time(engines: list[FakeEngine]) -> None:
-    deadlines = replace(PATIENT, failover=0.5)
-    async with running_gateway(engines[0], f"127.0.0.1:{free_port()}", ready=False, deadlines=deadlines) as gateway:
+    engines[1].loading = True
+    async with running_gateway(*engines, ready=False, deadlines=replace(PATIENT, failover=1.0)) as gateway:
         await until(lambda: gateway.gateway.pool.ready)
         stream, holder, _ = await begin(gateway, engines, 5, max_tokens=60)
         await holder.stop()
         assert error_of(await asyncio.wait_for(stream, 5)) == "engine_lost"
+
+
+async def test_an_address_where_nobody_ever_was_is_not_waited_for(engines: list[FakeEngine]) -> None:
+    async with running_gateway(engines[0], f"127.0.0.1:{free_port()}", ready=False) as gateway:
+        await until(lambda: gateway.gateway.pool.ready)
+        stream, holder, _ = await begin(gateway, engines, 5, max_tokens=60)
+        await holder.stop()
+        assert error_of(await asyncio.wait_for(stream, 2)) == "engine_lost"
+
+
+async def test_what_an_engine_ran_moves_as_soon_as_its_address_is_anothers(
+    gateway: RunningGateway, engines: list[FakeEngine]
+) -> None:
+    stream, holder, other = await begin(gateway, engines, 5, max_tokens=60)
+    holder.silent, other.step_delay = True, 0.0
+    before = {client.address: client for client in gateway.gateway.pool.engines}
+    gateway.gateway.pool.set_engines({holder.address: "another pod", other.address: other.address})
+    events = await asyncio.wait_for(stream, 5)  # long before so much silence is noticed
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert len(array("I", other.requests[0].resumed_token_ids)) == 5
+    await until(lambda: all(client.usable for client in gateway.gateway.pool.engines))
+    after = {client.address: client for client in gateway.gateway.pool.engines}
+    assert {address: after[address] is client for address, client in before.items()} == {
+        holder.address: False,
+        other.address: True,
+    }
+    assert [engine.num_sessions for engine in engines] == [1, 1]
+    assert not after[holder.address].load
 
 
 async def test_an_engine_with_other_weights_does_not_go_on_with_a_stream(engines: list[FakeEngine]) -> None:

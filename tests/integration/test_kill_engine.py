@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from proa_gateway.config import Deadlines
-from support.processes import engine_process, fake_engine_process, gateway_process
+from support.processes import engine_process, fake_engine_process, free_port, gateway_process
 
 LIMIT = 2.0  # seconds from the death of the engine to the end of the stream
 ROUTE = "/v1/chat/completions"
@@ -66,6 +66,17 @@ def test_a_killed_engine_ends_the_stream_with_a_typed_error_within_two_seconds(
         refused = client.post(ROUTE, json=body())
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
+
+
+def test_a_second_engine_that_was_never_there_does_not_delay_the_error() -> None:
+    with (
+        fake_engine_process(*SLOWLY) as (process, address),
+        gateway_process(address, "--engine", f"127.0.0.1:{free_port()}") as (_, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        last, seconds = kill_in_mid_stream(client, process.pid, signal.SIGKILL)
+        assert last["error"]["code"] == "engine_lost"
+        assert seconds < LIMIT
 
 
 def test_a_hung_engine_ends_the_stream_and_a_new_one_on_its_address_is_taken_in() -> None:

@@ -5,6 +5,7 @@ Knows nothing of other engines, text or HTTP.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -68,6 +69,8 @@ class EngineClient:
         self,
         address: str,
         *,
+        uid: str,
+        starting: bool,
         client_id: str,
         accept: Accept,
         deadlines: Deadlines,
@@ -75,7 +78,9 @@ class EngineClient:
         open_channel: OpenChannel,
         follow: Follow,
     ) -> None:
+        """`uid`: whose address it is. `starting`: somebody has just said that the engine is there or will be."""
         self.address = address
+        self.uid = uid
         self.state = EngineState.CONNECTING
         self.hello: Hello | None = None
         self.load_stats = EngineStats()
@@ -91,6 +96,9 @@ class EngineClient:
         self._open_channel = open_channel
         self._follow = follow
         self._session: Session | None = None
+        self._hoped_until = 0.0
+        if starting:
+            self._showed_life()
 
     @property
     def model_name(self) -> str | None:
@@ -113,9 +121,18 @@ class EngineClient:
         return silence > SUSPICIOUS_SILENCE or self.load_stats.last_step_age > STALLED_STEP
 
     def may_serve(self, model: str) -> bool:
-        """Whether it can be hoped that it takes requests for the model, now or later."""
+        """Whether its model may be this one, as far as is known."""
         known = self._known_model is None or self._known_model == model
         return known and not self.retired and self.state is not EngineState.DRAINING
+
+    def hope(self, model: str) -> float:
+        """For how many seconds it can be hoped that it takes requests for the model: while it has a session, and for a
+        while after its last sign of life. An address where nobody ever was gives none."""
+        if not self.may_serve(model):
+            return 0.0
+        if self.state is EngineState.READY:
+            return math.inf
+        return max(0.0, self._hoped_until - asyncio.get_running_loop().time())
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> Callable[[], None]:
         """Sends the request. Returns what aborts it, for good even if the session is another by then."""
@@ -173,7 +190,11 @@ class EngineClient:
                 )
             except TimeoutError:
                 return False, f"no answer within {self._deadlines.connect:.1f} s"
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EngineRefused) as error:
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                if channel.get_state() is grpc.ChannelConnectivity.READY:  # the engine said no: it is loading
+                    self._showed_life()
+                return False, describe(error)
+            except EngineRefused as error:
                 return False, describe(error)
             async with self._followed(hello, channel):
                 return True, await self._serve(call, hello)
@@ -210,7 +231,7 @@ class EngineClient:
         self._session, self.hello, self.state = session, hello, EngineState.READY
         self._known_model = hello.model.model_name
         _log.info("engine %s serves %s", self.address, hello.model.model_name)
-        reason = "the gateway is shutting down"
+        reason = "the gateway ended the session"
         try:
             self.stats(hello.stats)
             reason = await session.run()
@@ -218,6 +239,10 @@ class EngineClient:
             if session.num_unfinished:
                 self.faulted()
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
+            self._showed_life()
             self._on_change(self)
             session.close(reason)
         return reason
+
+    def _showed_life(self) -> None:
+        self._hoped_until = asyncio.get_running_loop().time() + self._deadlines.failover

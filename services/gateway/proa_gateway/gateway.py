@@ -102,7 +102,8 @@ def make_discovery(config: GatewayConfig) -> Discovery:
 async def _follow(discovery: Discovery, pool: EnginePool) -> None:
     try:
         async for endpoints in discovery.endpoints():
-            pool.set_engines(endpoint.address for endpoint in endpoints if not endpoint.terminating)
+            staying = sorted((one for one in endpoints if not one.terminating), key=lambda one: one.uid)
+            pool.set_engines({one.address: one.uid for one in staying})
     except Exception:
         _log.exception("engines that come or go are no longer noticed")
         raise

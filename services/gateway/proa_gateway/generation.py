@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 
 from proa.text import TextStream
-from proa_gateway.admission import Ticket
 from proa_gateway.config import Deadlines
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.journey import Journey
@@ -33,7 +32,6 @@ class Generation:
         pool: EnginePool,
         model: str,
         *,
-        ticket: Ticket,
         trace: RequestTrace,
         metrics: GatewayMetrics,
         deadlines: Deadlines,
@@ -42,7 +40,6 @@ class Generation:
         """`seconds`: how long all of it may take from now."""
         self._pool = pool
         self._model = model
-        self._ticket = ticket
         self._trace = trace
         self._metrics = metrics
         self._failover_seconds = deadlines.failover
@@ -61,11 +58,12 @@ class Generation:
         self,
         request: EngineRequest,
         wish: RouteWish,
-        stream: TextStream,
+        stream: TextStream | None,
         consumer: Consumer,
         *,
         wants_tokens: bool,
     ) -> OutputProcessor:
+        """Without a `stream` the output is dropped."""
         sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
         self._running[sequence] = Journey(request, wish)
@@ -113,7 +111,6 @@ class Generation:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         journey = self._running[sequence]
-        self._ticket.started(len(journey.request.prompt_token_ids))
         self._metrics.observe_cache_hit(expected=journey.num_cached_tokens, reported=sequence.num_cached_tokens)
 
     def ended(self, sequence: OutputProcessor) -> None:
@@ -172,17 +169,15 @@ class Generation:
             self._tell_moved(journey)
 
     async def _send_in_time(self, sequence: OutputProcessor, journey: Journey) -> None:
-        """Waits for an engine where one is known that may come. Raises what `_send` raises."""
+        """Waits for an engine while there is one to hope for. Raises what `_send` raises."""
         assert journey.failed_at is not None
         ends_at = journey.failed_at + self._failover_seconds
         while True:
             try:
                 self._send(sequence, journey)
             except EngineUnavailable:
-                unfit = journey.unfit(self._pool.engines)
-                if not self._pool.expects(self._model, avoid=[*journey.tried[-1:], *unfit]):
-                    raise
-                await self._pool.wait_for(self._model, ends_at - self._now(), avoid=unfit)
+                unfit, lost = journey.unfit(self._pool.engines), journey.tried[-1:]
+                await self._pool.wait_for(self._model, ends_at - self._now(), avoid=unfit, lost=lost)
             else:
                 return
 

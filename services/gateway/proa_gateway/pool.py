@@ -5,7 +5,8 @@ Knows addresses and loads, nothing of sessions' contents, text or HTTP.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from proa_gateway.config import Deadlines
@@ -60,6 +61,8 @@ class EnginePool:
         self._open_channel = open_channel
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._replaced: set[asyncio.Task[None]] = set()  # on their way out, their address being another's
+        self._listed = False  # whether `set_engines` was ever called
         self._ready: dict[str, dict[str, EngineClient]] = {}  # by model, as far as asked for; see `_ready_for`
         self._told: dict[str, tuple[EngineState, str | None]] = {}  # what that was made from, by address
         self._models: set[str] = set()  # every name ever served
@@ -78,16 +81,17 @@ class EnginePool:
         """Names that requests may have now, without repetition, sorted."""
         return sorted({client.model_name for client in self._clients.values() if client.usable and client.model_name})
 
-    def set_engines(self, addresses: Iterable[str]) -> None:
-        """Connects to the new ones; those that are missing finish what they run."""
-        wanted = set(addresses)
+    def set_engines(self, engines: Mapping[str, str]) -> None:
+        """By address, who is there: a pod's UID, say. Connects to the new ones; those that are missing finish what they
+        run. One whose address is another's now is gone: what it ran moves, and the other begins without its faults."""
         for address, client in self._clients.items():
-            client.retired = address not in wanted
+            client.retired = engines.get(address) != client.uid
         self._ready.clear()
-        for address in sorted(wanted):
+        for address, uid in sorted(engines.items()):
             task = self._tasks.get(address)
-            if task is None or task.done():
-                self._start(address)
+            if task is None or task.done() or self._clients[address].uid != uid:
+                self._start(address, uid)
+        self._listed = True
 
     def pick(self, model: str, wish: RouteWish, *, avoid: Collection[str] = ()) -> Pick:
         """The engine that the router chooses for a request that is sent there now. `avoid` holds addresses.
@@ -110,30 +114,38 @@ class EnginePool:
         if not self._serves(model):
             raise self._nobody(model)
 
-    def expects(self, model: str, *, avoid: Collection[str] = ()) -> bool:
-        """Whether an engine that is known, but for those to avoid, may yet take requests for the model."""
-        return any(client.may_serve(model) and client.address not in avoid for client in self._clients.values())
+    def expects(self, model: str) -> bool:
+        """Whether an engine that is known may turn out to serve the model, were it an hour from now."""
+        return any(client.may_serve(model) for client in self._clients.values())
 
-    async def wait_for(self, model: str, seconds: float, *, avoid: Collection[str] = ()) -> None:
-        """Returns once an engine can take a request for the model. Raises `EngineUnavailable` after the time."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not self._serves(model, avoid):
-                    self._changed.clear()  # whoever waits beside us has been woken by then
+    async def wait_for(
+        self, model: str, seconds: float, *, avoid: Collection[str] = (), lost: Collection[str] = ()
+    ) -> None:
+        """Returns once an engine, but for those to avoid, can take a request for the model. Raises `EngineUnavailable`
+        after the time, or as soon as there is none to hope for; one that was just lost may come back, but is not it."""
+        now = asyncio.get_running_loop().time
+        ends_at = now() + seconds
+        while not self._serves(model, avoid):
+            patience = min(ends_at - now(), self._hope(model, {*avoid, *lost}))
+            if patience <= 0:
+                raise EngineUnavailable(f"No engine got ready for the model {model!r}.")
+            self._changed.clear()  # whoever waits beside us has been woken by then
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
                     await self._changed.wait()
-        except TimeoutError:
-            raise EngineUnavailable(f"No engine got ready for the model {model!r} within {seconds:g} s.") from None
 
     async def close(self) -> None:
         """Ends all sessions; their requests fail."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._replaced]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, address: str) -> None:
+    def _start(self, address: str, uid: str) -> None:
         client = EngineClient(
             address,
+            uid=uid,
+            starting=self._listed,  # those of the first list may be configured, and not there
             client_id=self._client_id,
             accept=self._accept,
             deadlines=self._deadlines,
@@ -141,8 +153,12 @@ class EnginePool:
             open_channel=self._open_channel,
             follow=self._router.follow,
         )
+        before = self._tasks.get(address)
+        if before is not None and before.cancel():
+            self._replaced.add(before)
+            before.add_done_callback(self._replaced.discard)
         self._clients[address] = client
-        task = asyncio.create_task(client.run(), name=f"engine {address}")
+        task = asyncio.create_task(_run_after(tuple(self._replaced), client), name=f"engine {address}")
         task.add_done_callback(lambda done: self._ended(address, done))
         self._tasks[address] = task
 
@@ -176,6 +192,11 @@ class EnginePool:
             }
         return ready
 
+    def _hope(self, model: str, avoid: Collection[str]) -> float:
+        """Seconds for which somebody is worth waiting for."""
+        others = (client for address, client in self._clients.items() if address not in avoid)
+        return max((client.hope(model) for client in others), default=0.0)
+
     def _serves(self, model: str, avoid: Collection[str] = ()) -> bool:
         return any(
             client.usable and client.model_name == model and client.address not in avoid
@@ -186,3 +207,10 @@ class EnginePool:
         if self._models and model not in self._models:
             return ModelNotFound(f"The model {model!r} does not exist.", param="model")
         return EngineUnavailable(f"No engine is ready for the model {model!r}.")
+
+
+async def _run_after(replaced: Collection[asyncio.Task[None]], client: EngineClient) -> None:
+    """Whoever had the address before is gone by then, so that what is kept by address is this one's alone."""
+    if replaced:
+        await asyncio.wait(replaced)
+    await client.run()

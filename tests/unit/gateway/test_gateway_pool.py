@@ -1,21 +1,24 @@
-"""EnginePool: waiting for an engine that is not there yet."""
+"""EnginePool: waiting for an engine that is not there yet, for as long as there is hope."""
 
 import asyncio
+import math
 import time
+from dataclasses import replace
 
 import pytest
 
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.types import RouteWish
 from support.fake_engine import FakeEngine
-from support.gateway import running_gateway
+from support.gateway import PATIENT, running_gateway, until
 from support.processes import free_port
 
 
 async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> None:
     port = free_port()
-    async with running_gateway(f"127.0.0.1:{port}", ready=False) as gateway:
+    async with running_gateway(ready=False) as gateway:
         pool = gateway.gateway.pool
+        pool.set_engines({f"127.0.0.1:{port}": "engine"})
         waiting = [asyncio.create_task(pool.wait_for("fake", 10)) for _ in range(3)]
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
@@ -44,9 +47,36 @@ async def test_a_pick_says_what_a_trace_wants_to_know() -> None:
         assert last.engine is picks[1].engine
 
 
-async def test_a_wait_for_a_model_that_does_not_come_ends_in_time() -> None:
-    async with FakeEngine(model_name="other") as engine, running_gateway(engine) as gateway:
+async def test_a_wait_for_an_engine_that_does_not_get_ready_ends_in_time() -> None:
+    async with FakeEngine() as engine, running_gateway(ready=False) as gateway:
+        engine.loading = True
+        gateway.gateway.pool.set_engines({engine.address: "engine"})
         started = time.monotonic()
         with pytest.raises(EngineUnavailable, match="fake"):
             await gateway.gateway.pool.wait_for("fake", 0.2)
         assert 0.2 <= time.monotonic() - started < 5
+
+
+async def test_a_wait_ends_with_the_last_hope() -> None:
+    async with FakeEngine() as engine, running_gateway(engine, deadlines=replace(PATIENT, failover=0.3)) as gateway:
+        pool = gateway.gateway.pool
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(pool.wait_for("another model", 30), 1)
+        (client,) = pool.engines
+        assert client.hope("fake") == math.inf
+        await engine.stop()
+        await until(lambda: not client.usable)
+        assert 0 < client.hope("fake") <= 0.3
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(pool.wait_for("fake", 30), 5)
+        assert not client.hope("fake")
+        assert pool.expects("fake")  # some day, which is not for a stream to wait for
+
+
+async def test_an_engine_that_was_just_lost_is_no_hope_for_what_it_lost() -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as gateway:
+        pool = gateway.gateway.pool
+        await engine.stop()
+        await until(lambda: not pool.ready)
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(pool.wait_for("fake", 30, lost=[engine.address]), 1)

@@ -83,7 +83,7 @@ async def test_what_a_lost_engine_held_is_forgotten() -> None:
     async with running_gateway("127.0.0.1:1", ready=False) as gateway:
         index = index_of(gateway)
         engine = telling_engine()
-        gateway.gateway.pool.set_engines([await engine.start()])
+        gateway.gateway.pool.set_engines({await engine.start(): "engine"})
         tell(engine, 1, stored=HASHES, snapshot=True)
         await until(lambda: index.match(HASHES))
         await engine.stop()
