@@ -69,6 +69,10 @@ class DecodeGraphs:
         replay()
         return result
 
+    def forget(self) -> None:
+        """Let go of the recordings. A communicator cannot be closed while there is one that it takes part in."""
+        self._graphs.clear()
+
 
 class CudaRecorder:
     """Records CUDA graphs that share one pool of memory, since only one of them runs at a time."""

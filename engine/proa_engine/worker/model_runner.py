@@ -74,6 +74,10 @@ class ModelRunner:
         assert self._graphs is not None
         self._graphs.record(self._decode, recorder)
 
+    def forget_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
+
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> None:
         """Run the model over the step's tokens and keep the hidden states for `sample`."""

@@ -5,6 +5,7 @@ Every method does its work in the caller's thread. Knows nothing of sockets and 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,7 @@ class Worker:
         self._ranks_here = ranks_here
         self._parallel = ParallelContext(0, 1, None)
         self._tracer = WorkerTracer.from_environment(rank)
+        self._at_exit = ExitStack()
         self._compile_pool: CompilePool | None = None
         self._small_steps: SmallSteps
         self._runner: ModelRunner
@@ -95,6 +97,7 @@ class Worker:
             kv_cache.check_weights(estimate, kv_cache.weights_room(read_memory(), self._ranks_here))
         if rendezvous is not None:
             self._parallel = distributed.join(rendezvous, self.device, store)
+            self._at_exit.callback(distributed.leave)
 
     @told_when_too_little()
     def load_model(self) -> WorkerSizes:
@@ -134,6 +137,7 @@ class Worker:
         started = time.monotonic()
         sizes = self._graph_sizes()
         self.kv_caches, self._runner = self._make_runner(num_blocks, sizes)
+        self._at_exit.callback(self._runner.forget_graphs)  # before the ranks part
         self._warm_up(num_blocks)
         self._report(f"warmed up in {time.monotonic() - started:.1f} s")
         if sizes:
@@ -169,7 +173,7 @@ class Worker:
 
     def shutdown(self) -> None:
         self._tracer.shutdown()
-        distributed.leave()
+        self._at_exit.close()
 
     def _make_runner(self, num_blocks: int, graph_sizes: Sequence[int]) -> tuple[list[Tensor], ModelRunner]:
         config, vocab_size = self._config, self.model_config.vocab_size

@@ -1,5 +1,6 @@
 """Recorded decodes: which size a batch takes, what padding does, and that tokens are those of steps without them."""
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,16 @@ def test_recorded_steps_of_a_model_leave_the_same_cache(tmp_path: Path) -> None:
             tokens.append(runner.sample().token_ids)
         results.append((torch.cat([ids for ids in tokens if ids is not None]), torch.stack(caches)))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_is_forgotten_is_not_replayed_and_not_kept() -> None:
+    graphs, recorder = DecodeGraphs([2, 4], CPU), CallingRecorder()
+    graphs.record(lambda rows: rows[0], recorder)
+    recorded = weakref.ref(graphs._graphs[4][1])
+    assert graphs.size_for(3) == 4
+    graphs.forget()
+    assert graphs.size_for(3) is None
+    assert recorded() is None
 
 
 def test_rows_are_padded_to_their_size() -> None:
