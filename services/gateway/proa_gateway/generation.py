@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from proa.text import TextStream
+from proa_gateway.admission import Ticket
 from proa_gateway.config import Deadlines
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.journey import Journey
@@ -32,6 +33,7 @@ class Generation:
         pool: EnginePool,
         model: str,
         *,
+        ticket: Ticket,
         trace: RequestTrace,
         metrics: GatewayMetrics,
         deadlines: Deadlines,
@@ -40,6 +42,7 @@ class Generation:
         """`seconds`: how long all of it may take from now."""
         self._pool = pool
         self._model = model
+        self._ticket = ticket
         self._trace = trace
         self._metrics = metrics
         self._failover_seconds = deadlines.failover
@@ -58,12 +61,11 @@ class Generation:
         self,
         request: EngineRequest,
         wish: RouteWish,
-        stream: TextStream | None,
+        stream: TextStream,
         consumer: Consumer,
         *,
         wants_tokens: bool,
     ) -> OutputProcessor:
-        """Without a `stream` the output is dropped."""
         sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
         self._running[sequence] = Journey(request, wish)
@@ -111,6 +113,7 @@ class Generation:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         journey = self._running[sequence]
+        self._ticket.started(len(journey.request.prompt_token_ids))
         self._metrics.observe_cache_hit(expected=journey.num_cached_tokens, reported=sequence.num_cached_tokens)
 
     def ended(self, sequence: OutputProcessor) -> None:
