@@ -1,0 +1,71 @@
+"""JSON schemas of the objects of other projects' CRDs that the chart renders: the fields it uses, and no other.
+
+Read off those projects' API references. Kubernetes' own kinds have published schemas; these are none of them.
+"""
+
+from typing import Any
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string", "minLength": 1}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+INTERVAL: Schema = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
+NUMBER_AS_TEXT: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}
+
+
+def record(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    properties = required | (optional or {})
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
+def some(items: Schema) -> Schema:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+def mapping(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values, "minProperties": 1}
+
+
+def custom_object(api_version: str, spec: Schema) -> Schema:
+    labels = mapping({"type": "string", "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"})
+    name = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
+    metadata = record({"name": name, "labels": labels}, {"annotations": mapping({"type": "string"})})
+    return record({"apiVersion": {"const": api_version}, "kind": TEXT, "metadata": metadata, "spec": spec})
+
+
+def monitor(endpoints: str, endpoint: Schema) -> Schema:
+    selector = record({"matchLabels": mapping(TEXT)})
+    spec = record({"selector": selector, endpoints: some(endpoint)}, {"podTargetLabels": some(TEXT)})
+    return custom_object("monitoring.coreos.com/v1", spec)
+
+
+SCRAPED = {"port": TEXT, "interval": INTERVAL}
+PROMETHEUS_TRIGGER = record(
+    {
+        "type": {"const": "prometheus"},
+        "metadata": record({"serverAddress": TEXT, "query": TEXT, "threshold": NUMBER_AS_TEXT}),
+    }
+)
+PARENT = record({"name": TEXT}, {"namespace": TEXT, "sectionName": TEXT, "group": TEXT, "kind": TEXT, "port": PORT})
+
+SCHEMAS: dict[str, Schema] = {
+    "HTTPRoute": custom_object(
+        "gateway.networking.k8s.io/v1",
+        record(
+            {
+                "parentRefs": some(PARENT),
+                "rules": some(record({"backendRefs": some(record({"name": TEXT, "port": PORT}))})),
+            },
+            {"hostnames": some(TEXT)},
+        ),
+    ),
+    "ServiceMonitor": monitor("endpoints", record(SCRAPED, {"path": TEXT})),
+    "PodMonitor": monitor("podMetricsEndpoints", record(SCRAPED, {"path": TEXT})),
+    "ScaledObject": custom_object(
+        "keda.sh/v1alpha1",
+        record(
+            {"scaleTargetRef": record({"name": TEXT}), "triggers": some(PROMETHEUS_TRIGGER)},
+            {"minReplicaCount": COUNT, "maxReplicaCount": COUNT, "cooldownPeriod": COUNT},
+        ),
+    ),
+}

@@ -1,0 +1,77 @@
+"""Objects of other projects' CRDs: right in form, and about objects that are there."""
+
+import re
+from typing import Any
+
+import jsonschema  # comes with kubernetes-validate
+import pytest
+
+from support.chart import Objects, lookup, needs_helm, render
+from support.custom_resources import SCHEMAS
+
+pytestmark = needs_helm
+CUSTOM = {
+    "commonLabels": {"team": "sea"},
+    "gateway.httpRoute.enabled": True,
+    "gateway.httpRoute.annotations": {"note": "edge"},
+    "gateway.httpRoute.parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}],
+    "gateway.httpRoute.hostnames": ["llm.example"],
+    "monitoring.enabled": True,
+    "monitoring.labels": {"release": "prometheus", "team": "other"},
+    "enginePool.keda.enabled": True,
+    "enginePool.keda.minReplicas": 1,
+    "engines.big": {"model": "org/big", "keda": {"enabled": True, "minReplicas": 1, "target": 3}},
+}
+
+
+@pytest.fixture(scope="module")
+def objects() -> Objects:
+    return render(CUSTOM)
+
+
+def selected(objects: Objects, kind: str, labels: dict[str, str]) -> list[Any]:
+    """Objects of a kind, or pods of Deployments, that have the labels."""
+    found = [each for (a_kind, _), each in objects.items() if a_kind == kind]
+    holders = [each["spec"]["template"] if kind == "Deployment" else each for each in found]
+    return [each for each in holders if labels.items() <= each["metadata"]["labels"].items()]
+
+
+def test_every_custom_object_has_the_form_of_its_kind(objects: Objects) -> None:
+    custom = [(kind, each) for (kind, _), each in objects.items() if kind in SCHEMAS]
+    assert {kind for kind, _ in custom} == SCHEMAS.keys()
+    for kind, each in custom:
+        jsonschema.validate(each, SCHEMAS[kind], jsonschema.Draft202012Validator)
+
+
+def test_monitors_read_ports_that_are_there(objects: Objects) -> None:
+    gateway = lookup(objects, "ServiceMonitor", "proa-gateway", "spec")
+    (service,) = selected(objects, "Service", gateway["selector"]["matchLabels"])
+    assert [each["port"] for each in gateway["endpoints"]] == [each["name"] for each in service["spec"]["ports"]]
+
+    engine = lookup(objects, "PodMonitor", "proa-engine", "spec")
+    pods = selected(objects, "Deployment", engine["selector"]["matchLabels"])
+    assert len(pods) == 2
+    for pod in pods:
+        ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+        assert {each["port"] for each in engine["podMetricsEndpoints"]} <= ports
+
+
+def test_scaled_objects_ask_by_labels_that_the_monitors_give(objects: Objects) -> None:
+    for pool in ("builtin", "big"):
+        scaled = lookup(objects, "ScaledObject", f"proa-engine-{pool}", "spec")
+        assert ("Deployment", scaled["scaleTargetRef"]["name"]) in objects
+        query = scaled["triggers"][0]["metadata"]["query"]
+        of_pods = set(re.findall(r"(app_kubernetes_io_\w+)=", query))
+        for monitor in (("ServiceMonitor", "proa-gateway"), ("PodMonitor", "proa-engine")):
+            labels = lookup(objects, *monitor, "spec", "podTargetLabels")
+            assert of_pods <= {re.sub(r"\W", "_", label) for label in labels}
+
+
+def test_the_route_leads_to_the_gateways_service(objects: Objects) -> None:
+    ((backend,),) = [rule["backendRefs"] for rule in lookup(objects, "HTTPRoute", "proa-gateway", "spec", "rules")]
+    assert backend["port"] in {port["port"] for port in lookup(objects, "Service", backend["name"], "spec", "ports")}
+
+
+def test_an_objects_own_labels_win_over_those_of_every_object(objects: Objects) -> None:
+    labels = lookup(objects, "PodMonitor", "proa-engine", "metadata", "labels")
+    assert (labels["release"], labels["team"]) == ("prometheus", "other")

@@ -1,0 +1,150 @@
+"""What the chart makes of the pools: their ranks, their GPUs, what scales them, and what they share."""
+
+from typing import Any
+
+import pytest
+
+from support.chart import CLAIMED, ENGINE, ENGINE_POD, GATEWAY, GPUS, SIDECAR, lookup, needs_helm, render
+
+pytestmark = needs_helm
+
+
+def engine_pod(values: dict[str, Any] | None = None) -> Any:
+    return lookup(render(values), *ENGINE_POD)
+
+
+def test_pools_of_one_model_may_share_its_name() -> None:
+    objects = render({"engines": {"spot": {"model": "builtin"}}})
+    arguments = lookup(objects, *GATEWAY, "args")
+    assert [each for each in arguments if each.startswith("--model=")] == ["--model=proa-builtin"]
+
+
+def test_grpc_clients_find_the_ready_engines_of_each_pool() -> None:
+    objects = render({"engines": {"big": {"model": "org/big"}}})
+    for pool in ("builtin", "big"):
+        service = lookup(objects, "Service", f"proa-engine-{pool}", "spec")
+        assert service["selector"]["proa/pool"] == pool
+        assert not service.get("publishNotReadyAddresses", False)
+    assert lookup(objects, "Service", "proa-engine", "spec", "publishNotReadyAddresses")
+
+
+def test_a_limit_that_a_pool_takes_away_is_gone() -> None:
+    values = {"enginePool.resources": {"limits": {"memory": None}}, "gateway.resources": {"limits": {"cpu": None}}}
+    objects = render(values)
+    assert lookup(objects, *ENGINE, "resources")["limits"] == {}
+    assert lookup(objects, *GATEWAY, "resources")["limits"] == {"memory": "1Gi"}
+
+
+def test_half_of_a_rolling_update_keeps_the_other_half_of_the_defaults() -> None:
+    objects = render({"enginePool.rollingUpdate": {"maxUnavailable": 1}})
+    update = lookup(objects, *ENGINE_POD[:3], "strategy", "rollingUpdate")
+    assert update == {"maxUnavailable": 1, "maxSurge": 1}
+
+
+def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
+    pod = engine_pod(SIDECAR)
+    (shm,) = [volume for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert shm["emptyDir"]["medium"] == "Memory"
+    for container in pod["containers"] + pod["initContainers"]:
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
+    pod = engine_pod({**SIDECAR, "enginePool.model": "org/big", "enginePool.tensorParallelSize": 4})
+    assert [container["name"] for container in pod["initContainers"]] == [f"tp-worker-{rank}" for rank in (1, 2, 3)]
+    assert all(container["restartPolicy"] == "Always" for container in pod["initContainers"])
+    sockets = [argument for argument in pod["containers"][0]["args"] if argument.startswith("--worker-socket=")]
+    assert sockets == [f"--worker-socket=/run/proa/rank-{rank}.sock" for rank in (1, 2, 3)]
+
+
+def test_process_mode_makes_no_worker_container() -> None:
+    pod = engine_pod(GPUS)
+    assert "initContainers" not in pod
+    assert not any(argument.startswith("--worker-socket") for argument in pod["containers"][0]["args"])
+
+
+def test_a_device_plugin_gives_the_container_a_gpu_for_every_rank() -> None:
+    pod = engine_pod(GPUS)
+    (engine,) = pod["containers"]
+    assert engine["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": 2}
+    assert "--device=cuda" in engine["args"]
+    assert not engine["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert "resourceClaims" not in pod
+
+
+def test_one_claim_is_shared_by_every_container_of_the_pod() -> None:
+    objects = render(CLAIMED)
+    pod = lookup(objects, *ENGINE_POD)
+    ((name, template),) = [(name, found) for (kind, name), found in objects.items() if kind == "ResourceClaimTemplate"]
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 2}
+    assert pod["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": name}]
+    for container in pod["containers"] + pod["initContainers"]:
+        assert container["resources"]["claims"] == [{"name": "gpus"}]
+        assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert pod["shareProcessNamespace"]
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+def test_a_claim_template_that_says_something_else_has_another_name() -> None:
+    names = {
+        name
+        for size in (1, 2)
+        for kind, name in render({**CLAIMED, "enginePool.tensorParallelSize": size})
+        if kind == "ResourceClaimTemplate"
+    }
+    assert len(names) == 2
+
+
+def test_the_gateway_knows_the_name_of_every_pools_model_from_the_start() -> None:
+    arguments = lookup(render({"engines": {"big": {"model": "org/big"}}}), *GATEWAY, "args")
+    assert [each for each in arguments if each.startswith("--model=")] == ["--model=org/big", "--model=proa-builtin"]
+
+
+def test_autoscaling_counts_what_waits_in_engines_and_before_them() -> None:
+    objects = render({"enginePool.autoscaling.enabled": True})
+    engines, gateways = lookup(objects, "HorizontalPodAutoscaler", "proa-engine-builtin", "spec", "metrics")
+    target = {"type": "AverageValue", "averageValue": "4"}
+    assert engines["pods"] == {"metric": {"name": "vllm_num_requests_waiting"}, "target": target}
+    assert gateways["object"]["describedObject"]["name"] == "proa-gateway"
+    assert gateways["object"]["metric"]["selector"] == {"matchLabels": {"model": "proa-builtin"}}
+    assert gateways["object"]["target"] == target
+
+
+def test_pools_take_what_they_leave_out_from_the_pool_defaults() -> None:
+    objects = render({"engines": {"big": {"model": "org/big", "replicas": 3}}}, "--set=enginePool.drainSeconds=100")
+    big = lookup(objects, "Deployment", "proa-engine-big", "spec")
+    assert big["replicas"] == 3
+    assert big["template"]["spec"]["terminationGracePeriodSeconds"] == 115
+    assert "--model=org/big" in big["template"]["spec"]["containers"][0]["args"]
+    assert ("Deployment", "proa-engine-builtin") in objects
+
+
+def test_a_pool_may_say_false_where_the_defaults_say_true() -> None:
+    assert not any(kind == "PodDisruptionBudget" and "engine" in name
+                   for kind, name in render({"enginePool.podDisruptionBudget.enabled": False}))  # fmt: skip
+
+
+def test_the_builtin_pool_can_be_left_out() -> None:
+    objects = render({"engines": {"builtin": None, "big": {"model": "org/big"}}})
+    deployments = {name for kind, name in objects if kind == "Deployment"}
+    assert deployments == {"proa-gateway", "proa-engine-big"}
+
+
+@pytest.mark.parametrize("scaler", ["autoscaling", "keda"])
+def test_whoever_scales_a_pool_alone_sets_its_replicas(scaler: str) -> None:
+    held = {"gateway.scaleFromZero.timeoutSeconds": 60}
+    spec = lookup(render({f"enginePool.{scaler}.enabled": True, **held}), *ENGINE_POD[:3])
+    assert "replicas" not in spec
+
+
+def test_keda_counts_a_models_requests_that_are_held_wait_or_run_in_its_release() -> None:
+    values = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1, "enginePool.servedModelName": "fast"}
+    (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
+    release = 'namespace="here",app_kubernetes_io_instance="proa"'
+    assert trigger["metadata"]["query"] == (
+        f'sum(proa_gateway_queue_depth{{model="fast",{release}}} or vector(0))'
+        f' + sum(vllm:num_requests_waiting{{model_name="fast",engine="0",{release}}} or vector(0))'
+        f' + sum(vllm:num_requests_running{{model_name="fast",engine="0",{release}}} or vector(0))'
+    )
