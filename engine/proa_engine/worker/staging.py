@@ -4,7 +4,8 @@ Everything is int64, so that one buffer holds it all; floats travel as the bits 
 arrays mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,40 +33,67 @@ class Packer:
         return np.concatenate(self._parts), [part.size for part in self._parts]
 
 
-class Staging:
-    """Moves packed arrays to the device.
+class CopyEvent(Protocol):
+    """Marks a place in the device's work: `torch.cuda.Event`, or a test's."""
 
-    On a CPU the packed memory itself becomes the tensor; each step's is its own, so a step in flight keeps what it
-    reads. On CUDA pinned buffers form a ring, and one is written again only after the event of its last copy.
-    """
+    def record(self) -> None: ...
 
-    def __init__(self, device: torch.device, ring_size: int = 4) -> None:
-        self._device = device
-        self._ring: list[tuple[Tensor, torch.cuda.Event] | None] = [None] * ring_size
+    def synchronize(self) -> None: ...
+
+
+def pinned_buffer(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.int64, pin_memory=True)
+
+
+class BufferRing:
+    """Buffers that take turns, each with the event of its last copy, which is waited for before the next turn."""
+
+    def __init__(
+        self,
+        size: int = 4,
+        *,
+        make_buffer: Callable[[int], Tensor] = pinned_buffer,
+        make_event: Callable[[], CopyEvent] = torch.cuda.Event,
+    ) -> None:
+        self._slots: list[tuple[Tensor, CopyEvent] | None] = [None] * size
         self._next = 0
+        self._make_buffer = make_buffer
+        self._make_event = make_event
 
-    def ship(self, packer: Packer) -> Sequence[Tensor]:
-        packed, lengths = packer.pack()
-        on_device = self._copy(packed) if self._device.type == "cuda" else torch.from_numpy(packed).to(self._device)
-        return torch.split(on_device, lengths)
-
-    def _copy(self, packed: IntArray) -> Tensor:
-        buffer, copied = self._pinned(packed.size)
-        staged = buffer[: packed.size]
-        staged.numpy()[:] = packed
-        on_device = staged.to(self._device, non_blocking=True)
-        copied.record()
-        return on_device
-
-    def _pinned(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
-        """The ring's next buffer, free to be written and large enough."""
+    def take(self, size: int) -> tuple[Tensor, CopyEvent]:
+        """The next buffer, free to be written and large enough, and the event to record after its copy."""
         place = self._next
-        self._next = (place + 1) % len(self._ring)
-        slot = self._ring[place]
+        self._next = (place + 1) % len(self._slots)
+        slot = self._slots[place]
         if slot is not None:
             slot[1].synchronize()
         if slot is None or slot[0].numel() < size:
             capacity = max(4096, 1 << (size - 1).bit_length())
-            slot = torch.empty(capacity, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
-            self._ring[place] = slot
+            slot = self._make_buffer(capacity), self._make_event()
+            self._slots[place] = slot
         return slot
+
+
+class Staging:
+    """Moves packed arrays to the device.
+
+    On a CPU the packed memory itself becomes the tensor; each step's is its own, so a step in flight keeps what it
+    reads. On CUDA they are copied through a ring of pinned buffers.
+    """
+
+    def __init__(self, device: torch.device, ring: BufferRing | None = None) -> None:
+        self._device = device
+        self._ring = ring or (BufferRing() if device.type == "cuda" else None)
+
+    def ship(self, packer: Packer) -> Sequence[Tensor]:
+        packed, lengths = packer.pack()
+        on_device = torch.from_numpy(packed).to(self._device) if self._ring is None else self._copy(packed, self._ring)
+        return torch.split(on_device, lengths)
+
+    def _copy(self, packed: IntArray, ring: BufferRing) -> Tensor:
+        buffer, copied = ring.take(packed.size)
+        staged = buffer[: packed.size]
+        staged.numpy()[:] = packed
+        on_device = staged.to(self._device, non_blocking=True, copy=True)
+        copied.record()
+        return on_device
