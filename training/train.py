@@ -1,4 +1,4 @@
-"""Train the built-in model on one CPU core: `python -m training.train --steps 3000`.
+"""Train the built-in model on one CPU core: `python -m training.train --steps 3800`.
 
 Text is generated as it is needed, so no two steps see the same conversations. A checkpoint is written every few minutes
 and read again at the start, so that an interrupted run goes on; with more `--steps` a finished one goes on too.
@@ -31,7 +31,7 @@ _SHORT_ROWS, _LONG_ROWS, _SHORT_SHARE = (16, 256), (2, 2048), 0.7
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the built-in model, or go on with an interrupted run.")
     parser.add_argument("--folder", type=Path, default=Path("training/run"), help="where checkpoints are kept")
-    parser.add_argument("--steps", type=int, default=3000, help="steps of 4096 tokens in all")
+    parser.add_argument("--steps", type=int, default=3800, help="steps of 4096 tokens in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
