@@ -291,10 +291,9 @@ async def test_an_output_aborted_in_the_engine_says_so(gateway: RunningGateway, 
     assert (await gateway.chat()).json()["choices"][0]["finish_reason"] == "abort"
 
 
-@pytest.mark.parametrize("limit", [{"max_concurrent_requests": 2}, {"max_queued_tokens": 50}])
-async def test_overload_is_refused_at_once_and_passes(engine: FakeEngine, limit: dict[str, Any]) -> None:
+async def test_overload_is_refused_at_once_and_passes(engine: FakeEngine) -> None:
     engine.step_delay = None
-    async with running_gateway(engine, **limit) as gateway:
+    async with running_gateway(engine, max_concurrent_requests=2) as gateway:
         waiting = [asyncio.create_task(gateway.complete([1] * 20, max_tokens=1)) for _ in range(2)]
         await engine.until(lambda engine: engine.num_unfinished == 2)
         response = await gateway.complete([1] * 20, max_tokens=1)

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from proa_gateway import auth
+from proa_gateway.config import Deadlines
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, events_of, running_gateway, until
 from support.otlp import OtlpReceiver
@@ -171,6 +172,65 @@ async def test_a_flood_from_one_key_does_not_delay_another_and_weights_are_share
         assert served[2] == 5
         assert 4 <= served[1] <= 7
         assert 13 <= served[3] <= 16
+
+
+@pytest.mark.parametrize(
+    ("limit", "flood", "reason"),
+    [
+        ({"max_queued_tokens": 300}, {"prompt": [1] * 30}, "tokens"),
+        ({"max_concurrent_requests": 100}, {"n": 10}, "requests"),
+        ({"max_waiting_requests": 10}, {}, "waiting"),
+    ],
+)
+async def test_no_limit_lets_one_key_keep_the_others_out(
+    engine: FakeEngine, tmp_path: Path, limit: dict[str, int], flood: dict[str, Any], reason: str
+) -> None:
+    engine.step_delay = None
+    keys = key_file(tmp_path, flood={}, few={}, urgent={"priority": -5})
+    async with running_gateway(engine, api_keys=keys, **limit) as gateway:
+        waiting = gateway.gateway.serving.entrance.waiting
+        running = [asyncio.create_task(ask(gateway, "flood")) for _ in range(BATCH + SPARE)]
+        await engine.until(lambda engine: engine.num_unfinished == BATCH + SPARE)
+        floods = [asyncio.create_task(ask(gateway, "flood", **flood)) for _ in range(30)]
+        await until(lambda: sum(task.done() for task in floods) + waiting.num_waiting == 30)
+        most = waiting.num_waiting
+        assert 9 <= most <= 10
+        others = [asyncio.create_task(ask(gateway, key, [7] * 9)) for key in ("few", "urgent", "few", "urgent")]
+        await until(lambda: sum(task.done() for task in floods) + waiting.num_waiting == 30 + len(others))
+        assert not any(task.done() for task in others)
+        engine.step_delay = 0.0
+        assert {(await task).status_code for task in (*running, *others)} == {200}
+        answers = [await task for task in floods]
+        refused = [response for response in answers if response.status_code == 429]
+        assert len(answers) - len(refused) < most
+        assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+        page = Scrape((await gateway.http.get("/metrics")).text)
+        assert page.value("proa_gateway_admission_rejections_total", reason=reason) == len(refused)
+        admission = gateway.gateway.serving.entrance.admission
+        limits = admission.sequences, admission.waiting, admission.tokens
+        await until(lambda: [limit.total for limit in limits] == [0, 0, 0])
+
+
+async def test_requests_held_for_one_model_make_place_for_another_key(tmp_path: Path) -> None:
+    deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, scale_from_zero=20.0)
+    keys = key_file(tmp_path, flood={}, urgent={"priority": -5})
+    async with running_gateway(
+        "127.0.0.1:1",
+        ready=False,
+        deadlines=deadlines,
+        models=("fake", "other"),
+        api_keys=keys,
+        max_waiting_requests=3,
+    ) as gateway:
+        waiting = gateway.gateway.serving.entrance.waiting
+        floods = [asyncio.create_task(ask(gateway, "flood")) for _ in range(3)]
+        await until(lambda: waiting.num_waiting == 3)
+        urgent = asyncio.create_task(ask(gateway, "urgent", model="other"))
+        done, held = await asyncio.wait(floods, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status_code for task in done] == [429]
+        assert not urgent.done()
+        waiting.close()
+        assert {(await task).status_code for task in (*held, urgent)} == {503}
 
 
 async def test_a_keys_priority_comes_first_and_a_clients_own_does_not_count_among_keys(

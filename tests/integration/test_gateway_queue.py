@@ -102,9 +102,14 @@ async def test_a_client_that_leaves_while_it_waits_never_reaches_an_engine(engin
         assert [99] not in [prompt_ids(request) for request in engine.requests]
 
 
-async def test_a_full_queue_refuses_at_once_and_a_long_wait_ends_in_an_error_to_retry(engine: FakeEngine) -> None:
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"max_waiting_requests": 2}, "waiting"), ({"max_queued_tokens": 6}, "tokens")]
+)
+async def test_a_full_queue_refuses_at_once_and_a_long_wait_ends_in_an_error_to_retry(
+    engine: FakeEngine, limit: dict[str, int], reason: str
+) -> None:
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, queue=1.0)
-    async with running_gateway(engine, deadlines=deadlines, max_waiting_requests=2) as gateway:
+    async with running_gateway(engine, deadlines=deadlines, **limit) as gateway:
         tasks = await fill(gateway, engine)
         late = ask(gateway, 2)
         await waiting(gateway, 2)
@@ -114,7 +119,7 @@ async def test_a_full_queue_refuses_at_once_and_a_long_wait_ends_in_an_error_to_
             assert (response.status_code, error_code(response)) == (503, "queue_timeout")
             assert response.headers["retry-after"] == "5"
         page = await scrape(gateway)
-        assert page.value("proa_gateway_admission_rejections_total", reason="waiting") == 1
+        assert page.value("proa_gateway_admission_rejections_total", reason=reason) == 1
         assert page.value("proa_gateway_admission_rejections_total", reason="queue_timeout") == 2
         engine.step_delay = 0.0
         assert [(await task).status_code for task in tasks] == [200] * len(tasks)

@@ -1,59 +1,97 @@
-"""Admission: how much may be in the gateway at once. Says no at once rather than let anybody wait without end."""
+"""Admission: how much may be in the gateway at once: output sequences, requests that wait, and their prompt tokens.
+
+Says no at once rather than let anybody wait without end; to whom, `FairLimit` decides for all three bounds.
+"""
+
+from collections.abc import Callable, Mapping
 
 from proa_gateway.errors import Overloaded
+from proa_gateway.fair_limit import Claim, FairLimit, Stake
+
+
+class Limit(FairLimit["Ticket"]):
+    """`name`: as metrics call it. `what`: as clients read it."""
+
+    def __init__(self, most: int, name: str, what: str) -> None:
+        super().__init__(most)
+        self.name = name
+        self._what = what
+
+    def error(self) -> Overloaded:
+        return Overloaded(f"The server is at its limit of {self.most} {self._what}.", limit=self.name)
 
 
 class Admission:
-    """Counts output sequences, and the prompt tokens of those without their first output token.
+    """`admit` and the end of its ticket stand for a request's beginning and end; nothing here waits."""
 
-    `admit` and `Ticket.release` stand for a request's beginning and end; nothing here waits.
-    """
+    def __init__(self, *, max_requests: int, max_waiting: int, max_queued_tokens: int) -> None:
+        self.sequences = Limit(max_requests, "requests", "concurrent requests")
+        self.waiting = Limit(max_waiting, "waiting", "waiting requests")
+        self.tokens = Limit(max_queued_tokens, "tokens", "queued prompt tokens")
 
-    def __init__(self, *, max_requests: int, max_queued_tokens: int) -> None:
-        self.num_requests = 0
-        self.num_queued_tokens = 0
-        self._max_requests = max_requests
-        self._max_queued_tokens = max_queued_tokens
-
-    def admit(self, num_sequences: int) -> "Ticket":
+    def admit(self, claim: Claim, num_sequences: int) -> "Ticket":
         """Raises `Overloaded`."""
-        if self.num_requests + num_sequences > self._max_requests:
-            raise Overloaded(f"The server is at its limit of {self._max_requests} concurrent requests.")
-        self.num_requests += num_sequences
-        return Ticket(self, num_sequences)
-
-    def queue(self, num_tokens: int) -> None:
-        """Raises `Overloaded`. One request alone may be over the limit: it would never get in otherwise."""
-        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self._max_queued_tokens:
-            raise Overloaded(f"The server is at its limit of {self._max_queued_tokens} queued prompt tokens.")
-        self.num_queued_tokens += num_tokens
+        return Ticket(self, claim, num_sequences)
 
 
 class Ticket:
-    """A request's place. Use as a context manager; `queue` once its prompts' lengths are known."""
+    """One request's stakes. Use as a context manager. While it waits it may lose them all to another request."""
 
-    __slots__ = ("_admission", "_num_queued", "_num_sequences")
-
-    def __init__(self, admission: Admission, num_sequences: int) -> None:
+    def __init__(self, admission: Admission, claim: Claim, num_sequences: int) -> None:
+        """Raises `Overloaded`."""
+        self.claim = claim
+        self.num_sequences = num_sequences
         self._admission = admission
-        self._num_sequences = num_sequences
-        self._num_queued = 0
+        self._stakes: dict[Limit, Stake[Ticket]] = {}
+        self._leave: Callable[[Overloaded], None] | None = None
+        self._take({admission.sequences: num_sequences})
 
-    def queue(self, num_tokens: int) -> None:
-        """Takes a place for prompt tokens. Raises `Overloaded`."""
-        self._admission.queue(num_tokens)
-        self._num_queued += num_tokens
+    def wait(self, leave: Callable[[Overloaded], None], *, num_tokens: int = 0) -> None:
+        """Takes a place among those who wait; `leave` is called should another one get it. Raises `Overloaded`."""
+        tokens = self._admission.tokens
+        # One request alone may be over the limit: it would never get in otherwise.
+        self._take({self._admission.waiting: 1, tokens: min(num_tokens, tokens.most)}, waits=True)
+        self._leave = leave
+        self._admission.sequences.wait(self._stakes[self._admission.sequences])
 
-    def started(self, num_tokens: int) -> None:
-        """A sequence with this many prompt tokens has its first output token."""
-        num_tokens = min(num_tokens, self._num_queued)
-        self._admission.num_queued_tokens -= num_tokens
-        self._num_queued -= num_tokens
+    def stop_waiting(self) -> None:
+        """Its turn has come, or it has given up; nothing more is taken from it. Harmless where it does not wait."""
+        self._leave = None
+        for limit in (self._admission.waiting, self._admission.tokens):
+            self._give_back(limit)
+        if (stake := self._stakes.get(self._admission.sequences)) is not None:
+            self._admission.sequences.stop_waiting(stake)
 
     def __enter__(self) -> "Ticket":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.started(self._num_queued)
-        self._admission.num_requests -= self._num_sequences
-        self._num_sequences = 0
+        self._end()
+
+    def _take(self, amounts: Mapping[Limit, int], *, waits: bool = False) -> None:
+        """Everything or nothing."""
+        leaving: dict[Ticket, Overloaded] = {}
+        for limit, amount in amounts.items():
+            givers = limit.givers(self.claim, amount)
+            if givers is None:
+                raise limit.error()
+            leaving |= {giver: limit.error() for giver in givers}
+        for giver, error in leaving.items():
+            giver._lose(error)
+        for limit, amount in amounts.items():
+            if amount:
+                self._stakes[limit] = limit.add(self, self.claim, amount, waits=waits)
+
+    def _lose(self, error: Overloaded) -> None:
+        leave = self._leave
+        assert leave is not None
+        self._end()
+        leave(error)
+
+    def _end(self) -> None:
+        self.stop_waiting()
+        self._give_back(self._admission.sequences)
+
+    def _give_back(self, limit: Limit) -> None:
+        if (stake := self._stakes.pop(limit, None)) is not None:
+            limit.remove(stake)

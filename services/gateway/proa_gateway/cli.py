@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-queued-tokens",
         type=_positive,
         default=defaults.max_queued_tokens,
-        help="prompt tokens that wait for their first output token; over it 429",
+        help="prompt tokens of those that wait for the engines to have room; over it 429",
     )
     serve.add_argument(
         "--max-waiting-requests",

@@ -37,7 +37,7 @@ class GatewayConfig:
     api_keys: Path | None = None  # file; None: no key is asked for
     max_concurrent_requests: int = 2048  # output sequences, those that wait included
     max_waiting_requests: int = 1024  # for the engines to have room
-    max_queued_tokens: int = 4_194_304  # prompt tokens of sequences without their first output token
+    max_queued_tokens: int = 4_194_304  # prompt tokens of the sequences that wait so
     tls: TlsFiles | None = None  # to the engines; None: plaintext
     tls_server_name: str = "proa-engine"  # in the certificates of all engines
     max_body_bytes: int = 16 * 1024 * 1024

@@ -75,10 +75,16 @@ class BodyTooLarge(GatewayError):
 
 
 class Overloaded(GatewayError):
+    """`limit`: the gateway's that was met, as metrics call it; None: an engine's."""
+
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
     retry_after = 1
+
+    def __init__(self, message: str, *, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class RateLimited(GatewayError):

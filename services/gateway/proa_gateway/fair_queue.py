@@ -107,20 +107,6 @@ class FairQueue(Generic[T]):
         assert entry.flow.entries[index] is entry
         self._take_out(entry, index)
 
-    def displaced_by(self, flow: str, priority: int) -> Entry[T] | None:
-        """Who should leave a full queue so that this flow may have one more in it: the last of the longest line of the
-        last priority. None: nobody has more there than the newcomer would."""
-        if not self._levels:
-            return None
-        last = self._levels[max(self._levels)]
-        longest = max(last.waiting.values(), key=lambda each: len(each.entries))
-        own = last.waiting.get(flow)
-        if last.priority < priority:
-            return None
-        if last.priority == priority and len(longest.entries) <= (len(own.entries) if own else 0) + 1:
-            return None
-        return longest.entries[-1]
-
     def _take_out(self, entry: Entry[T], index: int) -> None:
         level, flow = entry.level, entry.flow
         del flow.entries[index]

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 
 from proa.text import TextStream
-from proa_gateway.admission import Ticket
 from proa_gateway.config import Deadlines
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.journey import Journey
@@ -33,7 +32,6 @@ class Generation:
         pool: EnginePool,
         model: str,
         *,
-        ticket: Ticket,
         trace: RequestTrace,
         metrics: GatewayMetrics,
         deadlines: Deadlines,
@@ -42,7 +40,6 @@ class Generation:
         """`seconds`: how long all of it may take from now."""
         self._pool = pool
         self._model = model
-        self._ticket = ticket
         self._trace = trace
         self._metrics = metrics
         self._failover_seconds = deadlines.failover
@@ -113,7 +110,6 @@ class Generation:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         journey = self._running[sequence]
-        self._ticket.started(len(journey.request.prompt_token_ids))
         self._metrics.observe_cache_hit(expected=journey.num_cached_tokens, reported=sequence.num_cached_tokens)
 
     def ended(self, sequence: OutputProcessor) -> None:

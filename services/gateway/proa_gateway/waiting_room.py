@@ -2,7 +2,7 @@
 
 A request that nobody waits before, and for which there is room, passes without a wait, a task switch or an entry.
 Who waits is let in by priority and in fair shares, as soon as an engine or the end of a request makes room. Every wait
-is bounded, in number and in time. Knows models by name; what room there is it asks.
+is bounded: in number by its ticket, and in time. Knows models by name; what room there is it asks.
 """
 
 import asyncio
@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from proa_gateway.admission import Ticket
 from proa_gateway.admission_metrics import AdmissionMetrics
-from proa_gateway.errors import EngineUnavailable, GatewayError, Overloaded, QueueTimeout, ShuttingDown
+from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, ShuttingDown
 from proa_gateway.fair_queue import Entry, FairQueue
 
 
@@ -21,24 +22,12 @@ class Room(Protocol):
     def __call__(self, model: str, *, enough: int = ...) -> int | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A request's place among others. `cost`: tokens, expected output included. `rank` counts inside a flow only."""
-
-    flow: str
-    priority: int = 0
-    rank: int = 0
-    weight: float = 1.0
-    cost: int = 1
-    num_sequences: int = 1
-
-
 @dataclass(slots=True, eq=False)
 class Waiter:
     """One request that waits. `called`: it may pass, and has not yet been seen to do so."""
 
+    ticket: Ticket
     answer: asyncio.Future[None]
-    num_sequences: int = 0
     called: bool = False
 
 
@@ -57,9 +46,8 @@ class _Line:
 class WaitingRoom:
     """`changed` must be called whenever there may be more room. `close` sends everybody away."""
 
-    def __init__(self, room: Room, *, max_waiting: int, metrics: AdmissionMetrics) -> None:
+    def __init__(self, room: Room, metrics: AdmissionMetrics) -> None:
         self._room = room
-        self._max_waiting = max_waiting
         self._metrics = metrics
         self._lines: dict[str, _Line] = {}
         self._scheduled = False
@@ -79,35 +67,32 @@ class WaitingRoom:
             num_called = line.num_called
         return (self._room(model, enough=num_called + 1) or 0) > num_called
 
-    async def wait(self, model: str, claim: Claim, seconds: float) -> Entry[Waiter]:
-        """Until it is this request's turn; settle what is returned. Raises `Overloaded`, `QueueTimeout` and
-        `ShuttingDown`."""
-        line = self._line(model)
-        self._make_place(line, claim.flow, claim.priority)
-        waiter = Waiter(asyncio.get_running_loop().create_future(), claim.num_sequences)
+    async def wait(self, model: str, ticket: Ticket, seconds: float, *, num_tokens: int, cost: int) -> Entry[Waiter]:
+        """Until it is this request's turn; settle what is returned. `num_tokens`: of its prompts; `cost`: expected
+        output included. Raises `Overloaded`, `QueueTimeout` and `ShuttingDown`."""
+        line, claim = self._line(model), ticket.claim
+        waiter = self._enter(ticket, num_tokens)
         entry = line.queue.push(
-            waiter,
-            flow=claim.flow,
-            priority=claim.priority,
-            rank=claim.rank,
-            weight=claim.weight,
-            cost=claim.cost,
+            waiter, flow=claim.flow, priority=claim.priority, rank=claim.rank, weight=claim.weight, cost=cost
         )
         try:
             await self._wait(model, waiter, seconds, QueueTimeout(f"No engine had room within {seconds:.1f} s."))
+        except BaseException:
+            if not entry.waiting:
+                entry.settle(0)
+            raise
         finally:
             if waiter.called:
-                line.num_called -= waiter.num_sequences
+                line.num_called -= ticket.num_sequences
             if entry.waiting:
                 line.queue.remove(entry)
             self._show(model, line)
         return entry
 
-    async def hold(self, model: str, seconds: float) -> None:
+    async def hold(self, model: str, ticket: Ticket, seconds: float) -> None:
         """Until an engine of the model is up. Raises `Overloaded`, `EngineUnavailable` and `ShuttingDown`."""
         line = self._line(model)
-        self._make_place(line)
-        waiter = Waiter(asyncio.get_running_loop().create_future())
+        waiter = self._enter(ticket)
         line.held.add(waiter)
         late = EngineUnavailable(f"No engine got ready for the model {model!r} within {seconds:.1f} s.")
         late.retry_after = 5
@@ -143,19 +128,12 @@ class WaitingRoom:
             line = self._lines[model] = _Line()
         return line
 
-    def _make_place(self, line: _Line, flow: str | None = None, priority: int = 0) -> None:
-        """In a full room a caller with fewer requests takes the place of the last one of who has the most, so that
-        nobody can keep the others out."""
+    def _enter(self, ticket: Ticket, num_tokens: int = 0) -> Waiter:
         if self._closed:
             raise ShuttingDown("The gateway is shutting down.")
-        if self.num_waiting < self._max_waiting:
-            return
-        error = Overloaded(f"The server is at its limit of {self._max_waiting} waiting requests.")
-        displaced = line.queue.displaced_by(flow, priority) if flow is not None else None
-        if displaced is None:
-            raise error
-        line.queue.remove(displaced)
-        _tell(displaced.item, error)
+        waiter = Waiter(ticket, asyncio.get_running_loop().create_future())
+        ticket.wait(lambda error: _tell(waiter, error), num_tokens=num_tokens)
+        return waiter
 
     async def _wait(self, model: str, waiter: Waiter, seconds: float, late: GatewayError) -> None:
         self._show(model, self._line(model))
@@ -173,6 +151,7 @@ class WaitingRoom:
             outcome = error.code or ""
             raise
         finally:
+            waiter.ticket.stop_waiting()
             self._metrics.observe_wait(model, outcome, time.perf_counter() - started)
             if outcome != "admitted":
                 self.changed()  # it may have been let in just before it left
@@ -184,26 +163,28 @@ class WaitingRoom:
             if room is None:
                 continue
             for waiter in line.held:
-                _tell(waiter)
+                _call(waiter)
             room -= line.num_called
             while room > 0 and (entry := line.queue.pop()) is not None:
                 waiter = entry.item
                 if waiter.answer.done():  # it is leaving
                     continue
                 waiter.called = True
-                line.num_called += waiter.num_sequences
-                room -= waiter.num_sequences
-                _tell(waiter)
+                line.num_called += waiter.ticket.num_sequences
+                room -= waiter.ticket.num_sequences
+                _call(waiter)
             self._show(model, line)
 
     def _show(self, model: str, line: _Line) -> None:
         self._metrics.queue_depth.labels(model).set(len(line))
 
 
-def _tell(waiter: Waiter, error: GatewayError | None = None) -> None:
-    if waiter.answer.done():
-        return
-    if error is None:
+def _call(waiter: Waiter) -> None:
+    waiter.ticket.stop_waiting()
+    if not waiter.answer.done():
         waiter.answer.set_result(None)
-    else:
+
+
+def _tell(waiter: Waiter, error: GatewayError) -> None:
+    if not waiter.answer.done():
         waiter.answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""Admission, the command line, and what the package must not import."""
+"""The command line, and what the package must not import."""
 
 import subprocess
 import sys
@@ -6,58 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proa_gateway.admission import Admission
 from proa_gateway.cli import main
 from proa_gateway.config import GatewayConfig
-from proa_gateway.errors import Overloaded
-
-
-def make_admission(max_requests: int = 4, max_queued_tokens: int = 100) -> Admission:
-    return Admission(max_requests=max_requests, max_queued_tokens=max_queued_tokens)
-
-
-def test_requests_over_the_limit_are_refused_until_one_ends() -> None:
-    admission = make_admission()
-    with admission.admit(3):
-        with pytest.raises(Overloaded):
-            admission.admit(2)
-        assert admission.num_requests == 3
-    with admission.admit(4):
-        pass
-    assert admission.num_requests == 0
-
-
-def test_queued_tokens_are_freed_by_the_first_output_token() -> None:
-    admission = make_admission()
-    with admission.admit(1) as first, admission.admit(1) as second:
-        first.queue(60)
-        with pytest.raises(Overloaded):
-            second.queue(60)
-        first.started(60)
-        second.queue(60)
-        assert admission.num_queued_tokens == 60
-    assert admission.num_queued_tokens == 0
-
-
-def test_a_prompt_over_the_limit_is_admitted_alone() -> None:
-    admission = make_admission()
-    with admission.admit(1) as only:
-        only.queue(1000)
-        with admission.admit(1) as other, pytest.raises(Overloaded):
-            other.queue(1)
-
-
-def test_a_request_that_fails_leaves_nothing_behind() -> None:
-    admission = make_admission()
-
-    def fail() -> None:
-        with admission.admit(2) as ticket:
-            ticket.queue(50)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert (admission.num_requests, admission.num_queued_tokens) == (0, 0)
 
 
 def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

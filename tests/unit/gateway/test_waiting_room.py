@@ -2,14 +2,17 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proa_gateway.admission import Admission
 from proa_gateway.admission_metrics import AdmissionMetrics
 from proa_gateway.capacity import engine_room
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
-from proa_gateway.waiting_room import Claim, WaitingRoom
+from proa_gateway.fair_limit import Claim
+from proa_gateway.waiting_room import WaitingRoom
 
 MODEL = "m"
 
@@ -24,29 +27,35 @@ class Engines:
         self.order: list[str] = []
         self.seconds = seconds
         self.registry = CollectorRegistry()
-        self.waiting = WaitingRoom(self.room, max_waiting=max_waiting, metrics=AdmissionMetrics(self.registry))
+        self.admission = Admission(max_requests=10_000, max_waiting=max_waiting, max_queued_tokens=10_000)
+        self.waiting = WaitingRoom(self.room, AdmissionMetrics(self.registry))
 
     def room(self, model: str, *, enough: int = 0) -> int | None:
-        assert model == MODEL
         return None if self.size is None else self.size - self.running
 
     @property
     def depth(self) -> float | None:
         return self.registry.get_sample_value("proa_gateway_queue_depth", {"model": MODEL})
 
-    async def run(self, name: str, *, last: float | asyncio.Event = 0.0, num_sequences: int = 1, **claim: int) -> None:
-        if not self.waiting.may_pass(MODEL):
-            flow = name.rstrip("0123456789")
-            place = Claim(flow=flow, num_sequences=num_sequences, **claim)
-            await self.waiting.wait(MODEL, place, self.seconds)
-        self.order.append(name)
-        self.running += num_sequences
-        self.peak = max(self.peak, self.running)
-        try:
-            await (asyncio.sleep(last) if isinstance(last, float) else last.wait())
-        finally:
-            self.running -= num_sequences
-            self.waiting.changed()
+    async def run(
+        self, name: str, *, last: float | asyncio.Event = 0.0, num_sequences: int = 1, cost: int = 1, priority: int = 0
+    ) -> None:
+        claim = Claim(flow=name.rstrip("0123456789"), priority=priority)
+        with self.admission.admit(claim, num_sequences) as ticket:
+            if not self.waiting.may_pass(MODEL):
+                await self.waiting.wait(MODEL, ticket, self.seconds, num_tokens=1, cost=cost)
+            self.order.append(name)
+            self.running += num_sequences
+            self.peak = max(self.peak, self.running)
+            try:
+                await (asyncio.sleep(last) if isinstance(last, float) else last.wait())
+            finally:
+                self.running -= num_sequences
+                self.waiting.changed()
+
+    async def hold(self, model: str, seconds: float = 30.0, **claim: Any) -> None:
+        with self.admission.admit(Claim(**{"flow": "", **claim}), 1) as ticket:
+            await self.waiting.hold(model, ticket, seconds)
 
 
 async def turns(count: int = 5) -> None:
@@ -187,7 +196,7 @@ async def test_in_a_full_room_a_later_priority_makes_place_for_an_earlier_one() 
 
 async def test_requests_are_held_until_the_first_engine_is_up() -> None:
     engines = Engines(None)
-    held = asyncio.create_task(engines.waiting.hold(MODEL, 30))
+    held = asyncio.create_task(engines.hold(MODEL))
     await turns()
     assert engines.depth == 1
     engines.waiting.changed()
@@ -199,14 +208,64 @@ async def test_requests_are_held_until_the_first_engine_is_up() -> None:
     assert engines.depth == 0
     engines.size = None
     with pytest.raises(EngineUnavailable) as late:
-        await engines.waiting.hold(MODEL, 0.01)
+        await engines.hold(MODEL, 0.01)
     assert late.value.headers == {"retry-after": "5"}
+
+
+async def test_whom_nobody_let_in_is_not_charged() -> None:
+    engines = Engines(0)
+    gone = asyncio.create_task(engines.run("a", cost=1000))
+    both = [asyncio.create_task(engines.run(f"{name}{index}", cost=10)) for index in range(3) for name in "ab"]
+    await turns()
+    engines.size = 1
+    engines.waiting._let_in()
+    gone.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*both)
+    assert engines.order == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+async def test_who_is_held_for_one_model_makes_place_for_a_caller_with_less_of_another() -> None:
+    engines = Engines(None, max_waiting=4)
+    flood = [asyncio.create_task(engines.hold("coming", flow="flood")) for _ in range(4)]
+    await turns()
+    few = asyncio.create_task(engines.hold("other", flow="few"))
+    await turns()
+    assert [task.done() for task in flood] == [False, False, False, True]
+    with pytest.raises(Overloaded):
+        await flood[3]
+    with pytest.raises(Overloaded):
+        await engines.hold("other", flow="flood")
+    first = asyncio.create_task(engines.hold("third", flow="first", priority=-5))
+    await turns()
+    with pytest.raises(Overloaded):
+        await flood[2]
+    urgent = [asyncio.create_task(engines.hold("third", flow="first", priority=-5)) for _ in range(3)]
+    await turns()
+    assert all(task.done() for task in (*flood, few))
+    assert engines.waiting.num_waiting == engines.admission.waiting.total == 4
+    engines.size = 1
+    engines.waiting.changed()
+    await asyncio.gather(first, *urgent)
+    assert engines.admission.waiting.total == 0
+
+
+async def test_nothing_is_taken_from_who_was_just_called() -> None:
+    engines = Engines(None, max_waiting=1)
+    called = asyncio.create_task(engines.hold(MODEL, flow="a"))
+    await turns()
+    engines.size = 1
+    engines.waiting._let_in()  # it has its answer, and has had no turn yet
+    urgent = asyncio.create_task(engines.hold("other", flow="b", priority=-1))
+    await called
+    engines.waiting.changed()
+    await urgent
 
 
 async def test_closing_sends_everybody_away_and_lets_nobody_wait() -> None:
     engines = Engines(None)
     waits = asyncio.create_task(engines.run("a"))
-    held = asyncio.create_task(engines.waiting.hold(MODEL, 30))
+    held = asyncio.create_task(engines.hold(MODEL))
     await turns()
     engines.waiting.close()
     for task in (waits, held):
@@ -238,6 +297,8 @@ async def test_whoever_comes_and_goes_all_are_served_and_no_room_is_lost_or_give
     assert engines.peak <= (engines.size or 0)
     assert (engines.running, engines.waiting.num_waiting) == (0, 0)
     assert all(line.num_called == 0 for line in engines.waiting._lines.values())
+    limits = engines.admission.sequences, engines.admission.waiting, engines.admission.tokens
+    assert [limit.total for limit in limits] == [0, 0, 0]
 
 
 def test_an_engine_gets_a_batch_and_an_eighth_of_one_to_wait() -> None:

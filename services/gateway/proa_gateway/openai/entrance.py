@@ -13,13 +13,14 @@ from proa_gateway.admission_metrics import AdmissionMetrics
 from proa_gateway.capacity import model_room
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
+from proa_gateway.fair_limit import Claim
 from proa_gateway.fair_queue import Entry
 from proa_gateway.limits import Lease
 from proa_gateway.metrics import GatewayMetrics
 from proa_gateway.models import ModelRegistry, ServedModel
 from proa_gateway.openai.exchange import Exchange
 from proa_gateway.pool import EnginePool
-from proa_gateway.waiting_room import Claim, Waiter, WaitingRoom
+from proa_gateway.waiting_room import Waiter, WaitingRoom
 
 # Tokens that a request is taken to generate at most, until it has: few use up a large `max_tokens`.
 EXPECTED_OUTPUT = 256
@@ -39,15 +40,16 @@ class Entrance:
     ) -> None:
         self.waiting = WaitingRoom(
             lambda model, enough=maxsize: model_room(pool.engines, model, enough=enough),
-            max_waiting=config.max_waiting_requests,
-            metrics=admission_metrics,
+            admission_metrics,
         )
         self._config = config
         self._pool = pool
         self._models = models
         self._metrics = metrics
-        self._admission = Admission(
-            max_requests=config.max_concurrent_requests, max_queued_tokens=config.max_queued_tokens
+        self.admission = Admission(
+            max_requests=config.max_concurrent_requests,
+            max_waiting=config.max_waiting_requests,
+            max_queued_tokens=config.max_queued_tokens,
         )
         for model in config.models:
             self.waiting.know(model)
@@ -68,14 +70,26 @@ class Entrance:
     @contextmanager
     def visit(self, exchange: Exchange, num_sequences: int) -> Iterator["Visit"]:
         """Raises `RateLimited` and `Overloaded`."""
-        with exchange.caller.usage.lease() as lease, self._admit(num_sequences) as ticket:
-            visit = Visit(exchange, self.waiting, self._metrics, lease, ticket, seconds=self._config.deadlines.queue)
-            try:
-                yield visit
-            finally:
-                visit.end()
+        caller = exchange.caller
+        claim = Claim(
+            flow=caller.name,
+            priority=caller.priority,
+            rank=exchange.operation.request.priority or 0,
+            weight=caller.weight,
+        )
+        try:
+            with caller.usage.lease() as lease, self.admission.admit(claim, num_sequences) as ticket:
+                visit = Visit(exchange, self.waiting, lease, ticket, seconds=self._config.deadlines.queue)
+                try:
+                    yield visit
+                finally:
+                    visit.end()
+        except Overloaded as error:
+            if error.limit is not None:
+                self._metrics.observe_rejection(error.limit)
+            raise
 
-    async def model(self, exchange: Exchange) -> ServedModel:
+    async def model(self, exchange: Exchange, visit: "Visit") -> ServedModel:
         """The model that the request names, held until an engine of it is up where the gateway is to do so. Raises
         `ModelNotFound`, `EngineUnavailable` and what `WaitingRoom.hold` raises."""
         name = exchange.operation.request.model
@@ -84,7 +98,7 @@ class Entrance:
         try:
             self._pool.check(name)
         except (ModelNotFound, EngineUnavailable):
-            await self._hold(name, exchange)
+            await self._hold(name, exchange, visit.ticket)
         return self._models.get(name)
 
     def _only_model(self) -> str:
@@ -95,23 +109,19 @@ class Entrance:
             raise EngineUnavailable("No engine is ready.")
         return names[0]
 
-    async def _hold(self, name: str, exchange: Exchange) -> None:
+    async def _hold(self, name: str, exchange: Exchange, ticket: Ticket) -> None:
         known = name in self._config.models or name in self._models.names()
         if not known and self._hears_of_all(name):
             raise ModelNotFound(f"The model {name!r} does not exist.", param="model")
         seconds = self._config.deadlines.scale_from_zero
         if not known or not seconds:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
-        with exchange.trace.span("scale_from_zero"), _counted(self._metrics, "waiting"):
-            await self.waiting.hold(name, min(seconds, exchange.seconds_left))
+        with exchange.trace.span("scale_from_zero"):
+            await self.waiting.hold(name, ticket, min(seconds, exchange.seconds_left))
 
     def _hears_of_all(self, name: str) -> bool:
         """Whether a name that is not known cannot be that of an engine which has yet to say what it serves."""
         return bool(self._config.models or self._models.names()) and not self._pool.expects(name)
-
-    def _admit(self, num_sequences: int) -> Ticket:
-        with _counted(self._metrics, "requests"):
-            return self._admission.admit(num_sequences)
 
 
 class Visit:
@@ -121,7 +131,6 @@ class Visit:
         self,
         exchange: Exchange,
         waiting: WaitingRoom,
-        metrics: GatewayMetrics,
         lease: Lease,
         ticket: Ticket,
         *,
@@ -130,7 +139,6 @@ class Visit:
         self.ticket = ticket
         self._exchange = exchange
         self._waiting = waiting
-        self._metrics = metrics
         self._lease = lease
         self._seconds = seconds
         self._turn: Entry[Waiter] | None = None
@@ -139,23 +147,13 @@ class Visit:
         """Until the engines should get the request; at once while they have room. Raises `RateLimited` and what
         `WaitingRoom.wait` raises."""
         num_choices = num_sequences // len(self._exchange.prompts)
-        with _counted(self._metrics, "tokens"):
-            self.ticket.queue(num_choices * num_prompt_tokens)
         cost = num_prompt_tokens + num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
         self._lease.reserve(cost)
         if self._waiting.may_pass(model):
             return
-        caller = self._exchange.caller
-        claim = Claim(
-            flow=caller.name,
-            priority=caller.priority,
-            rank=self._exchange.operation.request.priority or 0,
-            weight=caller.weight,
-            cost=cost,
-            num_sequences=num_sequences,
-        )
-        with _counted(self._metrics, "waiting"):
-            self._turn = await self._waiting.wait(model, claim, min(self._seconds, self._exchange.seconds_left))
+        seconds = min(self._seconds, self._exchange.seconds_left)
+        num_tokens = num_choices * num_prompt_tokens
+        self._turn = await self._waiting.wait(model, self.ticket, seconds, num_tokens=num_tokens, cost=cost)
 
     def end(self) -> None:
         """Settles what it has cost, and lets others in."""
@@ -165,12 +163,3 @@ class Visit:
         if self._turn is not None:
             self._turn.settle(self._lease.used)
         self._waiting.changed()
-
-
-@contextmanager
-def _counted(metrics: GatewayMetrics, reason: str) -> Iterator[None]:
-    try:
-        yield
-    except Overloaded:
-        metrics.observe_rejection(reason)
-        raise

@@ -116,7 +116,7 @@ class Serving:
         self._check(operation, num_choices)
         num_sequences = operation.num_prompts * num_choices
         with self.entrance.visit(exchange, num_sequences) as visit:
-            exchange.model = model = await self.entrance.model(exchange)
+            exchange.model = model = await self.entrance.model(exchange, visit)
             params = sampling_params(request, model)
             self._describe(exchange, params[0])
             with exchange.trace.span("tokenize"):
@@ -128,7 +128,6 @@ class Serving:
             exchange.generation = generation = Generation(
                 self._pool,
                 model.name,
-                ticket=visit.ticket,
                 trace=exchange.trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
