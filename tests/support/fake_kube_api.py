@@ -32,6 +32,7 @@ class FakeKubeApi:
     def __init__(self) -> None:
         self.lists = 0
         self.watches = 0
+        self.away = False  # every new call's connection is closed without an answer
         self.broken = False  # every new call is answered with 500
         self.gone_next_watch = False  # the next watch is told 410
         self.answering = threading.Event()  # cleared: lists hang
@@ -113,7 +114,9 @@ class FakeKubeApi:
             def do_GET(self) -> None:
                 query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
                 api.selectors.append(query.get("labelSelector", ""))
-                if api.broken:
+                if api.away:
+                    self.close_connection = True
+                elif api.broken:
                     self._answer(500, {"kind": "Status", "status": "Failure", "code": 500})
                 elif query.get("watch") in ("true", "True"):
                     self._watch(int(query["resourceVersion"]), float(query.get("timeoutSeconds", "60")))

@@ -1,0 +1,121 @@
+"""A gateway whose engines come from an API server: pods that take over an address, and a server that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+from kubernetes.client import Configuration
+
+from proa.engine.v1 import service_pb2
+from proa_gateway import breaker
+from proa_gateway import gateway as gateway_module
+from proa_gateway.breaker import THRESHOLD
+from proa_gateway.discovery import EndpointSliceDiscovery
+from proa_gateway.engine_client import EngineClient
+from support.fake_engine import FakeEngine
+from support.fake_kube_api import FakeKubeApi, endpoint
+from support.gateway import RunningGateway, running_gateway, until
+from support.processes import free_port
+
+RELIST = 1  # seconds; a watch lasts no longer either
+OUTAGE = 2.5 * RELIST
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
+ILL = service_pb2.Rejected(code=14, message="ill", retryable=True)
+
+
+@pytest.fixture
+def api() -> Iterator[FakeKubeApi]:
+    with FakeKubeApi() as api:
+        yield api
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[FakeEngine]]:
+    """Engines at different addresses, all at the port that their Service names."""
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        engines = [FakeEngine() for _ in HOSTS]
+        for engine, host in zip(engines, HOSTS, strict=True):
+            await engine.start(port, host)
+            stack.push_async_callback(engine.stop)
+        yield engines
+
+
+@pytest.fixture
+async def gateway(
+    api: FakeKubeApi, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RunningGateway]:
+    """Knows the first three of the engines. An open breaker stays open for longer than a test takes."""
+    configuration = Configuration()
+    configuration.host = api.url
+    port = int(engines[0].address.rpartition(":")[2])
+    discovery = EndpointSliceDiscovery("engine", "proa", port, configuration=configuration, relist_seconds=RELIST)
+    monkeypatch.setattr(gateway_module, "make_discovery", lambda config: discovery)
+    monkeypatch.setattr(breaker, "FIRST_COOLDOWN", 60.0)
+    api.put("slice", *(endpoint(host, pod=f"pod-{host}") for host in HOSTS[:3]))
+    async with running_gateway(ready=False, engine_service="engine.proa:50051") as gateway:
+        await until(lambda: usable(gateway) == addresses(engines[:3]))
+        yield gateway
+
+
+def addresses(engines: list[FakeEngine]) -> set[str]:
+    return {engine.address for engine in engines}
+
+
+def clients(gateway: RunningGateway) -> dict[str, EngineClient]:
+    return {client.address: client for client in gateway.gateway.pool.engines}
+
+
+def usable(gateway: RunningGateway) -> set[str]:
+    return {address for address, client in clients(gateway).items() if client.usable}
+
+
+async def test_a_pod_that_takes_over_an_address_begins_without_the_faults_of_the_last(
+    api: FakeKubeApi, engines: list[FakeEngine], gateway: RunningGateway
+) -> None:
+    ill, *well = engines[:3]
+    before = clients(gateway)
+    ill.rejection = ILL
+    for _ in range(20 * THRESHOLD):
+        assert (await gateway.chat(max_tokens=1)).status_code == 200
+        if len(ill.requests) == THRESHOLD:
+            break
+    assert usable(gateway) == addresses(well)
+    ill.rejection = None
+    api.put(
+        "slice", endpoint(HOSTS[0], pod="a", uid="new"), *(endpoint(host, pod=f"pod-{host}") for host in HOSTS[1:3])
+    )
+    await until(lambda: usable(gateway) == addresses([ill, *well]))
+    after = clients(gateway)
+    assert {address for address in after if after[address] is not before[address]} == {ill.address}
+    await until(lambda: ill.num_sessions == 1)
+    answers = await asyncio.gather(*(gateway.chat(max_tokens=1) for _ in range(12)))
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert len(ill.requests) > THRESHOLD
+
+
+async def test_an_api_server_away_for_longer_than_a_watch_and_a_relist_costs_no_request(
+    api: FakeKubeApi, engines: list[FakeEngine], gateway: RunningGateway
+) -> None:
+    staying, dying, returning, coming = engines
+    loop = asyncio.get_running_loop()
+    known, num_calls = set(clients(gateway)), len(api.selectors)
+    api.away = True
+    api.drop_watches()
+    ends_at = loop.time() + OUTAGE
+    await asyncio.gather(dying.stop(), returning.stop())
+    await until(lambda: usable(gateway) == {staying.address})  # by their sessions
+    while loop.time() < ends_at:
+        assert (await gateway.chat(max_tokens=1)).status_code == 200
+        assert (usable(gateway), set(clients(gateway))) == ({staying.address}, known)
+        await asyncio.sleep(0.05)
+    assert len(api.selectors) > num_calls + 3  # it asked all the time
+    await returning.start(int(staying.address.rpartition(":")[2]), HOSTS[2])
+    await until(lambda: usable(gateway) == {staying.address, returning.address})  # nobody had to list it
+    api.put("slice", *(endpoint(HOSTS[which], pod=f"pod-{HOSTS[which]}") for which in (0, 2, 3)), tell=False)
+    assert set(clients(gateway)) == known
+    api.away = False
+    there = {staying.address, returning.address, coming.address}
+    await until(lambda: usable(gateway) == set(clients(gateway)) == there)
+    assert (await gateway.chat(max_tokens=1)).status_code == 200
