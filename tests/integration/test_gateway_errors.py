@@ -69,6 +69,9 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
     ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 0, "max_completion_tokens": 5}, "max_tokens", "invalid_value"),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
     ({"max_completion_tokens": "5"}, "max_completion_tokens", "invalid_value"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),
@@ -92,7 +95,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
     ({"stream": "yes"}, "stream", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
     ({"functions": [{}]}, "functions", "unsupported_parameter"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
@@ -126,6 +129,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [512]}, "prompt", "invalid_value"),
     ({"prompt": [10**30]}, "prompt", "invalid_value"),
     ({"prompt": ["a"] * 129}, "n", "invalid_value"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"logprobs": True}, "logprobs", "invalid_value"),
     ({"best_of": 3, "n": 2}, "best_of", "invalid_value"),
@@ -165,6 +169,7 @@ async def test_harmless_values_of_unsupported_and_unknown_fields_are_accepted(ga
         "n": None,
     }
     assert (await gateway.chat(**fields)).status_code == 200
+    assert (await gateway.chat(tool_choice="auto", logprobs=False, top_logprobs=0)).status_code == 200
     assert (await gateway.complete(suffix=None, best_of=1, user="me")).status_code == 200
 
 
@@ -185,6 +190,12 @@ async def test_numbers_that_are_not_finite_are_refused(gateway: RunningGateway, 
 async def test_context_overflow_says_the_numbers(gateway: RunningGateway) -> None:
     message = error_of(await gateway.complete([1] * 90, max_tokens=20), 400)["message"]
     assert all(number in message for number in ("100", "90", "20", "110"))
+
+
+async def test_no_tokens_without_an_echo_says_what_they_are_for(gateway: RunningGateway) -> None:
+    for response in (await gateway.chat(max_tokens=0), await gateway.complete(max_tokens=0)):
+        message = error_of(response, 400)["message"]
+        assert all(word in message for word in ("at least 1", "completions", "echo"))
 
 
 async def test_an_unknown_model_is_not_found(gateway: RunningGateway) -> None:

@@ -266,6 +266,41 @@ async def test_completion_logprobs_point_into_the_echoed_text(gateway: RunningGa
         assert "�" in token or text[offset : offset + len(token)] == token or token == "<eos>"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_tokens_with_echo_is_the_prompt_and_its_logprobs(
+    gateway: RunningGateway, engine: FakeEngine, stream: bool
+) -> None:
+    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "stop": "t", "max_tokens": 0, "return_token_ids": True}
+    body = {"model": "fake", "prompt": ["The quick fox", "one"], "n": 2, **fields}
+    if stream:
+        events = await gateway.events("/v1/completions", body | {"stream_options": {"include_usage": True}})
+        choices, usage = [event["choices"][0] for event in events[:-2]], events[-2]["usage"]
+        choices.sort(key=lambda choice: choice["index"])
+    else:
+        answer = (await gateway.http.post("/v1/completions", json=body)).json()
+        choices, usage = answer["choices"], answer["usage"]
+    assert [choice["text"] for choice in choices] == ["The quick fox", "The quick fox", "one", "one"]
+    assert {choice["finish_reason"] for choice in choices} == {"length"}
+    assert {choice["stop_reason"] for choice in choices} == {None}
+    assert [choice["token_ids"] for choice in choices] == [[]] * 4
+    for choice in choices:
+        lists = choice["logprobs"]
+        assert "".join(lists["tokens"]) == choice["text"]
+        assert {len(entries) for entries in lists.values()} == {num_tokens(choice["text"])}
+        assert lists["token_logprobs"][0] is None
+        assert None not in lists["token_logprobs"][1:]
+    assert usage["completion_tokens"] == 0
+    assert usage["prompt_tokens"] == usage["total_tokens"] == num_tokens("The quick fox") + num_tokens("one")
+    assert [request.sampling_params.max_tokens for request in engine.requests] == [1] * 4
+
+
+async def test_no_tokens_with_echo_alone_is_the_prompt(gateway: RunningGateway, engine: FakeEngine) -> None:
+    engine.script = lambda request: Reply([EOS])
+    answer = await gateway.openai.completions.create(model="fake", prompt="The quick", echo=True, max_tokens=0)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("The quick", "length")
+    assert answer.choices[0].logprobs is None
+
+
 @pytest.mark.parametrize(
     ("prompt", "num_prompts"),
     [("one two", 1), (["one", "two three"], 2), ([5, 6, 7], 1), ([[5, 6], [7], [8, 9]], 3), (["one", [5]], 2)],

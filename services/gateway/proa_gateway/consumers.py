@@ -21,6 +21,10 @@ class Collector:
         self._texts: list[str] = []  # joined once: adding each to a text would take quadratic time
         self._rest = Delta()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._texts
+
     def text(self, text: str) -> None:
         self._texts.append(text)
 
@@ -74,7 +78,7 @@ class ChoiceStream:
 
     def flush(self) -> None:
         """Writes what is pending, unless the client is slow."""
-        if self._pending is not None and not self._events.blocked:
+        if self._pending is not None and not self._pending.is_empty and not self._events.blocked:
             pending, self._pending = self._pending.result(), None
             self._num_pending = 0
             self._events.write(self._choice.event(pending, self._usage() if self._usage else None))

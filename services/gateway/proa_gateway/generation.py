@@ -58,11 +58,12 @@ class Generation:
         self,
         request: EngineRequest,
         wish: RouteWish,
-        stream: TextStream,
+        stream: TextStream | None,
         consumer: Consumer,
         *,
         wants_tokens: bool,
     ) -> OutputProcessor:
+        """Without a `stream` the output is dropped."""
         sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
         self._running[sequence] = Journey(request, wish)

@@ -67,6 +67,7 @@ class OutputProcessor:
 
     `num_tokens` are those that stand for the text: what the usage counts. `received` also holds those that were cut
     off, and is how far the engine is; another engine can go on from there, and its outputs come here like the first's.
+    Without a `stream` only the prompt matters: the output is dropped, and ends for its length.
     """
 
     __slots__ = (
@@ -84,12 +85,14 @@ class OutputProcessor:
         "received",
     )
 
-    def __init__(self, stream: TextStream, consumer: Consumer, owner: SequenceOwner, *, wants_tokens: bool) -> None:
+    def __init__(
+        self, stream: TextStream | None, consumer: Consumer, owner: SequenceOwner, *, wants_tokens: bool
+    ) -> None:
         self._stream = stream
         self._consumer = consumer
         self._owner = owner
         self._wants_tokens = wants_tokens
-        self._plain_push = stream.plain.push if stream.plain is not None and not wants_tokens else None
+        self._plain_push = stream.plain.push if stream and stream.plain is not None and not wants_tokens else None
         self._held_ids: list[int] = []  # received, but not yet sure to stay
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -106,6 +109,8 @@ class OutputProcessor:
             self.num_tokens += 1
             if text := self._plain_push((token_id,)):
                 self._consumer.text(text)
+            return
+        if self._stream is None:
             return
         if self._wants_tokens:
             self._held_ids.append(token_id)
@@ -132,7 +137,9 @@ class OutputProcessor:
             self._held_logprobs += output.logprobs
         delta = self._push(token_ids, output.finish_reason)
         self.num_tokens += delta.num_tokens
-        if token_ids or output.finish_reason is not None:
+        if self._stream is None and output.finish_reason is FinishReason.STOP:
+            self._give(delta, FinishReason.LENGTH, None)
+        elif token_ids or output.finish_reason is not None:
             self._give(delta, output.finish_reason, output.stop_reason)
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
@@ -141,6 +148,8 @@ class OutputProcessor:
         self._owner.failed(self, error, retryable=retryable)
 
     def _push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextDelta:
+        if self._stream is None:
+            return TextDelta("", 0)
         if finish_reason is None:
             return self._stream.push(token_ids)
         return self._stream.finish(token_ids, stop_token=finish_reason is FinishReason.STOP)

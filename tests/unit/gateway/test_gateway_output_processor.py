@@ -41,6 +41,11 @@ class Recorder:
         self.events.append(f"failed {type(error).__name__} {retryable}")
 
 
+def make_dropping() -> tuple[OutputProcessor, Recorder]:
+    recorder = Recorder()
+    return OutputProcessor(None, recorder, recorder, wants_tokens=True), recorder
+
+
 def make(wants_tokens: bool = False, **text: Any) -> tuple[OutputProcessor, Recorder]:
     recorder = Recorder()
     return OutputProcessor(TextStream(VOCABULARY, **text), recorder, recorder, wants_tokens=wants_tokens), recorder
@@ -148,6 +153,27 @@ def test_a_sequence_that_moves_goes_on_where_it_was() -> None:
     assert "".join(recorder.texts) == "A 👩‍👩‍👧 costs €5."
     assert recorder.events == ["started", "failed InternalError True", "ended"]
     assert (sequence.num_tokens, sequence.num_cached_tokens) == (len(whole), 16)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+def test_an_output_that_nobody_wants_leaves_its_prompts_logprobs_and_ends_for_its_length(reason: FinishReason) -> None:
+    sequence, recorder = make_dropping()
+    sequence.output(EngineOutput(prompt_logprobs=logprobs([1, 2])))
+    stop_reason = 5 if reason is FinishReason.STOP else None
+    last = EngineOutput(new_token_ids=[5], logprobs=logprobs([5]), finish_reason=reason, stop_reason=stop_reason)
+    sequence.output(last)
+    assert recorder.deltas == [Delta(prompt_logprobs=logprobs([1, 2]), finish_reason="length")]
+    assert recorder.events == ["started", "ended"]
+    assert sequence.num_tokens == 0
+    assert list(sequence.received) == [5]
+
+
+def test_a_plain_token_that_nobody_wants_is_dropped_too() -> None:
+    sequence, recorder = make_dropping()
+    sequence.token(5)
+    sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH))
+    assert recorder.deltas == [Delta(finish_reason="length")]
+    assert sequence.num_tokens == 0
 
 
 def test_prompt_logprobs_of_an_attempt_without_tokens_are_forgotten() -> None:

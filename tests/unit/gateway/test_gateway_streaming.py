@@ -138,6 +138,15 @@ async def test_echo_is_the_beginning_of_the_first_event() -> None:
     assert [event["choices"][0]["text"] for event in socket.events()] == ["Once upon", " a time"]
 
 
+async def test_echo_waits_for_the_first_token_which_brings_its_logprobs() -> None:
+    socket = Socket()
+    stream = ChoiceStream(completion_choice(Prompt([5], "Once")), await started(socket), interval=1, wake=lambda: None)
+    stream.flush()
+    assert socket.events() == []
+    stream.text(" upon")
+    assert [event["choices"][0]["text"] for event in socket.events()] == ["Once upon"]
+
+
 def test_usage_is_its_own_event_without_choices() -> None:
     event = json.loads(envelope(include_usage=True).usage_event(Usage(3, 4, 2))[6:])
     assert event["choices"] == []

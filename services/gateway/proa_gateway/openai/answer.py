@@ -104,14 +104,6 @@ class Answer:
     def _add(self, index: int, prompt: Prompt, consumer: Consumer) -> None:
         operation = self._exchange.operation
         request = operation.request
-        text = TextStream(
-            self._model.tokenizer.vocabulary,
-            stop=request.stop or (),
-            include_stop_str_in_output=request.include_stop_str_in_output or False,
-            skip_special_tokens=request.skip_special_tokens is not False,
-            min_tokens=request.min_tokens or 0,
-            context=operation.context(prompt),
-        )
         engine_request = EngineRequest(
             request_id=f"{self._exchange.id}-{index}",
             prompt_token_ids=prompt.token_ids,
@@ -121,7 +113,23 @@ class Answer:
             arrival_time=self._exchange.created,
         )
         wish = self._exchange.wishes[index // len(self._params)]
+        text = self._text(prompt)
         self._generation.add(engine_request, wish, text, consumer, wants_tokens=operation.wants_tokens())
+
+    def _text(self, prompt: Prompt) -> TextStream | None:
+        """None: no output is wanted, only the prompt."""
+        operation = self._exchange.operation
+        request = operation.request
+        if request.max_tokens == 0:
+            return None
+        return TextStream(
+            self._model.tokenizer.vocabulary,
+            stop=request.stop or (),
+            include_stop_str_in_output=request.include_stop_str_in_output or False,
+            skip_special_tokens=request.skip_special_tokens is not False,
+            min_tokens=request.min_tokens or 0,
+            context=operation.context(prompt),
+        )
 
     async def _pass_on(self, events: EventWriter, streams: Sequence[ChoiceStream]) -> None:
         """Until every sequence has ended and all of it is written. Only a slow client brings work here."""

@@ -25,7 +25,9 @@ def _refuse_unless(*neutral: object) -> AfterValidator:
 # Fields that would change what the request means, and are not honoured: any value but those that ask for nothing is
 # refused by name.
 Unsupported = Annotated[Any, _refuse_unless(None, False, [], {}, ""), Field(description="Not supported.")]
-UnsupportedChoice = Annotated[Any, _refuse_unless(None, "none"), Field(description="Not supported.")]
+ToolChoice = Annotated[
+    Any, _refuse_unless(None, "none", "auto"), Field(description="Without tools `none` and `auto` are the same.")
+]
 OnlyText = Annotated[Any, _refuse_unless(None, ["text"], {"type": "text"}), Field(description="Only text.")]
 
 

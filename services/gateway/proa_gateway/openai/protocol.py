@@ -15,8 +15,8 @@ from proa_gateway.openai.fields import (
     TemplateValue,
     TemplateVariables,
     Text,
+    ToolChoice,
     Unsupported,
-    UnsupportedChoice,
 )
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -50,7 +50,7 @@ class GenerationRequest(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
     user: Annotated[str, Field(max_length=256)] | None = None
 
@@ -94,7 +94,7 @@ class ChatMessage(BaseModel):
     content: Content = None
     name: Text | None = None
     tool_calls: Unsupported = None
-    function_call: UnsupportedChoice = None
+    function_call: ToolChoice = None
     audio: Unsupported = None
 
 
@@ -109,9 +109,9 @@ class ChatCompletionRequest(GenerationRequest):
     chat_template_kwargs: TemplateVariables | None = None
 
     tools: Unsupported = None
-    tool_choice: UnsupportedChoice = None
+    tool_choice: ToolChoice = None
     functions: Unsupported = None
-    function_call: UnsupportedChoice = None
+    function_call: ToolChoice = None
     modalities: OnlyText = None
     audio: Unsupported = None
     web_search_options: Unsupported = None

@@ -32,9 +32,9 @@ def sampling_params(request: ChatCompletionRequest | CompletionRequest, model: S
 
 
 def max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    """None: up to the context's end."""
+    """That an engine may generate; None: up to the context's end. It generates one where none is wanted."""
     if isinstance(request, CompletionRequest):
-        return request.max_tokens or DEFAULT_COMPLETION_TOKENS
+        return max(1, _given(request.max_tokens, DEFAULT_COMPLETION_TOKENS))
     return request.max_completion_tokens or request.max_tokens
 
 
@@ -88,7 +88,7 @@ def _given(value: T | None, default: T) -> T:
 def _logprobs(request: ChatCompletionRequest | CompletionRequest, model: ModelInfo) -> int | None:
     if isinstance(request, CompletionRequest):
         return _limited("logprobs", request.logprobs, model)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return _limited("top_logprobs", request.top_logprobs or 0, model) if request.logprobs else None
 

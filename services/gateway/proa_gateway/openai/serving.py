@@ -157,6 +157,9 @@ class Serving:
             raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
         if request.stream and request.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+        if request.max_tokens == 0 and not request.echo:
+            message = "max_tokens must be at least 1; 0 is for completions with echo, which then score their prompt."
+            raise InvalidRequest(message, param="max_tokens")
         if isinstance(request, CompletionRequest) and (request.best_of or num_choices) != num_choices:
             raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
 
