@@ -40,7 +40,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 class Run:
     """A running `scripts/run` with fake programs, read line by line."""
 
-    def __init__(self, folder: Path, *arguments: str, engine: str = FAKE_ENGINE) -> None:
+    def __init__(self, folder: Path, *arguments: str, engine: str = FAKE_ENGINE, **env: str) -> None:
         for name, text in (("proa-engine", engine), ("proa-gateway", FAKE_GATEWAY)):
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
@@ -49,7 +49,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **env},
         )
         assert self.process.stdout is not None
         self._output = self.process.stdout
@@ -130,3 +130,11 @@ def test_a_command_runs_when_ready_and_its_end_is_the_end(tmp_path: Path) -> Non
     assert run.end() == 7
     run.close()
     assert run.lines[-1] == "command | done"
+
+
+def test_a_proxy_is_not_asked_for_what_is_on_this_machine(tmp_path: Path) -> None:
+    proxy = f"http://127.0.0.1:{free_port()}"  # nobody is there
+    run = Run(tmp_path, "--port", str(free_port()), "--", "true", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy="")
+    assert run.end() == 0
+    run.close()
+    assert any(line.startswith("run: ready after ") for line in run.lines)
