@@ -81,7 +81,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Bytes of a quantity such as 4Gi, 1.5G or 4294967296 */ -}}
+{{- /* Bytes of a quantity such as 4Gi, 1.5G or 4294967296; larger units than these are all taken for peta */ -}}
 {{- define "proa.bytes" -}}
 {{- $number := regexFind "^[0-9.]+(e[+-]?[0-9]+)?" (toString .) -}}
 {{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}

@@ -39,6 +39,7 @@ def test_the_notes_ask_for_a_key_where_one_is_needed() -> None:
 def test_the_notes_warn_where_no_registry_is_named() -> None:
     assert "--set image.registry=REGISTRY --set gateway.image.tag=TAG --set engine.image.tag=TAG" in notes()
     assert "WARNING" not in notes("image.registry=here")
+    assert "WARNING" not in notes("gateway.image.repository=there/proa-gateway")
 
 
 def test_helm_test_has_the_keys_alone_and_as_a_file() -> None:
