@@ -180,6 +180,17 @@ async def test_a_body_that_is_no_json_object_is_refused(gateway: RunningGateway,
     error_of(response, 400)
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None, "x" * 10_000])
+async def test_a_body_that_is_not_said_to_be_json_is_told_the_header(gateway: RunningGateway, kind: str | None) -> None:
+    for path in (CHAT, COMPLETIONS):
+        headers = {"content-type": kind} if kind else {}
+        response = await gateway.http.post(path, content=json.dumps(chat_body()), headers=headers)
+        error = error_of(response, 415)
+        assert error["code"] == "unsupported_media_type"
+        assert "Content-Type: application/json" in error["message"]
+        assert len(error["message"]) < 200
+
+
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"1e999"])
 async def test_numbers_that_are_not_finite_are_refused(gateway: RunningGateway, value: bytes) -> None:
     body = b'{"model":"fake","prompt":"Hi","repetition_penalty":' + value + b"}"

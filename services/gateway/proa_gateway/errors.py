@@ -6,6 +6,7 @@ GatewayError
 ├── InvalidApiKey        401  a key is asked for, and there was none or a wrong one
 ├── ModelNotFound        404  no engine serves this model
 ├── BodyTooLarge         413  the request body is over the limit
+├── UnsupportedMediaType 415  the body is not said to be JSON
 ├── Overloaded           429  too much is waiting already; try again after `retry_after` seconds
 ├── RateLimited          429  the API key has used up what it may
 ├── EngineUnavailable    503  no engine can take the request now
@@ -72,6 +73,12 @@ class BodyTooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class UnsupportedMediaType(GatewayError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
 
 
 class Overloaded(GatewayError):

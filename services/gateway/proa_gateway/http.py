@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, error_object
+from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
 
 _log = logging.getLogger(__name__)
 _SERVER_SEND = "proa.server_send"
@@ -103,6 +103,10 @@ def error_handlers(
         return gateway_error_response(error)
 
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
+        if isinstance(error.body, bytes):  # FastAPI has not read it as JSON
+            sent = request.headers.get("content-type", "")[:80]
+            message = f"The body must be JSON, sent with the header Content-Type: application/json, not {sent!r}."
+            return await on_gateway_error(request, UnsupportedMediaType(message))
         observe(request, 400)
         return validation_error_response(error.errors())
 

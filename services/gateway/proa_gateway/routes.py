@@ -34,7 +34,7 @@ class ErrorBody(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 429, 500, 503, 504)
+    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 429, 500, 503, 504)
 }
 
 
