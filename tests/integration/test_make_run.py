@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,18 +18,43 @@ from support.tiny_models import make_tiny_model
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def make_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`make run` in a process group of its own, as a shell starts it, and the gateway's port."""
-    model, port = make_tiny_model(tmp_path / "model"), free_port()
-    command = ["make", "run", f"MODEL={model}", f"PORT={port}", "TENSOR_PARALLEL=2"]
+class MakeRun:
+    """`make run` in a process group of its own, as a shell starts it."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.output = process.stdout
+        self._port = port
+
+    def wait_until_ready(self) -> None:
+        lines: list[str] = []
+        while "curl -N" not in "".join(lines[-1:]):
+            line = self.output.readline()
+            assert line, "".join(lines)
+            lines.append(line)
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"http://127.0.0.1:{self._port}/v1", api_key="none", max_retries=0)
+
+
+@contextmanager
+def make_run(*variables: str) -> Iterator[MakeRun]:
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL", "TENSOR_PARALLEL")}
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ["make", "run", f"PORT={port}", *variables],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         watchdog = threading.Timer(240, os.killpg, (process.pid, signal.SIGTERM))
         watchdog.start()
         try:
-            yield process, port
+            yield MakeRun(process, port)
         finally:
             watchdog.cancel()
             if process.poll() is None:
@@ -36,27 +62,31 @@ def make_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.mark.timeout(300)
-def test_request_streams_and_ctrl_c_leaves_no_process(make_run: tuple[subprocess.Popen[str], int]) -> None:
-    process, port = make_run
-    assert process.stdout is not None
-    lines: list[str] = []
-    while "curl -N" not in "".join(lines[-1:]):
-        line = process.stdout.readline()
-        assert line, "".join(lines)
-        lines.append(line)
+def test_request_streams_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    with make_run(f"MODEL={make_tiny_model(tmp_path / 'model')}", "TENSOR_PARALLEL=2") as run:
+        run.wait_until_ready()
+        with run.client() as client:
+            messages = [{"role": "user", "content": "Hello!"}]
+            model = client.models.list().data[0].id
+            stream = client.chat.completions.create(model=model, messages=messages, stream=True, max_tokens=8)
+            reasons = [chunk.choices[0].finish_reason for chunk in stream]
+        assert reasons[-1] in ("length", "stop")
 
-    with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-        messages = [{"role": "user", "content": "Hello!"}]
-        model = client.models.list().data[0].id
-        stream = client.chat.completions.create(model=model, messages=messages, stream=True, max_tokens=8)
-        reasons = [chunk.choices[0].finish_reason for chunk in stream]
-    assert reasons[-1] in ("length", "stop")
+        descendants = psutil.Process(run.process.pid).children(recursive=True)
+        assert len(descendants) >= 4  # scripts/run, the engine, its second rank, the gateway
+        os.killpg(run.process.pid, signal.SIGINT)
+        remaining = run.output.read()
+        run.process.wait(60)
+        assert "killed" not in remaining, remaining
+        _, alive = psutil.wait_procs(descendants, timeout=5)
+        assert not alive
 
-    descendants = psutil.Process(process.pid).children(recursive=True)
-    assert len(descendants) >= 4  # scripts/run, the engine, its second rank, the gateway
-    os.killpg(process.pid, signal.SIGINT)
-    remaining = process.stdout.read()
-    process.wait(60)
-    assert "killed" not in remaining, remaining
-    _, alive = psutil.wait_procs(descendants, timeout=5)
-    assert not alive
+
+@pytest.mark.timeout(300)
+def test_without_a_model_the_builtin_one_becomes_ready_and_answers() -> None:
+    with make_run() as run:
+        run.wait_until_ready()
+        with run.client() as client:
+            question = [{"role": "user", "content": "What is the capital of France?"}]
+            answer = client.chat.completions.create(model="proa-builtin", messages=question, temperature=0)
+    assert answer.choices[0].message.content == "The capital of France is Paris."
