@@ -47,6 +47,13 @@ def test_a_digest_is_no_key(tmp_path: Path) -> None:
         ring.authenticate(f"Bearer {B['sha256']}")
 
 
+def test_a_key_whose_digest_only_begins_like_a_known_one_is_refused(tmp_path: Path) -> None:
+    alike = hashlib.sha256(b"sk-cccc").hexdigest()[:32] + "0" * 32
+    ring = KeyRing(write(tmp_path / "keys.json", {"name": "team-c", "sha256": alike}))
+    with pytest.raises(InvalidApiKey):
+        ring.authenticate("Bearer sk-cccc")
+
+
 def test_without_a_file_everybody_is_the_same_nameless_caller() -> None:
     ring = KeyRing(None)
     assert ring.authenticate(None) is ring.authenticate("Bearer anything")
