@@ -374,7 +374,7 @@ async def test_small_routes_answer(gateway: RunningGateway) -> None:
     assert "proa_gateway_sessions 1.0" in metrics
     assert 'vllm:num_requests_running{engine="127.0.0.1' in metrics
     assert 'proa_gateway_tokens_total{gen_ai_request_model="fake",type="output"} 3.0' in metrics
-    assert 'proa_gateway_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
+    assert 'proa_gateway_requests_total{error_type="",route="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
 async def test_a_tokenizer_folder_stands_in_for_the_engines(tmp_path: Any) -> None:

@@ -160,6 +160,8 @@ def test_an_engines_page_is_served_until_it_is_stopped() -> None:
 def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_request("/v1/chat/completions", 200)
+    metrics.observe_request("/v1/chat/completions", 200, "engine_timeout")
+    metrics.observe_finish("m", "stop")
     metrics.observe_rejection("requests")
     metrics.observe_generation(
         operation="chat", model="m", duration=1.1, time_to_first_token=0.1, input_tokens=7, output_tokens=11
@@ -169,7 +171,10 @@ def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -
     metrics.observe_engine("b:1", EngineLoad("m", 0, 0, 0.0, 0))
     metrics.forget_engine("b:1")
     page = Scrape(metrics.render().decode())
-    assert page.value("proa_gateway_requests_total", route="/v1/chat/completions", status="200") == 1
+    answers = {"route": "/v1/chat/completions", "status": "200"}
+    assert page.value("proa_gateway_requests_total", **answers) == 2
+    assert page.value("proa_gateway_requests_total", **answers, error_type="engine_timeout") == 1
+    assert page.value("proa_gateway_finished_sequences_total", gen_ai_request_model="m", reason="stop") == 1
     assert page.value("proa_gateway_admission_rejections_total", reason="requests") == 1
     assert page.value("gen_ai_server_request_duration_seconds_count", error_type="") == 1
     assert page.value("gen_ai_server_request_duration_seconds_count", error_type="engine_lost") == 1

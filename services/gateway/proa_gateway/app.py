@@ -50,7 +50,7 @@ def _authenticate(scope: Scope, authorization: str | None) -> Caller:
         raise
 
 
-def _observe_error(request: Request, status: int) -> None:
+def _observe_error(request: Request, status: int, error_type: str) -> None:
     gateway: Gateway = request.state.gateway
     route = request.scope.get("route")
-    gateway.metrics.observe_request(getattr(route, "path", "none"), status)
+    gateway.metrics.observe_request(getattr(route, "path", "none"), status, error_type)

@@ -94,12 +94,12 @@ def gateway_error_response(error: GatewayError) -> JSONResponse:
 
 
 def error_handlers(
-    observe: Callable[[Request, int], None],
+    observe: Callable[[Request, int, str], None],
 ) -> dict[type[Exception], Handler]:
-    """Every error of the application as OpenAI's error object. `observe` is told each one's status."""
+    """Every error of the application as OpenAI's error object. `observe` is told each one's status and type."""
 
     async def on_gateway_error(request: Request, error: GatewayError) -> Response:
-        observe(request, error.status)
+        observe(request, error.status, error.code or type(error).__name__)
         return gateway_error_response(error)
 
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
@@ -107,19 +107,19 @@ def error_handlers(
             sent = request.headers.get("content-type", "")[:80]
             message = f"The body must be JSON, sent with the header Content-Type: application/json, not {sent!r}."
             return await on_gateway_error(request, UnsupportedMediaType(message))
-        observe(request, 400)
-        return validation_error_response(error.errors())
+        body = validation_error_object(error.errors())
+        observe(request, 400, body["error"]["code"])
+        return JSONResponse(body, 400)
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, GatewayError):  # raised while FastAPI was reading the body
             return await on_gateway_error(request, error.__cause__)
-        observe(request, error.status_code)
+        observe(request, error.status_code, str(error.status_code))
         body = error_object(f"{request.method} {request.url.path}: {error.detail}", "invalid_request_error")
         return JSONResponse(body, error.status_code, error.headers)
 
     async def on_fault(request: Request, error: Exception) -> Response:
-        observe(request, 500)
-        return gateway_error_response(InternalError("The gateway failed."))
+        return await on_gateway_error(request, InternalError("The gateway failed."))
 
     return {
         GatewayError: on_gateway_error,
@@ -129,17 +129,16 @@ def error_handlers(
     }
 
 
-def validation_error_response(errors: Sequence[Mapping[str, Any]]) -> JSONResponse:
+def validation_error_object(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Says the first thing that is wrong."""
     error = errors[0]
     if error["type"] == "json_invalid":
         reason = error.get("ctx", {}).get("error", "")
-        body = error_object(f"The body is not valid JSON: {reason}", "invalid_request_error", None, "invalid_json")
-        return JSONResponse(body, 400)
+        return error_object(f"The body is not valid JSON: {reason}", "invalid_request_error", None, "invalid_json")
     param = _param(error["loc"][1:])
     code = _CODES.get(error["type"], error["type"] if error["type"].startswith("unsupported") else "invalid_value")
     message = f"{param}: {error['msg']}" if param else f"The body: {error['msg']}"
-    return JSONResponse(error_object(message, "invalid_request_error", param or None, code), 400)
+    return error_object(message, "invalid_request_error", param or None, code)
 
 
 def _param(location: Sequence[str | int]) -> str:

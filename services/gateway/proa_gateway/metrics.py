@@ -64,7 +64,16 @@ class GatewayMetrics:
             _GEN_AI,
             PER_TOKEN_BUCKETS,
         )
-        self._requests = counter("proa_gateway_requests", "Requests answered.", "route", "status")
+        self._requests = counter(
+            "proa_gateway_requests",
+            "Requests answered. A stream that broke off has status 200 and an error type.",
+            *("route", "status", "error_type"),
+        )
+        self._finished = counter(
+            "proa_gateway_finished_sequences",
+            "Output sequences that ended, by the reason that the client was told.",
+            *("gen_ai_request_model", "reason"),
+        )
         self._tokens = counter("proa_gateway_tokens", "Tokens of ended requests.", "gen_ai_request_model", "type")
         self._aborts = counter("proa_gateway_aborted_requests", "Requests given up by their client.")
         self._rejections = counter("proa_gateway_admission_rejections", "Requests not admitted.", "reason")
@@ -83,9 +92,15 @@ class GatewayMetrics:
         )
         registry.register(self)
 
-    def observe_request(self, route: str, status: int) -> None:
-        """Count one answered HTTP request. `route` is the path's template."""
-        self._requests.labels(route, str(status)).inc()
+    def observe_request(self, route: str, status: int, error_type: str = "") -> None:
+        """Count one answered HTTP request. `route` is the path's template. `error_type` set: it failed, be it after
+        its status was sent."""
+        self._requests.labels(route, str(status), error_type).inc()
+
+    def observe_finish(self, model: str, reason: str) -> None:
+        """Count one output sequence: `stop`, `length` or `abort` as the client was told, `error` where it was told of
+        one instead, `client_disconnected` where nobody was there to be told."""
+        self._finished.labels(model, reason).inc()
 
     def observe_generation(
         self,

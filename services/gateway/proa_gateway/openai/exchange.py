@@ -12,7 +12,7 @@ from proa_gateway.metrics import GatewayMetrics
 from proa_gateway.models import ServedModel
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.rendering import Choice, Envelope, Prompt, Usage
-from proa_gateway.output_processor import Delta
+from proa_gateway.output_processor import Delta, OutputProcessor
 from proa_gateway.telemetry import RequestTrace
 from proa_gateway.types import RouteWish
 
@@ -110,13 +110,13 @@ class Exchange:
         usage = self.usage
         first = self.generation.first_token_at if self.generation else None
         first_token = first - self.arrived if first is not None else None
-        error_type = self._error_type()
+        model = self.model.name if self.model else ""
         self.trace.finish(
             status=self.status,
-            error_type=error_type or None,
+            error_type=self.error_type or None,
             message=self.error.message if self.error else "",
             response_id=self.id,
-            response_model=self.model.name if self.model else None,
+            response_model=model or None,
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
@@ -125,16 +125,27 @@ class Exchange:
         )
         metrics.observe_generation(
             operation=self.operation.name,
-            model=self.model.name if self.model else "",
+            model=model,
             duration=time.perf_counter() - self.arrived,
             time_to_first_token=first_token,
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
-            error_type=error_type,
+            error_type=self.error_type,
         )
+        for sequence in self.generation.sequences if self.generation else ():
+            metrics.observe_finish(model, self._reason(sequence))
 
-    def _error_type(self) -> str:
+    def _reason(self, sequence: OutputProcessor) -> str:
+        """What the client was told of a sequence's end. Without a stream an error is told instead of all of them."""
+        told = self.status == 200 or self.operation.request.stream
+        if told and sequence.finish_reason is not None:
+            return sequence.finish_reason
+        return "client_disconnected" if self.status == 499 else "error"
+
+    @property
+    def error_type(self) -> str:
+        """Empty: there was none."""
         if self.error is not None:
             return self.error.code or type(self.error).__name__
         return {200: "", 499: "client_disconnected"}.get(self.status, "internal_error")

@@ -138,7 +138,7 @@ class Serving:
                 await (answer.stream(send, send_event) if request.stream else answer.complete(send))
             finally:
                 generation.close()
-            self._metrics.observe_request(operation.route, exchange.status)
+            self._metrics.observe_request(operation.route, exchange.status, exchange.error_type)
 
     async def _wish(self, exchange: Exchange, prompt: Prompt, model: ServedModel) -> RouteWish:
         request = exchange.operation.request
