@@ -19,6 +19,8 @@ class Sample:
     """What one request met; times in seconds."""
 
     time_to_first_token: float  # 0: its answer had no text
+    first_token_at: float = 0.0  # `time.monotonic`, which all processes of a machine share
+    last_token_at: float = 0.0
     gaps: list[float] = field(default_factory=list)  # between events that carry text
     output_tokens: int = 0
     error: str = ""
@@ -101,8 +103,8 @@ async def _send(load: Load, prompt: Prompt, deadline: float) -> Sample:
                     if sample.time_to_first_token:
                         sample.gaps.append(now - last)
                     else:
-                        sample.time_to_first_token = now - started
-                    last = now
+                        sample.time_to_first_token, sample.first_token_at = now - started, now
+                    last = sample.last_token_at = now
             writer.close()
     except (OSError, TimeoutError, IndexError, ValueError) as error:
         sample.error = f"{type(error).__name__}: {error}"

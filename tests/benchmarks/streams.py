@@ -1,7 +1,8 @@
 """Many streams at once through one gateway process: whether all are served, how evenly, and what memory each takes.
 
 A fake engine process gives every stream a token each step, at a pace that a large model would have; the clients are in
-two more processes. Bounded in requests and in time. Prints a Markdown table and one line of JSON.
+two more processes. Bounded in requests and in time. Prints a Markdown table and one line of JSON. Exits with 1 where a
+stream failed or was cut short, or where fewer were being answered at one moment than were asked for.
 
     PYTHONPATH=tests python tests/benchmarks/streams.py --streams 1 1000
 """
@@ -9,9 +10,11 @@ two more processes. Bounded in requests and in time. Prints a Markdown table and
 import argparse
 import json
 import multiprocessing
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from multiprocessing.pool import Pool
 
 import psutil
@@ -27,7 +30,8 @@ class Figure:
     """What one number of streams gave."""
 
     streams: int
-    served: int
+    served: int  # with every token
+    at_once: int  # at most, from their first token to their last
     seconds: float
     events_per_second: float
     time_to_first_token_p50: float  # seconds
@@ -62,12 +66,13 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
         seconds, used = time.monotonic() - started, process.cpu_times()
     for error in sorted({sample.error for sample in samples if sample.error}):
         print("failed:", error)
-    good = [sample for sample in samples if not sample.error]
+    good = [sample for sample in samples if not sample.error and sample.output_tokens == arguments.max_tokens]
     first = [sample.time_to_first_token for sample in good]
     gaps = [gap for sample in good for gap in sample.gaps]
     return Figure(
         streams=streams,
         served=len(good),
+        at_once=most_at_once([(sample.first_token_at, sample.last_token_at) for sample in good]),
         seconds=round(seconds, 1),
         events_per_second=round((len(first) + len(gaps)) / seconds),
         time_to_first_token_p50=round(percentile(first, 0.5), 3),
@@ -80,6 +85,12 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
         peak_mb=round(peak / 1e6, 1),
         kb_a_stream=round((peak - idle) / streams / 1e3, 1),
     )
+
+
+def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
+    """How many of them have a moment in common."""
+    steps = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
+    return max(accumulate((step for _, step in steps), initial=0))
 
 
 def run_async(
@@ -97,7 +108,7 @@ def run(clients: Pool, port: int, streams: int, arguments: argparse.Namespace) -
     run_async(clients, port, streams, arguments).get()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 1000])
     parser.add_argument("--batch", type=int, help="sequences that the engine runs at once; default: all of them")
@@ -106,13 +117,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="nothing outlives this")
     parser.add_argument("--gateway-argument", action="append", default=[], help="for proa-gateway serve; repeat")
     arguments = parser.parse_args(argv)
-    figures = [asdict(measure(streams, arguments)) for streams in arguments.streams]
+    measured = [measure(streams, arguments) for streams in arguments.streams]
+    figures = [asdict(figure) for figure in measured]
     print("|", " | ".join(figures[0]), "|")
     print("|", " | ".join("---:" for _ in figures[0]), "|")
     for figure in figures:
         print("|", " | ".join(f"{value:,}" for value in figure.values()), "|")
     print(json.dumps(figures))
+    return int(any(min(figure.served, figure.at_once) < figure.streams for figure in measured))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
