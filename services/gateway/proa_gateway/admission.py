@@ -55,7 +55,7 @@ class Ticket:
         self._admission.sequences.wait(self._stakes[self._admission.sequences])
 
     def stop_waiting(self) -> None:
-        """Its turn has come, or it has given up; nothing more is taken from it. Harmless where it does not wait."""
+        """Its turn has come: nothing is taken from it any more. Harmless where it does not wait."""
         self._leave = None
         for limit in (self._admission.waiting, self._admission.tokens):
             self._give_back(limit)

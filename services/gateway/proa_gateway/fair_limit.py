@@ -50,7 +50,7 @@ class _Flow(Generic[T]):
 
 
 class FairLimit(Generic[T]):
-    """`givers` decides, `add` and `remove` do as it says; in between one's stake may be given away while it waits."""
+    """`givers` decides and changes nothing, `add` and `remove` do. From `wait` to `stop_waiting` a stake may be taken."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -151,7 +151,6 @@ class WaitingRoom:
             outcome = error.code or ""
             raise
         finally:
-            waiter.ticket.stop_waiting()
             self._metrics.observe_wait(model, outcome, time.perf_counter() - started)
             if outcome != "admitted":
                 self.changed()  # it may have been let in just before it left

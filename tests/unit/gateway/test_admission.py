@@ -163,6 +163,22 @@ def test_later_priorities_give_way_before_anybody_else_and_earlier_ones_never() 
     end(late, *soon)
 
 
+def test_a_later_priority_gives_way_before_a_caller_that_holds_more() -> None:
+    gateway = Gateway(max_waiting=4)
+    flood, late = [gateway.wait("flood") for _ in range(3)], gateway.wait("late", priority=1)
+    few = gateway.wait("few")
+    assert list(gateway.left) == [late]
+    end(*flood, late, few)
+
+
+def test_a_large_request_takes_from_all_who_hold_much_and_not_from_one_alone() -> None:
+    gateway = Gateway(max_requests=12)
+    one, two = [gateway.wait("one") for _ in range(6)], [gateway.wait("two") for _ in range(6)]
+    large = gateway.wait("large", n=4)
+    assert set(gateway.left) == {*one[-2:], *two[-2:]}
+    end(*one, *two, large)
+
+
 def test_a_callers_own_requests_give_way_to_one_of_an_earlier_rank() -> None:
     gateway = Gateway(max_waiting=2)
     first, last = gateway.wait("", rank=0), gateway.wait("", rank=7)

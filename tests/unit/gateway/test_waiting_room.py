@@ -251,15 +251,17 @@ async def test_who_is_held_for_one_model_makes_place_for_a_caller_with_less_of_a
 
 
 async def test_nothing_is_taken_from_who_was_just_called() -> None:
-    engines = Engines(None, max_waiting=1)
-    called = asyncio.create_task(engines.hold(MODEL, flow="a"))
+    engines, end = Engines(0, max_waiting=1), asyncio.Event()
+    called = asyncio.create_task(engines.run("a", last=end))
     await turns()
     engines.size = 1
-    engines.waiting._let_in()  # it has its answer, and has had no turn yet
-    urgent = asyncio.create_task(engines.hold("other", flow="b", priority=-1))
-    await called
-    engines.waiting.changed()
-    await urgent
+    urgent = asyncio.create_task(engines.run("b", last=end, priority=-1))
+    engines.waiting._let_in()  # the first one has its answer, and gets its turn after the urgent one
+    await turns()
+    assert engines.order == ["a"]
+    assert (engines.admission.sequences.total, engines.admission.waiting.total) == (2, 1)
+    end.set()
+    await asyncio.gather(called, urgent)
 
 
 async def test_closing_sends_everybody_away_and_lets_nobody_wait() -> None:
