@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
+from typing import Any
 
 import pytest
 
@@ -56,10 +57,11 @@ def prompt(number: int, length: int = 300) -> list[int]:
     return [100 + (number * 7919 + position * position) % 900 for position in range(length)]
 
 
-async def ask(gateway: RunningGateway, token_ids: list[int]) -> tuple[int, int]:
+async def ask(gateway: RunningGateway, token_ids: list[int], **fields: Any) -> tuple[int, int]:
     """Cached tokens of the prompt, as the gateway expected and as the engine reported."""
     before = await _hits(gateway)
-    answer = await gateway.http.post("/v1/completions", json={"prompt": token_ids, "max_tokens": 2, "ignore_eos": True})
+    body = {"prompt": token_ids, "max_tokens": 2, "ignore_eos": True, **fields}
+    answer = await gateway.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     after = await _hits(gateway)
     expected, reported = (round(after[by] - before[by]) for by in ("gateway", "engine"))
@@ -120,6 +122,13 @@ async def test_nothing_is_expected_of_an_engine_that_was_started_anew(
     assert await ask(second, prompt(20)) == (288, 288)
     await in_step(gateways)
     assert await ask(first, prompt(20)) == (288, 288)
+
+
+async def test_nothing_is_expected_of_a_prompt_whose_every_token_is_scored(gateways: list[RunningGateway]) -> None:
+    first, _ = gateways
+    await ask(first, prompt(40))
+    assert await ask(first, prompt(40), echo=True, logprobs=1, max_tokens=0) == (0, 0)
+    assert await ask(first, prompt(40), prompt_logprobs=0) == (0, 0)
 
 
 async def test_prompts_under_another_salt_share_nothing(gateways: list[RunningGateway]) -> None:

@@ -121,7 +121,7 @@ class Serving:
             self._describe(exchange, params[0])
             with exchange.trace.span("tokenize"):
                 exchange.prompts = await operation.prompts(model)
-                exchange.wishes = [await self._wish(exchange, prompt, model) for prompt in exchange.prompts]
+                exchange.wishes = [await self._wish(exchange, prompt, model, params[0]) for prompt in exchange.prompts]
             with exchange.trace.span("admission"):
                 num_tokens = self._count_tokens(exchange.prompts, operation, model)
                 await visit.turn(model.name, num_tokens, num_sequences, max_tokens(request))
@@ -140,12 +140,11 @@ class Serving:
                 generation.close()
             self._metrics.observe_request(operation.route, exchange.status, exchange.error_type)
 
-    async def _wish(self, exchange: Exchange, prompt: Prompt, model: ServedModel) -> RouteWish:
-        request = exchange.operation.request
+    async def _wish(self, exchange: Exchange, prompt: Prompt, model: ServedModel, params: SamplingParams) -> RouteWish:
         # What an engine has cached is of no use where every token of the prompt must be computed.
-        if not self._router.needs_hashes or request.prompt_logprobs is not None:
+        if not self._router.needs_hashes or params.prompt_logprobs is not None:
             return RouteWish(session=exchange.session)
-        salt = request.cache_salt or ""
+        salt = exchange.operation.request.cache_salt or ""
         return await make_wish(prompt.token_ids, model.info.chain, cache_salt=salt, session=exchange.session)
 
     def _check(self, operation: Operation, num_choices: int) -> None:
