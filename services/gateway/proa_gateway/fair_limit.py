@@ -50,7 +50,7 @@ class _Flow(Generic[T]):
 
 
 class FairLimit(Generic[T]):
-    """`givers` decides and changes nothing, `add` and `remove` do. From `wait` to `stop_waiting` a stake may be taken."""
+    """`givers` decides, `add` and `remove` do. From `wait` to `stop_waiting` a stake may be taken from its owner."""
 
     def __init__(self, most: int) -> None:
         self.most = most
