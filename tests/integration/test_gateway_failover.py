@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -334,25 +334,25 @@ class Client:
                 self.events.append(event)
 
 
+async def chat_until(gateway: RunningGateway, condition: Callable[[], bool]) -> None:
+    """Requests, all answered, one after the other. What an engine refuses counts as its load until it reports again."""
+    async with asyncio.timeout(20):
+        while not condition():
+            assert (await gateway.chat(max_tokens=2)).status_code == 200
+
+
 async def test_an_engine_that_fails_its_requests_gets_none_for_a_while(
     gateway: RunningGateway, engines: list[FakeEngine]
 ) -> None:
     ill, well = engines
     ill.rejection, well.step_delay, ill.step_delay = ILL, 0.0, 0.0
-    for _ in range(40):
-        assert (await gateway.chat(max_tokens=2)).status_code == 200
-        if len(ill.requests) == THRESHOLD:
-            break
-    assert len(ill.requests) == THRESHOLD
+    await chat_until(gateway, lambda: len(ill.requests) == THRESHOLD)
     assert [engine.address for engine in gateway.gateway.pool.engines if engine.usable] == [well.address]
     await until(lambda: page(gateway).value("proa_gateway_engine_breaker_state", engine=ill.address) == 2)
     ill.rejection = None
     await until(lambda: all(engine.usable for engine in gateway.gateway.pool.engines))  # half-open
     before = len(ill.requests)
-    for _ in range(40):
-        assert (await gateway.chat(max_tokens=2)).status_code == 200
-        if len(ill.requests) > before:
-            break
+    await chat_until(gateway, lambda: len(ill.requests) > before)
     await until(lambda: page(gateway).value("proa_gateway_engine_breaker_state", engine=ill.address) == 0)
 
 
