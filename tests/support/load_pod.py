@@ -1,8 +1,8 @@
 """Streaming clients that run as a pod, so that they reach the Service as any pod does. Standard library only.
 
-All clients begin together, and each sends chat requests one after the other until its number is reached or
-`--stop-file` exists. One line of JSON for every request: what was asked, the text, how it ended, when it began and
-ended (Unix seconds), and the longest silence between two events of its stream.
+Each client sends chat requests one after the other until its number is reached or `--stop-file` exists. One line of
+JSON for every request: what was asked, the text, how it ended, when it began and ended (Unix seconds), and the longest
+silence between two events of its stream.
 """
 
 import argparse
@@ -76,11 +76,9 @@ def main() -> None:
     parser.add_argument("--key", default="none")
     arguments = parser.parse_args()
     printing = threading.Lock()
-    all_there = threading.Barrier(arguments.clients)
     deadline = time.monotonic() + arguments.seconds
 
     def client(number: int) -> None:
-        all_there.wait()
         for index in range(arguments.requests):
             if arguments.stop_file.exists() or time.monotonic() > deadline:
                 return
