@@ -16,7 +16,7 @@ def _one_gateway(release: Release) -> None:
 
 def test_a_thousand_streams_at_once_through_one_gateway(release: Release) -> None:
     assert len(release.pods("gateway")) == 1
-    # Long answers: a pod's thousand clients need half a minute to begin, beside all that they hear already.
+    # Answers that take far longer than it takes the clients to ask.
     arguments = ("--clients=1000", "--requests=1", "--max-tokens=300", "--ignore-eos", "--timeout=300")
     with traffic(release, *arguments) as running:
         running.join(600)

@@ -10,6 +10,7 @@ import http.client
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 QUESTIONS = (
@@ -21,13 +22,17 @@ QUESTIONS = (
 )
 
 
-def ask(host: str, port: int, body: dict, timeout: float, key: str) -> dict:
-    """One streamed request, as the record that is printed; `error` is empty where all went well."""
+def ask(host: str, port: int, body: dict, timeout: float, key: str, sent: Callable[[], object]) -> dict:
+    """One streamed request, as the record that is printed; `error` is empty where all went well. `sent` is called
+    before the answer is read, if there is one."""
     record = {"began": time.time(), "text": "", "events": 0, "silence": 0.0, "finish_reason": None, "error": ""}
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
+        finally:
+            sent()
         response = connection.getresponse()
         if response.status != 200:
             raise OSError(f"status {response.status}: {response.read(300).decode(errors='replace')}")
@@ -76,11 +81,13 @@ def main() -> None:
     parser.add_argument("--key", default="none")
     arguments = parser.parse_args()
     printing = threading.Lock()
+    # Nobody listens before all have asked: a thousand threads that hear something keep each other from beginning.
+    all_sent = threading.Barrier(arguments.clients)
     deadline = time.monotonic() + arguments.seconds
 
     def client(number: int) -> None:
         for index in range(arguments.requests):
-            if arguments.stop_file.exists() or time.monotonic() > deadline:
+            if index and (arguments.stop_file.exists() or time.monotonic() > deadline):
                 return
             question = arguments.question or QUESTIONS[(number + index) % len(QUESTIONS)]
             body = {
@@ -91,7 +98,8 @@ def main() -> None:
                 "seed": number,
                 "ignore_eos": arguments.ignore_eos,
             }
-            record = ask(arguments.host, arguments.port, body, arguments.timeout, arguments.key)
+            sent = all_sent.wait if index == 0 else lambda: None
+            record = ask(arguments.host, arguments.port, body, arguments.timeout, arguments.key, sent)
             with printing:
                 print(json.dumps(record | {"client": number, "index": index, "question": question}), flush=True)
 
