@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+IntArray = npt.NDArray[np.int64]
+
 CHUNK = 128  # tokens in one product of probabilities and values
 LENGTH_MULTIPLE = 16
 DECODE_TILE = 1 << 20  # numbers in a decode tile's keys (4 MB): measured best of 2^16 … 2^21 for 64 decodes
@@ -106,7 +108,8 @@ class _Planner:
 
     def prefill(self, r: int) -> PrefillTile:
         length = self.padded(self.num_tokens[r])
-        block_rows, _ = self.cache_rows([r], length)
+        rows, _ = self.places([r], np.arange(0, length, self.block_size))
+        block_rows = torch.from_numpy(rows.ravel())
         return PrefillTile(self.starts[r], self.starts[r + 1], self.num_tokens[r], block_rows, length)
 
     def decodes(self, num_decodes: int) -> list[DecodeTile]:
@@ -133,25 +136,24 @@ class _Planner:
             masked |= positions < num_tokens - self.window
         starts = [self.starts[r] for r in requests]
         is_whole = len(starts) == self.starts[-1] and starts == list(range(len(self.seq_lens)))
-        block_rows, token_rows = self.cache_rows(requests, length)
+        rows, offsets = self.places(requests, positions)
         return DecodeTile(
             n=len(requests),
             tokens=None if is_whole else torch.tensor(starts),
-            block_rows=block_rows,
-            token_rows=token_rows,
+            block_rows=torch.from_numpy(rows[:, :, :: self.block_size].ravel()),
+            token_rows=torch.from_numpy((rows * self.block_size + offsets[:, None])[:, :, None]),
             masked=torch.from_numpy(masked[:, None, None]) if masked.any() else None,
             length=length,
         )
 
-    def cache_rows(self, requests: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tile's `block_rows` and `token_rows`, of each request's `length` tokens from its first gathered one on."""
+    def places(self, requests: list[int], positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the requests' gathered tokens at these positions lie: rows of blocks [n, kv_heads, positions], and
+        offsets in them [n, positions]. Behind a request's end it is its last token's place."""
         first = np.array([[self.firsts[r]] for r in requests])
         last = np.array([[self.seq_lens[r] - 1] for r in requests])
-        columns, offsets = np.divmod(np.minimum(np.arange(length) + first, last), self.block_size)
+        columns, offsets = np.divmod(np.minimum(positions + first, last), self.block_size)
         blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
-        rows = (blocks * len(self.heads))[:, None] + self.heads  # [n, kv_heads, length]: each token's block
-        token_rows = rows * self.block_size + offsets[:, None]
-        return torch.from_numpy(rows[:, :, :: self.block_size].ravel()), torch.from_numpy(token_rows[:, :, None])
+        return (blocks * len(self.heads))[:, None] + self.heads, offsets
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))

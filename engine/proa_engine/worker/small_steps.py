@@ -2,8 +2,8 @@
 
 After a parallel region its threads spin, on cores that planning, the network and other processes want too, and the next
 region waits for a thread that has lost its core. A device thread, and who plans beside it, wait for each other's hold
-on the interpreter. Measured with the built-in model, one request and two cores: one thread is as fast as two, ten times
-as fast beside busy neighbours, and a sixth faster where the planner does the device's work itself.
+on the interpreter. Measured with the built-in model, one request and two cores: one thread is as fast as two, and ten
+times as fast beside busy neighbours; a planner that does the device's work itself needs one core for what took two.
 """
 
 from collections.abc import Iterator

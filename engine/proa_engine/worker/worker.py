@@ -89,11 +89,12 @@ class Worker:
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
         self.max_model_len = choices.choose_max_model_len(config, self.model_config)
-        self._small_steps = SmallSteps(choices.num_parameters(self.model_config))
+        num_parameters = choices.num_parameters(self.model_config)
+        self._small_steps = SmallSteps(num_parameters)
         self._dtype = choices.choose_dtype(config.dtype, self.model_config, self.device)
         self._cache_dtype = choices.choose_cache_dtype(config.kv_cache_dtype, self._dtype)
         if self.device.type == "cpu":  # before the ranks meet: what is available then, none of them has taken yet
-            estimate = choices.num_parameters(self.model_config) * self._dtype.itemsize // config.tensor_parallel_size
+            estimate = num_parameters * self._dtype.itemsize // config.tensor_parallel_size
             kv_cache.check_weights(estimate, kv_cache.weights_room(read_memory(), self._ranks_here))
         if rendezvous is not None:
             self._parallel = distributed.join(rendezvous, self.device, store)
