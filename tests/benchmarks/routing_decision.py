@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
-from proa_gateway.types import BlockChain, RouteWish
+from proa_gateway.types import BlockChain, RoutingHints
 
 CHAIN = BlockChain(b"\0" * 16, 16)
 NUM_TOKENS = 8192
@@ -36,11 +36,11 @@ def hashes(count: int) -> list[bytes]:
 
 
 def measure(
-    policy: Policy, index: PrefixIndex, replicas: dict[str, Replica], make: Callable[[], RouteWish], in_flight: int
+    policy: Policy, index: PrefixIndex, replicas: dict[str, Replica], make: Callable[[], RoutingHints], in_flight: int
 ) -> str:
     """With so many requests under way, whose blocks the engines have not told yet."""
     times: dict[str, list[float]] = {name: [] for name in ("choice", "note", "both", "told")}
-    under_way: deque[tuple[str, RouteWish]] = deque()
+    under_way: deque[tuple[str, RoutingHints]] = deque()
     for _ in range(ROUNDS + in_flight):
         wish = make()
         before = time.thread_time_ns()
@@ -95,10 +95,10 @@ def main() -> None:
     for number, document in enumerate(documents):
         for replica in rng.sample(replicas, 1 + number % 4):
             index.stored(replica.address, document[: rng.randrange(256, 513)])
-    kinds: dict[str, Callable[[], RouteWish]] = {
-        "nothing cached": lambda: RouteWish(hashes(512), CHAIN, NUM_TOKENS, "me"),
-        "a system prompt everywhere": lambda: RouteWish(system + hashes(384), CHAIN, NUM_TOKENS, "me"),
-        "documents here and there": lambda: RouteWish(rng.choice(documents), CHAIN, NUM_TOKENS, "me"),
+    kinds: dict[str, Callable[[], RoutingHints]] = {
+        "nothing cached": lambda: RoutingHints(hashes(512), CHAIN, NUM_TOKENS, "me"),
+        "a system prompt everywhere": lambda: RoutingHints(system + hashes(384), CHAIN, NUM_TOKENS, "me"),
+        "documents here and there": lambda: RoutingHints(rng.choice(documents), CHAIN, NUM_TOKENS, "me"),
     }
     for name in POLICIES:
         policy = make_policy(name, index, rng, time.monotonic)

@@ -22,7 +22,7 @@ from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, make_policy
-from proa_gateway.types import BlockChain, RouteWish
+from proa_gateway.types import BlockChain, RoutingHints
 
 BLOCK_SIZE = 16
 CHAIN = BlockChain(root_hash("simulated", ""), BLOCK_SIZE)
@@ -94,7 +94,7 @@ class Gateway:
             if not events:
                 self.index.cannot_tell(address)
 
-    def pick(self, wish: RouteWish) -> tuple[int, int]:
+    def pick(self, wish: RoutingHints) -> tuple[int, int]:
         """The number of the replica, and how many tokens it is expected to have."""
         started = time.perf_counter()
         chosen = self.policy.choose(self._candidates, wish)
@@ -186,7 +186,7 @@ class Simulation:
     def _ask(self, ask: Ask) -> None:
         gateway = self._rng.choice(self.gateways)
         hashes = hash_blocks(CHAIN.root, ask.prompt, BLOCK_SIZE) if gateway.policy.needs_hashes else []
-        wish = RouteWish(hashes, CHAIN, len(ask.prompt), ask.session)
+        wish = RoutingHints(hashes, CHAIN, len(ask.prompt), ask.session)
         number, expected = gateway.pick(wish)
         request_id = str(len(self.results))
         self.results[request_id] = Result(ask, expected)

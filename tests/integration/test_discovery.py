@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from kubernetes.client import Configuration
 
-from proa_gateway.discovery import Endpoint, EndpointSliceDiscovery, StaticDiscovery
+from proa_gateway.engines.discovery import Endpoint, EndpointSliceDiscovery, StaticDiscovery
 from support.fake_kube_api import FakeKubeApi, endpoint
 
 Sets = AsyncIterator[frozenset[Endpoint]]

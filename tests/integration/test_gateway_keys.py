@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from proa_gateway import auth
+from proa_gateway.admission import auth
 from proa_gateway.config import Deadlines
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, events_of, running_gateway, until

@@ -18,7 +18,7 @@ from proa_engine.core.types import (
     SchedulerStats,
 )
 from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics
-from proa_gateway.metrics import EngineLoad, GatewayMetrics
+from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
 from support.fake_executor import FakeExecutor
 from support.processes import free_port
 from support.scrape import Scrape

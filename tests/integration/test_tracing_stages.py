@@ -11,7 +11,7 @@ from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason
 from proa_engine.telemetry import EngineTracer
 from proa_engine.worker_spans import WorkerTracer
-from proa_gateway.telemetry import GatewayTracer
+from proa_gateway.observability.telemetry import GatewayTracer
 from support.otlp import OtlpReceiver
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -187,10 +187,10 @@ def test_standard_variables_name_the_service_and_choose_the_sampler(
 
 def test_importing_telemetry_loads_no_sdk_and_sets_no_global_provider() -> None:
     check = (
-        "import sys, proa_engine.telemetry, proa_gateway.telemetry\n"
+        "import sys, proa_engine.telemetry, proa_gateway.observability.telemetry\n"
         "from opentelemetry import trace\n"
         "assert not {'opentelemetry.sdk', 'opentelemetry.exporter'} & set(sys.modules)\n"
-        "proa_gateway.telemetry.GatewayTracer.from_environment()\n"
+        "proa_gateway.observability.telemetry.GatewayTracer.from_environment()\n"
         "assert type(trace.get_tracer_provider()).__name__ == 'ProxyTracerProvider'\n"
     )
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}

@@ -16,7 +16,7 @@ from typing import Any
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.speculative_config import SpeculativeConfig
-from proa_engine.worker.shape_worker import ShapeWorker
+from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_plan, finish_plan, prefill_plan
 from support import shape_models as models
 from support.shape_models import make_shape_model, stored_as
@@ -63,7 +63,7 @@ def variants_of(case: Case) -> set[Variant]:
     """Those of an engine's start."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_shape_model(Path(folder), case.model))
-        worker = ShapeWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))
+        worker = MetaWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))
         at_start = set(record(worker.rehearse))
     odd_steps = record(lambda: run_odd_steps(worker, min(case.num_drafts, 2)))
     later = {variant.name for variant in set(odd_steps) - at_start}
@@ -71,7 +71,7 @@ def variants_of(case: Case) -> set[Variant]:
     return at_start
 
 
-def run_odd_steps(worker: ShapeWorker, num_drafts: int) -> None:
+def run_odd_steps(worker: MetaWorker, num_drafts: int) -> None:
     for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17, [4000, 777]):
         for params in (GREEDY, LIMITED, PENALIZED):
             plan = prefill_plan(sorted(lengths), block_size=16, num_blocks=999, params=params)

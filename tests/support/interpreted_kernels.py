@@ -11,12 +11,12 @@ from unittest import mock
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from proa_engine.kernels import decode_inputs, few_rows, ngram, rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels import decode_inputs, ngram, rms_norm, rotate_and_cache, silu_and_mul, skinny_gemm
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
-from proa_engine.kernels.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
+from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.kernel_cases import attention_case, few_rows_cases, sampling_cases
@@ -50,13 +50,13 @@ def check_silu_and_mul(dtype: torch.dtype) -> None:
         close(silu_and_mul._silu_and_mul_triton(x), silu_and_mul.silu_and_mul_reference(x))
 
 
-def check_few_rows_linear(dtype: torch.dtype) -> None:
-    with mock.patch.object(few_rows, "num_multiprocessors", return_value=1):  # several rounds a program
+def check_skinny_gemm_linear(dtype: torch.dtype) -> None:
+    with mock.patch.object(skinny_gemm, "num_multiprocessors", return_value=1):  # several rounds a program
         for case in few_rows_cases(((6, 123), (60, 300)), 3, dtype):
-            three = case.products(3, few_rows_linear)
-            for ours, theirs in zip(three, case.products(3, few_rows_linear_reference), strict=True):
+            three = case.products(3, skinny_gemm_linear)
+            for ours, theirs in zip(three, case.products(3, skinny_gemm_linear_reference), strict=True):
                 close(ours, theirs)
-            for ours, theirs in zip(case.products(1, few_rows_linear), three, strict=True):
+            for ours, theirs in zip(case.products(1, skinny_gemm_linear), three, strict=True):
                 assert torch.equal(ours, theirs[:1]), "a row has its bits whatever the others"
 
 
@@ -176,7 +176,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = No
 CHECKS = (
     check_norms,
     check_silu_and_mul,
-    check_few_rows_linear,
+    check_skinny_gemm_linear,
     check_rotate_and_cache,
     check_decode_attention,
     check_prefill_attention,

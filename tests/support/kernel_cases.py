@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from proa_engine.kernels import sampling_params as columns
-from proa_engine.kernels.few_rows import unnormed_rows
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
+from proa_engine.kernels.skinny_gemm import unnormed_rows
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from support.paged_model import attention_metadata
 

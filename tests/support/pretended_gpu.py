@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
 from proa_engine.worker.compile_pool import CompilePool
-from proa_engine.worker.shape_worker import ShapeWorker
+from proa_engine.worker.meta_worker import MetaWorker
 
 MOST_PROGRAMS = 2**31  # Triton multiplies a grid's sizes as 32-bit integers, and launches nothing beyond
 
@@ -60,7 +60,7 @@ def main(model: str) -> None:
 
     knobs.compilation.listener = note
     triton.runtime.driver.set_active(PretendedGpu())
-    ShapeWorker(config).rehearse()
+    MetaWorker(config).rehearse()
 
 
 if __name__ == "__main__":

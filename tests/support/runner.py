@@ -90,7 +90,7 @@ class RunnerHarness:
             drafter=None if drafts is None else Drafter(drafts, self.batch, BLOCK_SIZE),
         )
         if graphs:
-            self.runner.record_graphs(CallingRecorder())
+            self.runner.capture_graphs(CallingRecorder())
         self.num_blocks = 0
 
     def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:

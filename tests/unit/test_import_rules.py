@@ -14,19 +14,27 @@ PROTOS = ROOT / "protos" / "proa"
 
 # what -> the only files that may import it
 ONLY = {
-    "proa.engine.v1": [ENGINE / "server", GATEWAY / "convert.py"],
-    "proa.engine.v1.core_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
-    "proa.engine.v1.service_pb2": [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "convert.py"],
-    "google.protobuf": [ENGINE / "server/convert.py", GATEWAY / "convert.py"],
+    "proa.engine.v1": [ENGINE / "server", GATEWAY / "engines/convert.py"],
+    "proa.engine.v1.core_pb2": [
+        ENGINE / "server/convert.py",
+        ENGINE / "server/servicer.py",
+        GATEWAY / "engines/convert.py",
+    ],
+    "proa.engine.v1.service_pb2": [
+        ENGINE / "server/convert.py",
+        ENGINE / "server/servicer.py",
+        GATEWAY / "engines/convert.py",
+    ],
+    "google.protobuf": [ENGINE / "server/convert.py", GATEWAY / "engines/convert.py"],
     "grpc": [
         ENGINE / "server",
-        *(GATEWAY / name for name in ("convert.py", "session.py", "engine_client.py", "tls.py")),
+        *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "tls.py")),
     ],
-    "kubernetes": [GATEWAY / "discovery.py"],
+    "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",
         *(ENGINE / name for name in ("telemetry.py", "worker_spans.py")),
-        GATEWAY / "telemetry.py",
+        GATEWAY / "observability/telemetry.py",
     ],
     "opentelemetry.exporter": [PROTOS / "telemetry.py"],
 }

@@ -15,8 +15,8 @@ from threading import Event
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.executor.link import WorkerLink, spawn
 from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.worker import distributed, wire
 
 # A rank's end breaks rank 0's collective at about the moment it is seen on the socket; its own words say more.
@@ -25,7 +25,7 @@ _LOSS_SECONDS = 1.0
 
 class MultiProcExecutor(UniProcExecutor):
     def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
-        self._links: list[WorkerLink] = []
+        self._links: list[WorkerConnection] = []
         self._lost = Event()
         self._directory: Path | None = None
         super().__init__(config, report)
@@ -73,10 +73,10 @@ class MultiProcExecutor(UniProcExecutor):
         for link in self._links:
             self._local.wait_for(link.started)
 
-    def _make_links(self, config: EngineConfig) -> list[WorkerLink]:
+    def _make_links(self, config: EngineConfig) -> list[WorkerConnection]:
         if config.worker_sockets:
             return [
-                WorkerLink(rank, Path(path), None, self._on_lost)
+                WorkerConnection(rank, Path(path), None, self._on_lost)
                 for rank, path in enumerate(config.worker_sockets, start=1)
             ]
         self._directory = Path(tempfile.mkdtemp(prefix="proa-"))
@@ -85,7 +85,7 @@ class MultiProcExecutor(UniProcExecutor):
             path = self._directory / f"rank-{rank}.sock"
             # On the device thread, which lives as long as the executor: who asked for the executor may not.
             process = self._local.call(partial(spawn, rank, config.tensor_parallel_size, path))
-            links.append(WorkerLink(rank, path, process, self._on_lost))
+            links.append(WorkerConnection(rank, path, process, self._on_lost))
         return links
 
     def _tell(self, message: wire.ToWorker) -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from proa_engine.kernels.few_rows import FewRows, UnnormedRows
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows
+from proa_engine.kernels.skinny_gemm import SkinnyGemm, UnnormedRows
 
-InputForm = Fp8Form | FewRows
+InputForm = Fp8Form | SkinnyGemm
 Activation = torch.Tensor | QuantizedRows | UnnormedRows

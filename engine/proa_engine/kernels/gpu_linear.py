@@ -4,11 +4,11 @@ also does what comes before and after the product."""
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.few_rows import UnnormedRows, few_rows_form
-from proa_engine.kernels.few_rows_linear import few_rows_linear
 from proa_engine.kernels.invariant_linear import InvariantLinear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.skinny_gemm import UnnormedRows, skinny_gemm_form
+from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear
 
 
 class GpuLinear:
@@ -17,19 +17,19 @@ class GpuLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
-        self.input_form = few_rows_form(weight)
+        self.input_form = skinny_gemm_form(weight)
 
     def __call__(self, x: torch.Tensor | UnnormedRows) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
         if self._are_few(x):
-            return few_rows_linear(x, self.weight, self.bias)
+            return skinny_gemm_linear(x, self.weight, self.bias)
         assert isinstance(x, torch.Tensor)
         return F.linear(x, self.weight, self.bias)
 
     def gated(self, x: torch.Tensor | UnnormedRows) -> torch.Tensor:
         """x [rows, in_features] -> silu(gate) * up, [rows, out_features / 2], of outputs [gate | up]"""
         if self._are_few(x):
-            return few_rows_linear(x, self.weight, self.bias, gated=True)
+            return skinny_gemm_linear(x, self.weight, self.bias, gated=True)
         return silu_and_mul(self(x))
 
     def _are_few(self, x: torch.Tensor | UnnormedRows) -> bool:

@@ -3,10 +3,10 @@
 import torch
 
 from proa_engine.kernels.activation import Activation, InputForm
-from proa_engine.kernels.few_rows import FewRows, unnormed_rows
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.fp8_rms_norm import add_rms_norm_fp8, rms_norm_fp8
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
+from proa_engine.kernels.skinny_gemm import SkinnyGemm, unnormed_rows
 from proa_engine.layers.weights import Weights
 
 
@@ -30,7 +30,7 @@ class RMSNorm:
 
         May overwrite both inputs. The sum may be there only after that product.
         """
-        if isinstance(form, FewRows) and form.holds(x.shape[0]):
+        if isinstance(form, SkinnyGemm) and form.holds(x.shape[0]):
             rows = unnormed_rows(x, residual, self.weight, self.eps)
             return rows, rows.total
         if isinstance(form, Fp8Form):

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
 from proa_engine.server.errors import EngineError
-from proa_engine.server.frontend import Frontend
 from proa_engine.server.pending import merge_output
+from proa_engine.server.request_router import RequestRouter
 
 
 class GenerateCall:
     """A client of the frontend with a single request."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: RequestRouter) -> None:
         self._frontend = frontend
         self._client = frontend.attach(self)
         self._pending: EngineCoreOutput | None = None

@@ -1,7 +1,7 @@
 """EngineServer: a serving process, wired from the server's parts.
 
 The gRPC server answers at once, NOT_SERVING; then the model is loaded and warmed up, and the main thread steps until
-the process leaves (see departure.py).
+the process leaves (see shutdown.py).
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from proa_engine.core.types import EngineCoreRequest
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics
-from proa_engine.server.departure import FAREWELL_SECONDS, Departure
 from proa_engine.server.engine_loop import EngineLoop, Handoff
-from proa_engine.server.frontend import Frontend, LoadedEngine
 from proa_engine.server.health import SETTLE_SECONDS, Health
 from proa_engine.server.io_thread import IoThread
 from proa_engine.server.model_info import make_model_info, served_name
 from proa_engine.server.observer import RequestObserver
+from proa_engine.server.request_router import LoadedEngine, RequestRouter
 from proa_engine.server.servicer import EngineServicer
+from proa_engine.server.shutdown import FAREWELL_SECONDS, Shutdown
 from proa_engine.server.signals import SignalPipe
 from proa_engine.server.tls import server_credentials
 from proa_engine.server.watchdog import STEP_SECONDS, StepLimits, Watchdog
@@ -88,7 +88,7 @@ class EngineServer:
         self._started_at = time.monotonic()
         self._registry = CollectorRegistry()
         self._tracer = EngineTracer.from_environment(model_name=served_name(options.config))
-        self._frontend = Frontend()
+        self._frontend = RequestRouter()
         self._health = Health()
         servicer = EngineServicer(self._frontend, self._on_session)
         self._io = IoThread(
@@ -98,7 +98,7 @@ class EngineServer:
             credentials=_credentials(options.tls),
             health_address=f"{options.host}:{options.health_port}" if options.health_port else None,
         )
-        self._departure = Departure(
+        self._shutdown = Shutdown(
             self._frontend,
             self._health,
             run_on_io_thread=self._io.run,
@@ -121,12 +121,12 @@ class EngineServer:
 
     def watch_signals(self) -> None:
         """Leave on SIGTERM and SIGINT. Called on the main thread."""
-        pipe = SignalPipe((signal.SIGTERM, signal.SIGINT), self._departure.on_signal)
+        pipe = SignalPipe((signal.SIGTERM, signal.SIGINT), self._shutdown.on_signal)
         self._io.add_reader(pipe.fileno(), pipe.read)
 
     def request_stop(self) -> None:
         """What SIGTERM does, from any thread."""
-        self._io.call_soon(self._departure.on_signal, signal.SIGTERM)
+        self._io.call_soon(self._shutdown.on_signal, signal.SIGTERM)
 
     def run(self) -> int:
         """Load, then step on this thread until the process is to leave; the exit status."""
@@ -172,15 +172,15 @@ class EngineServer:
         return Watchdog(
             limits,
             step_started_at=lambda: parts.core.step_started_at,
-            failure=lambda: self._departure.failure or parts.executor.failure,
-            on_verdict=lambda verdict, age: self._departure.on_verdict(verdict, age, num_ranks),
-            on_failure=self._departure.die,
+            failure=lambda: self._shutdown.failure or parts.executor.failure,
+            on_verdict=lambda verdict, age: self._shutdown.on_verdict(verdict, age, num_ranks),
+            on_failure=self._shutdown.die,
         )
 
     def _make_handoff(self) -> Handoff:
         def on_error(error: Exception) -> None:
             _log.error("a step's outputs could not be delivered", exc_info=error)
-            self._departure.failure = f"a step's outputs could not be delivered: {error}"
+            self._shutdown.failure = f"a step's outputs could not be delivered: {error}"
 
         return Handoff(self._io.call_soon, self._frontend.deliver, on_error)
 
@@ -194,7 +194,7 @@ class EngineServer:
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
         self._frontend.open(LoadedEngine(parts.core, info, sorted(files.items()), validate, observer))
-        self._departure.on_loaded(loop.stop, parts.executor.fail)
+        self._shutdown.on_loaded(loop.stop, parts.executor.fail)
         await self._health.update(loaded=True)
         event_loop = asyncio.get_running_loop()
         event_loop.call_later(SETTLE_SECONDS, self._on_session)
@@ -211,8 +211,8 @@ class EngineServer:
 
     def _give_up(self, reason: str) -> None:
         """The watchdog thread ends the process; there is nothing more for this one to do."""
-        self._departure.failure = reason
-        self._departure.gone.wait()
+        self._shutdown.failure = reason
+        self._shutdown.gone.wait()
 
     def _on_session(self) -> None:
         """On the I/O thread: a gateway is here, or has had the time to come."""

@@ -10,8 +10,8 @@ import grpc
 from proa.engine.v1 import service_pb2, service_pb2_grpc
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, status_code
-from proa_engine.server.frontend import Frontend
 from proa_engine.server.generate_call import GenerateCall
+from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class EngineServicer(service_pb2_grpc.EngineServiceServicer):
     """Thin over the frontend. `on_session` is called when a gateway has opened a session."""
 
-    def __init__(self, frontend: Frontend, on_session: Callable[[], None]) -> None:
+    def __init__(self, frontend: RequestRouter, on_session: Callable[[], None]) -> None:
         self._frontend = frontend
         self._on_session = on_session
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
-from proa_engine.server.frontend import Frontend
 from proa_engine.server.pending import PendingOutputs
+from proa_engine.server.request_router import RequestRouter
 
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 NOTICE_BYTES = 256
@@ -28,7 +28,7 @@ class Session:
     """A client of the frontend that names its requests by handles."""
 
     def __init__(
-        self, frontend: Frontend, on_open: Callable[[], None], *, max_pending_bytes: int = MAX_PENDING_BYTES
+        self, frontend: RequestRouter, on_open: Callable[[], None], *, max_pending_bytes: int = MAX_PENDING_BYTES
     ) -> None:
         self._frontend = frontend
         self._on_open = on_open

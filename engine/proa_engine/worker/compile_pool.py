@@ -56,12 +56,12 @@ class CompilePool:
 
 def main(capability: int, num_processes: int) -> int:
     """Compile all variants and print their number; returns the exit code."""
-    from proa_engine.worker.shape_worker import ShapeWorker  # a worker, which starts one of these
+    from proa_engine.worker.meta_worker import MetaWorker  # a worker, which starts one of these
 
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     target = GPUTarget("cuda", capability, 32)
     driver = _fork(compile_driver)
-    variants = record(ShapeWorker(config).rehearse, target)
+    variants = record(MetaWorker(config).rehearse, target)
     with_launchers = _has_succeeded(driver)  # else there is no driver to launch anything here
     children = [
         _fork(partial(_compile, variants[share::num_processes], target, with_launchers))

@@ -52,7 +52,7 @@ class InputBatch:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self.is_random = np.zeros(max_num_seqs, bool)
-        self.limits_choice = np.zeros(max_num_seqs, bool)  # top-k or top-p
+        self.has_top_k_top_p = np.zeros(max_num_seqs, bool)  # top-k or top-p
         self.has_min_p = np.zeros(max_num_seqs, bool)
         self.has_penalties = np.zeros(max_num_seqs, bool)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int64)  # -1: none wanted
@@ -82,7 +82,7 @@ class InputBatch:
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_computed_tokens[slot] = request.num_computed_tokens
         self.is_random[slot] = params.temperature >= columns.MIN_TEMPERATURE
-        self.limits_choice[slot] = 0 < params.top_k < self._vocab_size or params.top_p < 1
+        self.has_top_k_top_p[slot] = 0 < params.top_k < self._vocab_size or params.top_p < 1
         self.has_min_p[slot] = params.min_p > 0
         self.has_penalties[slot] = (
             params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0

@@ -35,7 +35,7 @@ class _Forwarded:
 
 
 class ModelRunner:
-    """With `graphs`, steps of decodes alone are replayed, once `record_graphs` has recorded them.
+    """With `graphs`, steps of decodes alone are replayed, once `capture_graphs` has recorded them.
 
     With a `drafter`, there if and only if the batch may have drafts, decodes check draft tokens; then without graphs.
     """
@@ -70,7 +70,7 @@ class ModelRunner:
         return build_step_inputs(plan, self._batch, self._block_size, self._vocab_size, self._graphs)
 
     @torch.inference_mode()
-    def record_graphs(self, recorder: Recorder) -> None:
+    def capture_graphs(self, recorder: Recorder) -> None:
         assert self._graphs is not None
         self._graphs.record(self._decode, recorder)
 

@@ -90,7 +90,7 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, vocab_size:
         logprobs=_row_set(batch.num_logprobs[slots] >= 0, packer),
         random=_row_set(is_random, packer),
         min_p=_row_set(batch.has_min_p[slots[is_random]], packer),
-        limited=_row_set(batch.limits_choice[slots[is_random]], packer),
+        limited=_row_set(batch.has_top_k_top_p[slots[is_random]], packer),
         rules=_pack_rules(slots, positions, batch, vocab_size, packer) if batch.rules else None,
     )
 

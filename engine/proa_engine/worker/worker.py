@@ -143,7 +143,7 @@ class Worker:
         self._report(f"warmed up in {time.monotonic() - started:.1f} s")
         if sizes:
             started = time.monotonic()
-            self._runner.record_graphs(self._recorder())
+            self._runner.capture_graphs(self._recorder())
             self._report(f"recorded decodes of {len(sizes)} sizes in {time.monotonic() - started:.1f} s")
         if self.device.type == "cuda":
             on_compilation(lambda kernel: self._report(f"{kernel} was compiled while requests waited"))
@@ -235,7 +235,7 @@ class Worker:
         _, runner = self._make_runner(1, sizes[-2:])
         account = measure_memory(
             self._warm_up_of(runner, num_blocks=1).run_largest,
-            runner.record_graphs if sizes else None,
+            runner.capture_graphs if sizes else None,
             num_graphs=len(sizes),
             utilization=self._config.gpu_memory_utilization,
         )

@@ -7,8 +7,8 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Scope
 
-from proa_gateway.api_keys import AskForKey
-from proa_gateway.auth import Caller
+from proa_gateway.admission.api_keys import AskForKey
+from proa_gateway.admission.auth import Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway

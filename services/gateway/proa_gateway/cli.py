@@ -154,7 +154,7 @@ def _folder(value: str) -> Path:
 
 
 def _keys(value: str) -> Path:
-    from proa_gateway.auth import read_keys
+    from proa_gateway.admission.auth import read_keys
 
     try:
         read_keys(Path(value))

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from proa.tls import TlsSource
-from proa_gateway.admission_metrics import AdmissionMetrics
-from proa_gateway.auth import KeyRing
+from proa_gateway.admission.auth import KeyRing
+from proa_gateway.admission.waiting_room import WaitingRoom
 from proa_gateway.config import GatewayConfig
-from proa_gateway.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
-from proa_gateway.engine_client import EngineClient
-from proa_gateway.metrics import EngineLoad, GatewayMetrics
-from proa_gateway.models import ModelRegistry
+from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
+from proa_gateway.engines.model_registry import ModelRegistry
+from proa_gateway.engines.pool import EnginePool
+from proa_gateway.engines.tls import TlsChannels, insecure_channels
+from proa_gateway.observability.admission_metrics import AdmissionMetrics
+from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
+from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.serving import Serving
-from proa_gateway.pool import EnginePool
 from proa_gateway.routing.router import Router
-from proa_gateway.telemetry import GatewayTracer
-from proa_gateway.tls import TlsChannels, insecure_channels
-from proa_gateway.waiting_room import WaitingRoom
 
 TOKENIZER_THREADS = 2
 _log = logging.getLogger(__name__)

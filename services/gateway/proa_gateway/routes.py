@@ -11,8 +11,8 @@ from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway
 from proa_gateway.http import ClientBoundResponse
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
-from proa_gateway.openai.serving_chat import ChatOperation
-from proa_gateway.openai.serving_completion import CompletionOperation
+from proa_gateway.openai.serving_chat import ChatHandler
+from proa_gateway.openai.serving_completion import CompletionHandler
 
 router = APIRouter()
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,12 +40,12 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/chat/completions", responses=_ERRORS)
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    return _generate(ChatOperation(body), request)
+    return _generate(ChatHandler(body), request)
 
 
 @router.post("/v1/completions", responses=_ERRORS)
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    return _generate(CompletionOperation(body), request)
+    return _generate(CompletionHandler(body), request)
 
 
 @router.get("/v1/models")
@@ -85,7 +85,7 @@ async def get_version() -> dict[str, str]:
     return {"version": version("proa-gateway")}
 
 
-def _generate(operation: ChatOperation | CompletionOperation, request: Request) -> Response:
+def _generate(operation: ChatHandler | CompletionHandler, request: Request) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
     serving, caller = _gateway(request).serving, request.state.caller
     return ClientBoundResponse(lambda send, send_event: serving.respond(operation, caller, headers, send, send_event))

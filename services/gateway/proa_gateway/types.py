@@ -60,7 +60,7 @@ class BlockChain:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteWish:
+class RoutingHints:
     """What the choice of an engine goes by, beside the engines' loads."""
 
     block_hashes: Sequence[bytes] = ()  # of the prompt's full blocks, in order

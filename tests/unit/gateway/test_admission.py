@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from proa_gateway.admission import Admission, Limit, Ticket
+from proa_gateway.admission.bounds import Admission, Limit, Ticket
+from proa_gateway.admission.fair_limit import Claim
 from proa_gateway.errors import Overloaded
-from proa_gateway.fair_limit import Claim
 
 PLENTY = 10**9
 

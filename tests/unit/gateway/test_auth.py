@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from proa_gateway import auth
-from proa_gateway.auth import KeyRing, read_keys
+from proa_gateway.admission import auth
+from proa_gateway.admission.auth import KeyRing, read_keys
 from proa_gateway.errors import InvalidApiKey
 
 A = {"name": "team-a", "key": "sk-aaaa", "requests_per_minute": 10}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from proa_gateway.fair_queue import Entry, FairQueue
+from proa_gateway.admission.fair_queue import Entry, FairQueue
 
 
 @dataclass(frozen=True)

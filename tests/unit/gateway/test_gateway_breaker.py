@@ -1,6 +1,6 @@
 """The circuit breaker: when an engine gets no requests, and how it gets them again."""
 
-from proa_gateway.breaker import FIRST_COOLDOWN, LAST_COOLDOWN, THRESHOLD, BreakerState, CircuitBreaker
+from proa_gateway.engines.circuit_breaker import FIRST_COOLDOWN, LAST_COOLDOWN, THRESHOLD, BreakerState, CircuitBreaker
 
 
 def opened(now: float = 0.0) -> CircuitBreaker:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from proa_gateway.errors import EngineUnavailable
-from proa_gateway.types import RouteWish
+from proa_gateway.types import RoutingHints
 from support.fake_engine import FakeEngine
 from support.gateway import PATIENT, running_gateway, until
 from support.processes import free_port
@@ -26,7 +26,7 @@ async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> N
         await engine.start(port)
         try:
             await asyncio.gather(*waiting)
-            assert pool.pick("fake", RouteWish()).engine.address == engine.address
+            assert pool.pick("fake", RoutingHints()).engine.address == engine.address
             await pool.wait_for("fake", 0.0)
         finally:
             await engine.stop()
@@ -35,7 +35,7 @@ async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> N
 async def test_a_pick_says_what_a_trace_wants_to_know() -> None:
     async with FakeEngine() as one, FakeEngine() as two, running_gateway(one, two, routing="round-robin") as gateway:
         pool = gateway.gateway.pool
-        picks = [pool.pick("fake", RouteWish()) for _ in range(2)]
+        picks = [pool.pick("fake", RoutingHints()) for _ in range(2)]
         assert {pick.engine.address for pick in picks} == {one.address, two.address}
         assert picks[0].to_attributes() == {
             "server.address": picks[0].engine.address,
@@ -43,7 +43,7 @@ async def test_a_pick_says_what_a_trace_wants_to_know() -> None:
             "proa.routing.num_candidates": 2,
             "proa.routing.expected_cached_tokens": 0,
         }
-        last = pool.pick("fake", RouteWish(), avoid=[picks[0].engine.address])
+        last = pool.pick("fake", RoutingHints(), avoid=[picks[0].engine.address])
         assert last.engine is picks[1].engine
 
 

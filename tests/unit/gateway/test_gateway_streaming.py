@@ -8,10 +8,10 @@ import pytest
 from starlette.types import Message
 
 from proa.text import Vocabulary
-from proa_gateway.consumers import ChoiceStream, Collector
+from proa_gateway.openai.consumers import ChoiceStream, Collector
 from proa_gateway.openai.rendering import ChatChoice, CompletionChoice, Envelope, Prompt, Usage
+from proa_gateway.openai.sse import EventWriter
 from proa_gateway.output_processor import Delta
-from proa_gateway.sse import EventWriter
 from support.tokenizers import byte_level_tokenizer
 
 VOCABULARY = Vocabulary(byte_level_tokenizer())

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
+from proa_gateway.admission.rate_limits import Bucket, KeyLimits, Usage
 from proa_gateway.errors import RateLimited
-from proa_gateway.limits import Bucket, KeyLimits, Usage
 
 
 class Clock:

@@ -10,7 +10,7 @@ from proa_gateway.cli import main
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
 from proa_gateway.routing.score import Weights, best, is_overloaded
-from proa_gateway.types import BlockChain, RouteWish
+from proa_gateway.types import BlockChain, RoutingHints
 
 CHAIN = BlockChain(b"root", 16)
 BLOCKS = [b"%d" % number for number in range(8)]
@@ -32,8 +32,8 @@ def by_address(engines: list[Engine]) -> dict[str, Engine]:
     return {engine.address: engine for engine in engines}
 
 
-def make_wish(num_tokens: int = 129) -> RouteWish:
-    return RouteWish(BLOCKS[: num_tokens // 16], CHAIN, num_tokens)
+def make_routing_hints(num_tokens: int = 129) -> RoutingHints:
+    return RoutingHints(BLOCKS[: num_tokens // 16], CHAIN, num_tokens)
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -78,7 +78,7 @@ def test_an_engine_is_overloaded_only_by_number_and_by_factor(load: int, least: 
 def test_every_policy_has_its_name_and_takes_the_only_candidate(name: str) -> None:
     policy = make_policy(name, PrefixIndex(), random.Random(1), lambda: 0.0)
     assert policy.name == name
-    for wish in (RouteWish(), make_wish(), RouteWish(session="me")):
+    for wish in (RoutingHints(), make_routing_hints(), RoutingHints(session="me")):
         assert policy.choose(by_address(make_engines(5)), wish).address == "engine-0:1"
         policy.sent("engine-0:1", wish)
 
@@ -98,32 +98,32 @@ def test_the_command_line_refuses_an_unknown_policy(capsys: pytest.CaptureFixtur
 def test_round_robin_takes_turns() -> None:
     policy = make_policy("round-robin", PrefixIndex(), random.Random(1), lambda: 0.0)
     engines = make_engines(9, 0, 5)
-    chosen = [policy.choose(by_address(engines), RouteWish()).address for _ in range(6)]
+    chosen = [policy.choose(by_address(engines), RoutingHints()).address for _ in range(6)]
     assert chosen[:3] == chosen[3:]
     assert len(set(chosen)) == 3
 
 
 def test_least_load_takes_the_least_loaded() -> None:
     policy = make_policy("least-load", PrefixIndex(), random.Random(1), lambda: 0.0)
-    assert policy.choose(by_address(make_engines(3, 1, 2)), RouteWish()).address == "engine-1:1"
+    assert policy.choose(by_address(make_engines(3, 1, 2)), RoutingHints()).address == "engine-1:1"
 
 
 def test_prefix_goes_where_the_prompt_was_sent_before() -> None:
     policy, engines = _prefix_policy(0, 0, 0, 0)
-    first = policy.choose(by_address(engines), make_wish())
-    assert policy.sent(first.address, make_wish()) == 0
+    first = policy.choose(by_address(engines), make_routing_hints())
+    assert policy.sent(first.address, make_routing_hints()) == 0
     first.load += 1
     for _ in range(10):
-        assert policy.choose(by_address(engines), make_wish()) is first
-    assert policy.sent(first.address, make_wish()) == 128
+        assert policy.choose(by_address(engines), make_routing_hints()) is first
+    assert policy.sent(first.address, make_routing_hints()) == 128
 
 
 def test_a_burst_of_one_prompt_stays_together_before_any_engine_says_anything() -> None:
     policy, engines = _prefix_policy(*[0] * 64)
     expected: dict[str, list[int]] = {}
     for _ in range(40):
-        chosen = policy.choose(by_address(engines), make_wish())
-        expected.setdefault(chosen.address, []).append(policy.sent(chosen.address, make_wish()))
+        chosen = policy.choose(by_address(engines), make_routing_hints())
+        expected.setdefault(chosen.address, []).append(policy.sent(chosen.address, make_routing_hints()))
         chosen.load += 1
     assert len(expected) == 10, "four a piece: then an idle engine costs less"
     assert all(cached == [0, 128, 128, 128] for cached in expected.values())
@@ -131,23 +131,23 @@ def test_a_burst_of_one_prompt_stays_together_before_any_engine_says_anything() 
 
 def test_prefix_without_anything_cached_goes_to_the_least_loaded() -> None:
     policy, engines = _prefix_policy(3, 1, 2)
-    assert policy.choose(by_address(engines), make_wish()) is engines[1]
+    assert policy.choose(by_address(engines), make_routing_hints()) is engines[1]
 
 
 def test_prefix_leaves_a_loaded_engine_for_what_costs_less_than_waiting() -> None:
     policy, engines = _prefix_policy(0, 0)
-    policy.sent(engines[0].address, make_wish())
+    policy.sent(engines[0].address, make_routing_hints())
     engines[0].load, engines[1].load = 8, 4
-    assert policy.choose(by_address(engines), make_wish()) is engines[0]
+    assert policy.choose(by_address(engines), make_routing_hints()) is engines[0]
     engines[0].load, engines[1].load = 40, 1
-    assert policy.choose(by_address(engines), make_wish()) is engines[1]
+    assert policy.choose(by_address(engines), make_routing_hints()) is engines[1]
 
 
 def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute() -> None:
     policy, engines = _prefix_policy(0)
-    policy.sent(engines[0].address, make_wish(128))
-    assert policy.sent(engines[0].address, make_wish(128)) == 112
-    assert policy.sent(engines[0].address, make_wish(129)) == 128
+    policy.sent(engines[0].address, make_routing_hints(128))
+    assert policy.sent(engines[0].address, make_routing_hints(128)) == 112
+    assert policy.sent(engines[0].address, make_routing_hints(129)) == 128
 
 
 def test_a_session_stays_where_it_is_in_every_gateway() -> None:
@@ -155,7 +155,7 @@ def test_a_session_stays_where_it_is_in_every_gateway() -> None:
     policies = [make_policy("session", PrefixIndex(), random.Random(seed), lambda: 0.0) for seed in range(3)]
     homes: Counter[str] = Counter()
     for number in range(640):
-        wish = RouteWish(session=f"user {number}")
+        wish = RoutingHints(session=f"user {number}")
         home, *others = [policy.choose(by_address(engines), wish) for policy in policies]
         assert all(other is home for other in others)
         homes[home.address] += 1
@@ -167,7 +167,7 @@ def test_an_engine_that_leaves_moves_its_own_sessions_only() -> None:
     policy = make_policy("session", PrefixIndex(), random.Random(1), lambda: 0.0)
     engines = make_engines(*[0] * 8)
     for number in range(200):
-        wish = RouteWish(session=str(number))
+        wish = RoutingHints(session=str(number))
         before, after = policy.choose(by_address(engines), wish), policy.choose(by_address(engines[1:]), wish)
         assert after is before or before is engines[0]
 
@@ -175,7 +175,7 @@ def test_an_engine_that_leaves_moves_its_own_sessions_only() -> None:
 def test_a_session_moves_on_where_its_engine_has_more_than_its_share() -> None:
     policy = make_policy("session", PrefixIndex(), random.Random(1), lambda: 0.0)
     engines = make_engines(4, 4, 4, 4)
-    wish = RouteWish(session="me")
+    wish = RoutingHints(session="me")
     home = policy.choose(by_address(engines), wish)
     home.load = 30
     moved = policy.choose(by_address(engines), wish)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proa_gateway.admission import Admission
-from proa_gateway.admission_metrics import AdmissionMetrics
-from proa_gateway.capacity import engine_room
+from proa_gateway.admission.bounds import Admission
+from proa_gateway.admission.capacity import engine_room
+from proa_gateway.admission.fair_limit import Claim
+from proa_gateway.admission.waiting_room import WaitingRoom
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
-from proa_gateway.fair_limit import Claim
-from proa_gateway.waiting_room import WaitingRoom
+from proa_gateway.observability.admission_metrics import AdmissionMetrics
 
 MODEL = "m"
 

@@ -16,7 +16,7 @@ AMONG_THEM = {
         "draw_chunk_kernel",
         "propose_ngrams_kernel",
         "moe_matmul_kernel",
-        "few_rows_kernel",
+        "skinny_gemm_kernel",
         "invariant_linear_kernel",
     },
     "quantized": {"fp8_block_matmul_kernel", "int4_matmul_kernel", "moe_matmul_kernel", "rms_norm_fp8_kernel"},

@@ -18,9 +18,9 @@ from proa_engine.core.types import (
 )
 from proa_engine.metrics import CacheConfig, EngineMetrics
 from proa_engine.server.errors import SlowReader
-from proa_engine.server.frontend import Frontend, LoadedEngine
 from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.observer import RequestObserver
+from proa_engine.server.request_router import LoadedEngine, RequestRouter
 from proa_engine.server.session import Session
 from proa_engine.telemetry import EngineTracer
 from support.engine_client import engine_request, wait_until
@@ -104,7 +104,7 @@ class World:
 
     def __init__(self, **options: int) -> None:
         self.core = FakeCore()
-        self.frontend = Frontend()
+        self.frontend = RequestRouter()
         cache = CacheConfig(block_size=16, num_gpu_blocks=8, enable_prefix_caching=True)
         metrics = EngineMetrics(CollectorRegistry(), model_name="m", cache_config=cache)
         observer = RequestObserver(EngineTracer(), metrics)

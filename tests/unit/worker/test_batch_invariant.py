@@ -7,7 +7,7 @@ import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.shape_worker import ShapeWorker
+from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.worker import Worker
 from support.tiny_models import make_tiny_model
 
@@ -23,7 +23,7 @@ def test_what_a_gpu_cannot_keep_is_refused_when_the_engine_starts(
     architecture: str, settings: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path, architecture)
-    worker = ShapeWorker(EngineConfig(model=str(folder), batch_invariant=True, **settings))
+    worker = MetaWorker(EngineConfig(model=str(folder), batch_invariant=True, **settings))
     with pytest.raises(ValueError, match=sentence):
         worker.init_device()
 

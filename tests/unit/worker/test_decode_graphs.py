@@ -96,7 +96,7 @@ def test_recorded_steps_of_a_model_leave_the_same_cache(tmp_path: Path) -> None:
             model, caches, batch, block_size=16, vocab_size=VOCAB_SIZE, max_logprobs=0, device=CPU, graphs=graphs
         )
         if graphs is not None:
-            runner.record_graphs(CallingRecorder())
+            runner.capture_graphs(CallingRecorder())
             assert all(cache.isnan().all() for cache in caches)
         tokens = []
         for plan in [prefill_plan([20], block_size=16, num_blocks=8)] + [

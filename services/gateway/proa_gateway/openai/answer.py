@@ -9,14 +9,14 @@ from starlette.types import Send
 
 from proa.text import TextStream
 from proa_gateway.config import GatewayConfig
-from proa_gateway.consumers import ChoiceStream, Collector
+from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import GatewayError
-from proa_gateway.generation import Generation
-from proa_gateway.models import ServedModel
-from proa_gateway.openai.exchange import Exchange
+from proa_gateway.openai.consumers import ChoiceStream, Collector
 from proa_gateway.openai.rendering import DONE, Prompt, error_event
+from proa_gateway.openai.request_context import RequestContext
+from proa_gateway.openai.sse import EventWriter
 from proa_gateway.output_processor import Consumer
-from proa_gateway.sse import EventWriter
 from proa_gateway.types import EngineRequest, SamplingParams
 
 
@@ -25,7 +25,7 @@ class Answer:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: RequestContext,
         generation: Generation,
         model: ServedModel,
         params: Sequence[SamplingParams],

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from proa.sampling import choice_key
+from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest
-from proa_gateway.models import ServedModel
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from proa_gateway.tokenizer import Tokenizer
 from proa_gateway.types import ModelInfo, SamplingParams

@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import Send
 
-from proa_gateway.admission_metrics import AdmissionMetrics
-from proa_gateway.auth import Caller
+from proa_gateway.admission.auth import Caller
+from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
+from proa_gateway.engines.deadlines import time_limit
+from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
+from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import (
     EngineUnavailable,
     GatewayError,
@@ -21,23 +25,19 @@ from proa_gateway.errors import (
     RateLimited,
     ShuttingDown,
 )
-from proa_gateway.generation import Generation
-from proa_gateway.metrics import GatewayMetrics
-from proa_gateway.models import ModelRegistry, ServedModel
+from proa_gateway.observability.admission_metrics import AdmissionMetrics
+from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.answer import Answer
-from proa_gateway.openai.entrance import Entrance
-from proa_gateway.openai.exchange import Exchange, Operation
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.rendering import Prompt
+from proa_gateway.openai.request_context import Operation, RequestContext
 from proa_gateway.openai.sampling import check_context, max_tokens, sampling_params
-from proa_gateway.patience import time_limit
-from proa_gateway.pool import EnginePool
+from proa_gateway.routing.hints import make_routing_hints
 from proa_gateway.routing.router import Router
-from proa_gateway.routing.wish import make_wish
-from proa_gateway.telemetry import GatewayTracer
-from proa_gateway.types import RouteWish, SamplingParams
+from proa_gateway.types import RoutingHints, SamplingParams
 
-# Errors that turn a request away before it has generated, as metrics call them; `Entrance` counts its own.
+# Errors that turn a request away before it has generated, as metrics call them; `AdmissionControl` counts its own.
 _REJECTIONS: dict[type[GatewayError], str] = {
     EngineUnavailable: "no_engine",
     QueueTimeout: "queue_timeout",
@@ -61,7 +61,9 @@ class Serving:
         admission_metrics: AdmissionMetrics,
         router: Router,
     ) -> None:
-        self.entrance = Entrance(config, pool=pool, models=models, metrics=metrics, admission_metrics=admission_metrics)
+        self.entrance = AdmissionControl(
+            config, pool=pool, models=models, metrics=metrics, admission_metrics=admission_metrics
+        )
         self._config = config
         self._pool = pool
         self._tracer = tracer
@@ -75,7 +77,7 @@ class Serving:
         """Answers over ASGI's `send`, and `send_event` for a stream that has begun. Raises `GatewayError` where nothing
         has been sent yet. Cancelling it aborts."""
         trace = self._tracer.start_request(headers, operation.route, caller.name)
-        exchange = Exchange(operation, caller, trace, operation.id_prefix + secrets.token_hex(12))
+        exchange = RequestContext(operation, caller, trace, operation.id_prefix + secrets.token_hex(12))
         exchange.session = headers.get("x-session-id") or operation.request.user
         self._metrics.requests_in_flight.inc()
         try:
@@ -109,7 +111,7 @@ class Serving:
                     output_tokens=usage.completion_tokens,
                 )
 
-    async def _respond(self, exchange: Exchange, send: Send, send_event: Send) -> None:
+    async def _respond(self, exchange: RequestContext, send: Send, send_event: Send) -> None:
         operation = exchange.operation
         request = operation.request
         num_choices = request.n or 1
@@ -140,12 +142,14 @@ class Serving:
                 generation.close()
             self._metrics.observe_request(operation.route, exchange.status, exchange.error_type)
 
-    async def _wish(self, exchange: Exchange, prompt: Prompt, model: ServedModel, params: SamplingParams) -> RouteWish:
+    async def _wish(
+        self, exchange: RequestContext, prompt: Prompt, model: ServedModel, params: SamplingParams
+    ) -> RoutingHints:
         # What an engine has cached is of no use where every token of the prompt must be computed.
         if not self._router.needs_hashes or params.prompt_logprobs is not None:
-            return RouteWish(session=exchange.session)
+            return RoutingHints(session=exchange.session)
         salt = exchange.operation.request.cache_salt or ""
-        return await make_wish(prompt.token_ids, model.info.chain, cache_salt=salt, session=exchange.session)
+        return await make_routing_hints(prompt.token_ids, model.info.chain, cache_salt=salt, session=exchange.session)
 
     def _check(self, operation: Operation, num_choices: int) -> None:
         request = operation.request
@@ -162,7 +166,7 @@ class Serving:
         if isinstance(request, CompletionRequest) and (request.best_of or num_choices) != num_choices:
             raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
 
-    def _describe(self, exchange: Exchange, params: SamplingParams) -> None:
+    def _describe(self, exchange: RequestContext, params: SamplingParams) -> None:
         request = exchange.operation.request
         exchange.trace.set_request(
             operation=exchange.operation.name,

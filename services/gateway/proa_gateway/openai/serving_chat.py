@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from proa.chat_template import ChatTemplateError
+from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.models import ServedModel
 from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
 from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_extras
 from proa_gateway.output_processor import Delta
 
 
-class ChatOperation:
+class ChatHandler:
     """One request to `/v1/chat/completions`; an `Operation`."""
 
     name: ClassVar[str] = "chat"

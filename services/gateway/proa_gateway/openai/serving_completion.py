@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from proa_gateway.models import ServedModel
+from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.rendering import Choice, CompletionChoice, Envelope, Prompt, prompt_extras
 from proa_gateway.openai.sampling import check_token_ids
 from proa_gateway.output_processor import Delta
 
 
-class CompletionOperation:
+class CompletionHandler:
     """One request to `/v1/completions`; an `Operation`."""
 
     name: ClassVar[str] = "text_completion"

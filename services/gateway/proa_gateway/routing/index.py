@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from itertools import compress
 
-from proa_gateway.routing.expected import ExpectedBlocks
-from proa_gateway.routing.masks import BlockMasks
+from proa_gateway.routing.pending_blocks import PendingBlocks
+from proa_gateway.routing.replica_bitmaps import BlockMasks
 from proa_gateway.types import BlockChain
 
 MAX_BLOCKS = 1_000_000
@@ -40,7 +40,7 @@ class PrefixIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._told = BlockMasks(max_blocks)
-        self._expected = ExpectedBlocks()
+        self._expected = PendingBlocks()
         self._replicas: dict[str, _Replica] = {}
         self._by_number: list[_Replica | None] = []  # the number of the bit
         self._addresses: list[str] = []

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.score import AnyCandidate, Weights, best, cheapest, is_overloaded
-from proa_gateway.types import RouteWish
+from proa_gateway.types import RoutingHints
 
 BOUNDED_LOAD = 1.25
 """Times the mean load that a session's own engine may have; consistent hashing with bounded loads."""
@@ -22,11 +22,11 @@ class Policy(Protocol):
     name: ClassVar[str]
     needs_hashes: ClassVar[bool]  # of the prompt's blocks in the wish
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
         """One of the candidates, which are given by address, and of which there is one at least."""
         ...
 
-    def sent(self, address: str, wish: RouteWish) -> int:
+    def sent(self, address: str, wish: RoutingHints) -> int:
         """The request is on its way. Returns how many of its prompt's tokens the engine will find in its cache, as far
         as is known."""
         ...
@@ -41,11 +41,11 @@ class LeastLoad:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
         engines = list(candidates.values())
         return cheapest(engines, [engine.load for engine in engines], self._rng)[0]
 
-    def sent(self, address: str, wish: RouteWish) -> int:
+    def sent(self, address: str, wish: RoutingHints) -> int:
         return 0
 
 
@@ -58,11 +58,11 @@ class RoundRobin:
     def __init__(self, rng: random.Random) -> None:
         self._turn = rng.randrange(2**16)
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
         self._turn += 1
         return list(candidates.values())[self._turn % len(candidates)]
 
-    def sent(self, address: str, wish: RouteWish) -> int:
+    def sent(self, address: str, wish: RoutingHints) -> int:
         return 0
 
 
@@ -78,7 +78,7 @@ class Session:
         self._least_load = LeastLoad(rng)
         self._seeds = _Seeds()
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
         if wish.session is None:
             return self._least_load.choose(candidates, wish)
         limit = BOUNDED_LOAD * (1 + sum([candidate.load for candidate in candidates.values()]) / len(candidates))
@@ -87,7 +87,7 @@ class Session:
         ranks = [(key ^ seeds[candidate.address]) * _ODD & _MASK for candidate in free]
         return free[ranks.index(max(ranks))]
 
-    def sent(self, address: str, wish: RouteWish) -> int:
+    def sent(self, address: str, wish: RoutingHints) -> int:
         return 0
 
 
@@ -111,7 +111,7 @@ class Prefix:
         self._clock = clock
         self._weights = weights
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
         usable = _usable(wish)
         matched = self._index.match(usable)
         chosen = best(candidates, matched, len(usable), self._weights, self._rng)
@@ -124,7 +124,7 @@ class Prefix:
         fit = {address: one for address, one in candidates.items() if not is_overloaded(one, least, self._weights)}
         return best(fit, matched, len(usable), self._weights, self._rng)
 
-    def sent(self, address: str, wish: RouteWish) -> int:
+    def sent(self, address: str, wish: RoutingHints) -> int:
         if wish.chain is None:
             return 0
         num_held = self._index.expect(address, wish.chain, wish.block_hashes, self._clock())
@@ -148,7 +148,7 @@ def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callab
     raise ValueError(f"there is no routing policy {name!r}; there are {', '.join(POLICIES)}")
 
 
-def _usable(wish: RouteWish) -> Sequence[bytes]:
+def _usable(wish: RoutingHints) -> Sequence[bytes]:
     """The blocks that a cache can save: a prompt's last token is always computed, so a full last block is not one."""
     return wish.block_hashes[: (wish.num_tokens - 1) // wish.chain.block_size] if wish.chain is not None else ()
 

@@ -8,7 +8,7 @@ from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.kv_events import KvFollower, Subscribe
 from proa_gateway.routing.policies import make_policy
 from proa_gateway.routing.score import AnyCandidate
-from proa_gateway.types import Hello, RouteWish
+from proa_gateway.types import Hello, RoutingHints
 
 
 class Router:
@@ -28,11 +28,11 @@ class Router:
         """Whether wishes are to name the prompt's blocks."""
         return self._policy.needs_hashes
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RouteWish) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
         """One of the candidates, which are given by address, and of which there is one at least."""
         return self._policy.choose(candidates, wish)
 
-    def sent(self, address: str, wish: RouteWish) -> int:
+    def sent(self, address: str, wish: RoutingHints) -> int:
         """The request is on its way. Returns how many of its prompt's tokens the engine is expected to have cached."""
         return self._policy.sent(address, wish)
 

@@ -1,0 +1,48 @@
+"""How products of few rows are cut, and which products take their rows before the norm."""
+
+import pytest
+import torch
+
+from proa_engine.kernels.skinny_gemm import (
+    MAX_INPUTS,
+    MAX_ROWS,
+    THREAD_BYTES,
+    WARPS_PER_MULTIPROCESSOR,
+    choose_tiling,
+    skinny_gemm_form,
+)
+
+H200 = torch.device("meta")  # of as many multiprocessors
+QWEN3_06B = [(4096, 1024, 1), (1024, 2048, 1), (3072, 1024, 2), (1024, 3072, 1), (151936, 1024, 1)]
+LLAMA_8B = [(6144, 4096, 1), (4096, 4096, 1), (14336, 4096, 2), (4096, 14336, 1), (128256, 4096, 1)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "parts"), QWEN3_06B + LLAMA_8B)
+def test_real_weights_keep_nine_tenths_of_the_programs_busy_to_the_end(outputs: int, inputs: int, parts: int) -> None:
+    tiling = choose_tiling(outputs, inputs, parts, 2, H200)
+    num_blocks = -(-outputs // tiling.block_n)
+    num_rounds = -(-num_blocks // tiling.num_programs)
+    assert num_blocks >= 0.9 * num_rounds * tiling.num_programs
+    assert tiling.num_programs * tiling.num_warps <= 132 * WARPS_PER_MULTIPROCESSOR, "all fit on the device at once"
+    assert tiling.num_programs >= 0.9 * 132
+
+
+@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize("inputs", [8, 123, 896, 1024, 3072, 5120, 14336, MAX_INPUTS])
+@pytest.mark.parametrize("outputs", [1, 7, 100, 5000])
+def test_a_round_is_a_threads_share_at_most_unless_one_output_is_more(
+    outputs: int, inputs: int, item_bytes: int
+) -> None:
+    tiling = choose_tiling(outputs, inputs, 1, item_bytes, H200)
+    assert tiling.block_k >= inputs
+    assert 1 <= tiling.num_programs <= -(-outputs // tiling.block_n)
+    bytes_a_thread = tiling.block_n * tiling.block_k * item_bytes / (32 * tiling.num_warps)
+    assert bytes_a_thread <= THREAD_BYTES or tiling.block_n == 1
+
+
+def test_only_weights_on_a_gpu_with_rows_that_fit_take_few_rows() -> None:
+    form = skinny_gemm_form(torch.empty(8, MAX_INPUTS, device="meta"))
+    assert form is not None
+    assert [form.holds(rows) for rows in (0, 1, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, False]
+    assert skinny_gemm_form(torch.empty(8, MAX_INPUTS + 1, device="meta")) is None
+    assert skinny_gemm_form(torch.empty(8, 8)) is None
