@@ -1,4 +1,4 @@
-"""Every value has a description, a type and a test; programs take the flags, and export the metrics, that are named."""
+"""Every value has a description, a schema and a test; the programs have the flags and metrics that the chart uses."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # a dependency of kubernetes-validate
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
@@ -20,11 +21,14 @@ from proa_gateway.observability.metrics import GatewayMetrics
 from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render
 
 DESCRIBED = set(re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.M))
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+VALIDATOR = jsonschema.Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Paths of values: what is described, and what is not a map of what is described."""
+    """Paths of the values that have a description, or that no described value contains."""
     for key, value in values.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and value and path not in DESCRIBED:
@@ -33,48 +37,54 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield path
 
 
-VALUES = list(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+VALUES = list(leaves(DEFAULTS))
 
 
-def typed(path: str) -> bool:
-    """Whether the schema names this very key."""
-    node = SCHEMA
-    for key in path.split("."):
-        node = node.get("properties", {}).get(key)
-        if node is None:
-            return False
-        while "$ref" in node:
-            node = SCHEMA["definitions"][node["$ref"].rsplit("/", 1)[1]]
-    return True
+def nested(path: str, value: Any) -> Any:
+    """Values with one value at a dotted path."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
 
 
-def test_every_value_is_described_typed_and_tested() -> None:
+def test_every_value_is_described_and_tested() -> None:
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_chart_*_values.py"))
     assert len(VALUES) > 90
     assert [path for path in VALUES if path not in DESCRIBED] == []
-    assert [path for path in VALUES if not typed(path)] == []
     assert [path for path in VALUES if f'"{path}": Case(' not in tests] == []
 
 
-def test_the_table_of_values_is_current() -> None:
+def test_the_schema_accepts_the_defaults() -> None:
+    VALIDATOR.validate(DEFAULTS)
+
+
+def test_the_schema_rejects_a_wrong_type_at_every_path() -> None:
+    assert [path for path in VALUES if VALIDATOR.is_valid(nested(path, [["text"]]))] == []
+
+
+def test_the_schema_rejects_a_misspelled_key_at_every_path() -> None:
+    assert [path for path in VALUES if VALIDATOR.is_valid(nested(f"{path}Typo", {}))] == []
+
+
+def test_readme_and_schema_are_generated_from_the_values() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "chart-docs", "--check"], check=True)
 
 
 @needs_helm
 @pytest.mark.parametrize("combination", COMBINATIONS)
-def test_the_programs_take_every_argument(combination: str, tmp_path: Path) -> None:
+def test_the_programs_accept_every_argument(combination: str, tmp_path: Path) -> None:
     objects = render(COMBINATIONS[combination])
     pod = lookup(objects, *ENGINE_POD)
     for container in pod["containers"] + pod.get("initContainers", []):
         engine_parser().parse_args(container["args"])
-    keys = tmp_path / "keys.json"  # read when the arguments are
+    keys = tmp_path / "keys.json"  # read while arguments are parsed
     keys.write_text('{"keys": [{"name": "a", "key": "b"}]}')
     arguments = lookup(objects, *GATEWAY, "args")
     gateway_parser().parse_args([each.replace("/etc/proa/keys/keys.json", str(keys)) for each in arguments])
 
 
 def exported() -> set[str]:
-    """Names of the time series of both programs' metrics, as Prometheus knows them."""
+    """Prometheus time series names of the gateway's and the engine's metrics."""
     registry = CollectorRegistry()
     gateway = GatewayMetrics(registry)
     AdmissionMetrics(registry)
@@ -95,18 +105,18 @@ def queries() -> Iterator[tuple[str, str]]:
                 yield f"{file.stem}: {panel['title']}", target["expr"]
 
 
-def test_the_adapters_rules_serve_what_a_pool_is_scaled_by() -> None:
+def test_prometheus_adapter_serves_the_autoscaling_metrics() -> None:
     rules = yaml.safe_load((ROOT / "k8s" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     scaling = yaml.safe_load((CHART / "values.yaml").read_text())["enginePool"]["autoscaling"]
     assert [rule["name"]["as"] for rule in rules] == [scaling["metric"], scaling["queueMetric"]]
     assert {rule["seriesQuery"].partition("{")[0] for rule in rules} <= exported()
 
 
-def test_dashboards_ask_for_metrics_that_are_exported() -> None:
+def test_dashboards_query_exported_metrics() -> None:
     names = exported()
-    asked = list(queries())
-    assert len(asked) > 20
-    for where, query in asked:
+    found = list(queries())
+    assert len(found) > 20
+    for where, query in found:
         wanted = set(re.findall(r"(?:vllm:|proa_|gen_ai_server_)\w+", re.sub(r"by \([^)]*\)", "", query)))
         assert wanted, where
         assert wanted <= names, where
