@@ -12,6 +12,8 @@ ENGINE = ROOT / "engine" / "proa_engine"
 GATEWAY = ROOT / "services" / "gateway" / "proa_gateway"
 PROTOS = ROOT / "protos" / "proa"
 
+MESSAGES = [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "engines/convert.py"]
+
 # what -> the only files that may import it
 ONLY = {
     "proa.engine.v1": [ENGINE / "server", GATEWAY / "engines/convert.py"],
