@@ -85,10 +85,10 @@ async def get_version() -> dict[str, str]:
     return {"version": version("proa-gateway")}
 
 
-def _generate(operation: ChatHandler | CompletionHandler, request: Request) -> Response:
+def _generate(handler: ChatHandler | CompletionHandler, request: Request) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
     serving, caller = _gateway(request).serving, request.state.caller
-    return ClientBoundResponse(lambda send, send_event: serving.respond(operation, caller, headers, send, send_event))
+    return ClientBoundResponse(lambda send, send_event: serving.respond(handler, caller, headers, send, send_event))
 
 
 def _gateway(request: Request) -> Gateway:

@@ -64,18 +64,18 @@ class AdmissionControl:
         return sorted(names)
 
     @contextmanager
-    def visit(self, exchange: RequestContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
+    def visit(self, context: RequestContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
         """Raises `RateLimited` and `Overloaded`."""
-        caller = exchange.caller
+        caller = context.caller
         claim = Claim(
             flow=caller.name,
             priority=caller.priority,
-            rank=exchange.operation.request.priority or 0,
+            rank=context.request.priority or 0,
             weight=caller.weight,
         )
         try:
             with caller.usage.lease() as lease, self.admission.admit(claim, num_sequences) as ticket:
-                visit = AdmissionGuard(exchange, self.waiting, lease, ticket, seconds=self._config.deadlines.queue)
+                visit = AdmissionGuard(context, self.waiting, lease, ticket, seconds=self._config.deadlines.queue)
                 try:
                     yield visit
                 finally:
@@ -85,16 +85,16 @@ class AdmissionControl:
                 self._metrics.observe_rejection(error.limit)
             raise
 
-    async def model(self, exchange: RequestContext, visit: "AdmissionGuard") -> ServedModel:
+    async def model(self, context: RequestContext, visit: "AdmissionGuard") -> ServedModel:
         """The model that the request names, held until an engine of it is up where the gateway is to do so. Raises
         `ModelNotFound`, `EngineUnavailable` and what `WaitingRoom.hold` raises."""
-        name = exchange.operation.request.model
+        name = context.request.model
         if name is None:
             name = self._only_model()
         try:
             self._pool.check(name)
         except (ModelNotFound, EngineUnavailable):
-            await self._hold(name, exchange, visit.ticket)
+            await self._hold(name, context, visit.ticket)
         return self._models.get(name)
 
     def _only_model(self) -> str:
@@ -105,15 +105,15 @@ class AdmissionControl:
             raise EngineUnavailable("No engine is ready.")
         return names[0]
 
-    async def _hold(self, name: str, exchange: RequestContext, ticket: Ticket) -> None:
+    async def _hold(self, name: str, context: RequestContext, ticket: Ticket) -> None:
         known = name in self._config.models or name in self._models.names()
         if not known and self._hears_of_all(name):
             raise ModelNotFound(f"The model {name!r} does not exist.", param="model")
         seconds = self._config.deadlines.scale_from_zero
         if not known or not seconds:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
-        with exchange.trace.span("scale_from_zero"):
-            await self.waiting.hold(name, ticket, min(seconds, exchange.seconds_left))
+        with context.trace.span("scale_from_zero"):
+            await self.waiting.hold(name, ticket, min(seconds, context.seconds_left))
 
     def _hears_of_all(self, name: str) -> bool:
         """Whether a name that is not known cannot be that of an engine which has yet to say what it serves."""
@@ -125,7 +125,7 @@ class AdmissionGuard:
 
     def __init__(
         self,
-        exchange: RequestContext,
+        context: RequestContext,
         waiting: WaitingRoom,
         lease: Lease,
         ticket: Ticket,
@@ -133,7 +133,7 @@ class AdmissionGuard:
         seconds: float,
     ) -> None:
         self.ticket = ticket
-        self._exchange = exchange
+        self._context = context
         self._waiting = waiting
         self._lease = lease
         self._seconds = seconds
@@ -142,19 +142,19 @@ class AdmissionGuard:
     async def turn(self, model: str, num_prompt_tokens: int, num_sequences: int, max_tokens: int | None) -> None:
         """Until the engines should get the request; at once while they have room. Raises `RateLimited` and what
         `WaitingRoom.wait` raises."""
-        num_choices = num_sequences // len(self._exchange.prompts)
+        num_choices = num_sequences // len(self._context.prompts)
         cost = num_prompt_tokens + num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
         self._lease.reserve(cost)
         if self._waiting.may_pass(model):
             return
-        seconds = min(self._seconds, self._exchange.seconds_left)
+        seconds = min(self._seconds, self._context.seconds_left)
         num_tokens = num_choices * num_prompt_tokens
         self._turn = await self._waiting.wait(model, self.ticket, seconds, num_tokens=num_tokens, cost=cost)
 
     def end(self) -> None:
         """Settles what it has cost, and lets others in."""
-        if self._exchange.generation is not None:
-            usage = self._exchange.usage
+        if self._context.generation is not None:
+            usage = self._context.usage
             self._lease.used = usage.prompt_tokens + usage.completion_tokens
         if self._turn is not None:
             self._turn.settle(self._lease.used)

@@ -25,13 +25,13 @@ class Answer:
 
     def __init__(
         self,
-        exchange: RequestContext,
+        context: RequestContext,
         generation: Generation,
         model: ServedModel,
         params: Sequence[SamplingParams],
         config: GatewayConfig,
     ) -> None:
-        self._exchange = exchange
+        self._context = context
         self._generation = generation
         self._model = model
         self._params = params
@@ -40,21 +40,21 @@ class Answer:
     async def stream(self, send: Send, send_event: Send) -> None:
         """Raises `GatewayError` where the first token never came; later errors are events. Nothing is sent before
         the first token, so that errors until then have a status."""
-        exchange, generation, operation = self._exchange, self._generation, self._exchange.operation
-        options = operation.request.stream_options
+        context, generation, handler = self._context, self._generation, self._context.handler
+        options = handler.request.stream_options
         continuous = options is not None and options.continuous_usage_stats
-        envelope = exchange.envelope()
+        envelope = context.envelope()
         events = EventWriter(send, send_event, generation.wake, patience=self._config.deadlines.slow_reader)
         streams: list[ChoiceStream] = []
         openings: list[bytes] = []
         for index, prompt in enumerate(self._prompts()):
-            choice = operation.choice(envelope, index, prompt, self._model)
+            choice = handler.choice(envelope, index, prompt, self._model)
             stream = ChoiceStream(
                 choice,
                 events,
                 interval=self._config.stream_interval,
                 wake=generation.wake,
-                usage=(lambda: exchange.usage) if continuous else None,
+                usage=(lambda: context.usage) if continuous else None,
             )
             self._add(index, prompt, stream)
             streams.append(stream)
@@ -68,17 +68,17 @@ class Answer:
         try:
             await self._pass_on(events, streams)
             if options is not None and options.include_usage:
-                last = envelope.usage_event(exchange.usage) + DONE
+                last = envelope.usage_event(context.usage) + DONE
         except GatewayError as error:
-            exchange.error = error
+            context.error = error
             await self._flush(events, streams)
             last = error_event(error.to_dict()) + DONE
         await events.end(last)
 
     async def complete(self, send: Send) -> None:
         """Raises `GatewayError`."""
-        exchange, generation, operation = self._exchange, self._generation, self._exchange.operation
-        envelope = exchange.envelope()
+        context, generation, handler = self._context, self._generation, self._context.handler
+        envelope = context.envelope()
         prompts = self._prompts()
         collectors = [Collector() for _ in prompts]
         for index, prompt in enumerate(prompts):
@@ -88,38 +88,38 @@ class Answer:
             await generation.wait()
         results = [collector.result() for collector in collectors]
         choices = [
-            operation.choice(envelope, index, prompts[index], self._model).final(result)
+            handler.choice(envelope, index, prompts[index], self._model).final(result)
             for index, result in enumerate(results)
         ]
-        extras = operation.extras(choices, exchange.prompts, results, self._model)
-        body = envelope.response(choices, exchange.usage, **extras)
+        extras = handler.extras(choices, context.prompts, results, self._model)
+        body = envelope.response(choices, context.usage, **extras)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     def _prompts(self) -> list[Prompt]:
         """One for each choice of the answer."""
-        return [prompt for prompt in self._exchange.prompts for _ in self._params]
+        return [prompt for prompt in self._context.prompts for _ in self._params]
 
     def _add(self, index: int, prompt: Prompt, consumer: Consumer) -> None:
-        operation = self._exchange.operation
-        request = operation.request
+        handler = self._context.handler
+        request = handler.request
         engine_request = EngineRequest(
-            request_id=f"{self._exchange.id}-{index}",
+            request_id=f"{self._context.id}-{index}",
             prompt_token_ids=prompt.token_ids,
             sampling_params=self._params[index % len(self._params)],
-            priority=self._exchange.priority,
+            priority=self._context.priority,
             cache_salt=request.cache_salt or "",
-            arrival_time=self._exchange.created,
+            arrival_time=self._context.created,
         )
-        wish = self._exchange.wishes[index // len(self._params)]
+        hints = self._context.routing_hints[index // len(self._params)]
         text = self._text(prompt)
-        self._generation.add(engine_request, wish, text, consumer, wants_tokens=operation.wants_tokens())
+        self._generation.add(engine_request, hints, text, consumer, wants_tokens=handler.wants_tokens())
 
     def _text(self, prompt: Prompt) -> TextStream | None:
         """None: no output is wanted, only the prompt."""
-        operation = self._exchange.operation
-        request = operation.request
+        handler = self._context.handler
+        request = handler.request
         if request.max_tokens == 0:
             return None
         return TextStream(
@@ -128,7 +128,7 @@ class Answer:
             include_stop_str_in_output=request.include_stop_str_in_output or False,
             skip_special_tokens=request.skip_special_tokens is not False,
             min_tokens=request.min_tokens or 0,
-            context=operation.context(prompt),
+            context=handler.context(prompt),
         )
 
     async def _pass_on(self, events: EventWriter, streams: Sequence[ChoiceStream]) -> None:

@@ -17,10 +17,10 @@ from proa_gateway.output_processor import Delta, OutputProcessor
 from proa_gateway.types import RoutingHints
 
 
-class Operation(Protocol):
+class EndpointHandler(Protocol):
     """One request of one route: its prompts, and how its choices look."""
 
-    name: ClassVar[str]  # as in the GenAI semantic conventions
+    operation: ClassVar[str]  # as in the GenAI semantic conventions
     route: ClassVar[str]
     prompt_param: ClassVar[str]  # the field that holds the prompt
     object: ClassVar[str]
@@ -58,7 +58,7 @@ class Operation(Protocol):
 class RequestContext:
     """`status` and `error` are what became of it; 499 stands for a client that went away."""
 
-    operation: Operation
+    handler: EndpointHandler
     caller: Caller
     trace: RequestTrace
     id: str
@@ -66,12 +66,16 @@ class RequestContext:
     created: float = field(default_factory=time.time)  # Unix seconds
     time_limit: float = 0.0  # seconds from `arrived` to the last token
     model: ServedModel | None = None
-    session: str | None = None  # whatever the client calls its conversation
+    session_id: str | None = None  # whatever the client calls its conversation
     prompts: list[Prompt] = field(default_factory=list)
-    wishes: list[RoutingHints] = field(default_factory=list)  # one for each prompt
+    routing_hints: list[RoutingHints] = field(default_factory=list)  # one for each prompt
     generation: Generation | None = None
     error: GatewayError | None = None
     status: int = 200
+
+    @property
+    def request(self) -> ChatCompletionRequest | CompletionRequest:
+        return self.handler.request
 
     @property
     def seconds_left(self) -> float:
@@ -80,7 +84,7 @@ class RequestContext:
     @property
     def priority(self) -> int:
         """In the engine. Where keys are asked for, it is not the client's to say who goes before others' requests."""
-        return self.caller.priority if self.caller.name else self.operation.request.priority or 0
+        return self.caller.priority if self.caller.name else self.request.priority or 0
 
     @property
     def usage(self) -> Usage:
@@ -95,11 +99,11 @@ class RequestContext:
 
     def envelope(self) -> Envelope:
         assert self.model is not None
-        operation = self.operation
-        options = operation.request.stream_options
+        handler = self.handler
+        options = handler.request.stream_options
         return Envelope(
             id=self.id,
-            object=operation.stream_object if operation.request.stream else operation.object,
+            object=handler.stream_object if handler.request.stream else handler.object,
             created=int(self.created),
             model=self.model.name,
             include_usage=bool(options and options.include_usage),
@@ -124,7 +128,7 @@ class RequestContext:
             time_to_first_chunk=first_token,
         )
         metrics.observe_generation(
-            operation=self.operation.name,
+            operation=self.handler.operation,
             model=model,
             duration=time.perf_counter() - self.arrived,
             time_to_first_token=first_token,
@@ -138,7 +142,7 @@ class RequestContext:
 
     def _reason(self, sequence: OutputProcessor) -> str:
         """What the client was told of a sequence's end. Without a stream an error is told instead of all of them."""
-        told = self.status == 200 or self.operation.request.stream
+        told = self.status == 200 or self.request.stream
         if told and sequence.finish_reason is not None:
             return sequence.finish_reason
         return "client_disconnected" if self.status == 499 else "error"

@@ -1,6 +1,6 @@
 """Serving: one generation request from its parsed body to its last byte. The stages stand in `_respond`.
 
-Knows neither FastAPI nor gRPC; what differs between chat and completions is in their `Operation`.
+Knows neither FastAPI nor gRPC; what differs between chat and completions is in their `EndpointHandler`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.answer import Answer
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.rendering import Prompt
-from proa_gateway.openai.request_context import Operation, RequestContext
+from proa_gateway.openai.request_context import EndpointHandler, RequestContext
 from proa_gateway.openai.sampling import check_context, max_tokens, sampling_params
 from proa_gateway.routing.hints import make_routing_hints
 from proa_gateway.routing.router import Router
@@ -72,88 +72,90 @@ class Serving:
         self._router = router
 
     async def respond(
-        self, operation: Operation, caller: Caller, headers: Mapping[str, str], send: Send, send_event: Send
+        self, handler: EndpointHandler, caller: Caller, headers: Mapping[str, str], send: Send, send_event: Send
     ) -> None:
         """Answers over ASGI's `send`, and `send_event` for a stream that has begun. Raises `GatewayError` where nothing
         has been sent yet. Cancelling it aborts."""
-        trace = self._tracer.start_request(headers, operation.route, caller.name)
-        exchange = RequestContext(operation, caller, trace, operation.id_prefix + secrets.token_hex(12))
-        exchange.session = headers.get("x-session-id") or operation.request.user
+        trace = self._tracer.start_request(headers, handler.route, caller.name)
+        context = RequestContext(handler, caller, trace, handler.id_prefix + secrets.token_hex(12))
+        context.session_id = headers.get("x-session-id") or handler.request.user
         self._metrics.requests_in_flight.inc()
         try:
-            exchange.time_limit = time_limit(headers, self._config.deadlines.request)
-            await self._respond(exchange, send, send_event)
+            context.time_limit = time_limit(headers, self._config.deadlines.request)
+            await self._respond(context, send, send_event)
         except GatewayError as error:
-            exchange.error, exchange.status = error, error.status
+            context.error, context.status = error, error.status
             if reason := _REJECTIONS.get(type(error)):
                 self._metrics.observe_rejection(reason)
             raise
         except asyncio.CancelledError:
-            exchange.status = 499
+            context.status = 499
             self._metrics.observe_abort()
             raise
         except TimeoutError:
-            exchange.status = 499
+            context.status = 499
             self._metrics.observe_abort()
-            _log.warning("%s: gave up on a client that takes nothing", exchange.id)
+            _log.warning("%s: gave up on a client that takes nothing", context.id)
         except BaseException:
-            exchange.status = 500
+            context.status = 500
             raise
         finally:
             self._metrics.requests_in_flight.dec()
-            exchange.report(self._metrics)
+            context.report(self._metrics)
             if caller.name:
-                usage = exchange.usage
+                usage = context.usage
                 self._admission_metrics.observe_key(
                     caller.name,
-                    exchange.status,
-                    input_tokens=usage.prompt_tokens if exchange.generation else 0,
+                    context.status,
+                    input_tokens=usage.prompt_tokens if context.generation else 0,
                     output_tokens=usage.completion_tokens,
                 )
 
-    async def _respond(self, exchange: RequestContext, send: Send, send_event: Send) -> None:
-        operation = exchange.operation
-        request = operation.request
+    async def _respond(self, context: RequestContext, send: Send, send_event: Send) -> None:
+        handler = context.handler
+        request = handler.request
         num_choices = request.n or 1
-        self._check(operation, num_choices)
-        num_sequences = operation.num_prompts * num_choices
-        with self.entrance.visit(exchange, num_sequences) as visit:
-            exchange.model = model = await self.entrance.model(exchange, visit)
+        self._check(handler, num_choices)
+        num_sequences = handler.num_prompts * num_choices
+        with self.entrance.visit(context, num_sequences) as visit:
+            context.model = model = await self.entrance.model(context, visit)
             params = sampling_params(request, model)
-            self._describe(exchange, params[0])
-            with exchange.trace.span("tokenize"):
-                exchange.prompts = await operation.prompts(model)
-                exchange.wishes = [await self._wish(exchange, prompt, model, params[0]) for prompt in exchange.prompts]
-            with exchange.trace.span("admission"):
-                num_tokens = self._count_tokens(exchange.prompts, operation, model)
+            self._describe(context, params[0])
+            with context.trace.span("tokenize"):
+                context.prompts = await handler.prompts(model)
+                context.routing_hints = [
+                    await self._routing_hints(context, prompt, model, params[0]) for prompt in context.prompts
+                ]
+            with context.trace.span("admission"):
+                num_tokens = self._count_tokens(context.prompts, handler, model)
                 await visit.turn(model.name, num_tokens, num_sequences, max_tokens(request))
-            exchange.generation = generation = Generation(
+            context.generation = generation = Generation(
                 self._pool,
                 model.name,
-                trace=exchange.trace,
+                trace=context.trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
-                seconds=exchange.seconds_left,
+                seconds=context.seconds_left,
             )
-            answer = Answer(exchange, generation, model, params, self._config)
+            answer = Answer(context, generation, model, params, self._config)
             try:
                 await (answer.stream(send, send_event) if request.stream else answer.complete(send))
             finally:
                 generation.close()
-            self._metrics.observe_request(operation.route, exchange.status, exchange.error_type)
+            self._metrics.observe_request(handler.route, context.status, context.error_type)
 
-    async def _wish(
-        self, exchange: RequestContext, prompt: Prompt, model: ServedModel, params: SamplingParams
+    async def _routing_hints(
+        self, context: RequestContext, prompt: Prompt, model: ServedModel, params: SamplingParams
     ) -> RoutingHints:
         # What an engine has cached is of no use where every token of the prompt must be computed.
         if not self._router.needs_hashes or params.prompt_logprobs is not None:
-            return RoutingHints(session=exchange.session)
-        salt = exchange.operation.request.cache_salt or ""
-        return await make_routing_hints(prompt.token_ids, model.info.chain, cache_salt=salt, session=exchange.session)
+            return RoutingHints(session=context.session_id)
+        salt = context.request.cache_salt or ""
+        return await make_routing_hints(prompt.token_ids, model.info.chain, cache_salt=salt, session=context.session_id)
 
-    def _check(self, operation: Operation, num_choices: int) -> None:
-        request = operation.request
-        if operation.num_prompts * num_choices > self._config.max_choices:
+    def _check(self, handler: EndpointHandler, num_choices: int) -> None:
+        request = handler.request
+        if handler.num_prompts * num_choices > self._config.max_choices:
             message = f"n times the number of prompts must not be above {self._config.max_choices}."
             raise InvalidRequest(message, param="n")
         if request.stream_options is not None and not request.stream:
@@ -166,11 +168,11 @@ class Serving:
         if isinstance(request, CompletionRequest) and (request.best_of or num_choices) != num_choices:
             raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
 
-    def _describe(self, exchange: RequestContext, params: SamplingParams) -> None:
-        request = exchange.operation.request
-        exchange.trace.set_request(
-            operation=exchange.operation.name,
-            model=exchange.model.name if exchange.model else "",
+    def _describe(self, context: RequestContext, params: SamplingParams) -> None:
+        request = context.request
+        context.trace.set_request(
+            operation=context.handler.operation,
+            model=context.model.name if context.model else "",
             stream=bool(request.stream),
             n=request.n or 1,
             max_tokens=params.max_tokens,
@@ -183,11 +185,11 @@ class Serving:
             stop=request.stop or (),
         )
 
-    def _count_tokens(self, prompts: Sequence[Prompt], operation: Operation, model: ServedModel) -> int:
+    def _count_tokens(self, prompts: Sequence[Prompt], handler: EndpointHandler, model: ServedModel) -> int:
         """Of all prompts together. Raises `InvalidRequest` where one does not fit."""
         for prompt in prompts:
             if not prompt.token_ids:
-                raise InvalidRequest("The prompt has no tokens.", param=operation.prompt_param)
-            limit = max_tokens(operation.request)
-            check_context(len(prompt.token_ids), limit, model, operation.prompt_param)
+                raise InvalidRequest("The prompt has no tokens.", param=handler.prompt_param)
+            limit = max_tokens(handler.request)
+            check_context(len(prompt.token_ids), limit, model, handler.prompt_param)
         return sum(len(prompt.token_ids) for prompt in prompts)

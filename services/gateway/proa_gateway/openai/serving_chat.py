@@ -12,9 +12,9 @@ from proa_gateway.output_processor import Delta
 
 
 class ChatHandler:
-    """One request to `/v1/chat/completions`; an `Operation`."""
+    """One request to `/v1/chat/completions`; an `EndpointHandler`."""
 
-    name: ClassVar[str] = "chat"
+    operation: ClassVar[str] = "chat"
     route: ClassVar[str] = "/v1/chat/completions"
     prompt_param: ClassVar[str] = "messages"
     stream_object: ClassVar[str] = "chat.completion.chunk"

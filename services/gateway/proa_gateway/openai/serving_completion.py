@@ -11,9 +11,9 @@ from proa_gateway.output_processor import Delta
 
 
 class CompletionHandler:
-    """One request to `/v1/completions`; an `Operation`."""
+    """One request to `/v1/completions`; an `EndpointHandler`."""
 
-    name: ClassVar[str] = "text_completion"
+    operation: ClassVar[str] = "text_completion"
     route: ClassVar[str] = "/v1/completions"
     prompt_param: ClassVar[str] = "prompt"
     stream_object: ClassVar[str] = "text_completion"
