@@ -8,6 +8,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from proa.options import option
+
 _log = logging.getLogger(__name__)
 
 
@@ -24,9 +26,16 @@ class TlsIdentity:
 class TlsFiles:
     """Where the PEM files are. Raises `ValueError` for a certificate without its key, or the other way round."""
 
-    certificate: Path | None = None
-    key: Path | None = None
-    authority: Path | None = None
+    certificate: Path | None = option(
+        None, "certificate of this process (PEM); read again for each new connection", flag="--tls-cert", metavar="FILE"
+    )
+    key: Path | None = option(None, "private key of --tls-cert (PEM)", flag="--tls-key", metavar="FILE")
+    authority: Path | None = option(
+        None,
+        "certificate authority that must have signed the other side's certificate (PEM)",
+        flag="--tls-ca",
+        metavar="FILE",
+    )
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):

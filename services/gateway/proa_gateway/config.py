@@ -1,45 +1,139 @@
-"""GatewayConfig: every choice of a gateway, made once, passed explicitly."""
+"""GatewayConfig: the configuration of one gateway process. Each field is also a flag of `proa-gateway serve`."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from proa.options import check_options, option
 from proa.tls import TlsFiles
+from proa_gateway.routing.policies import POLICIES
+
+_ADDRESS = re.compile(r".+:[0-9]+")
+_SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
+
+
+def _address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _service(text: str) -> str:
+    if not _SERVICE.fullmatch(text):
+        raise ValueError(f"{text!r} is not NAME.NAMESPACE:PORT")
+    return text
+
+
+def _tokenizer_folder(text: str) -> Path:
+    if not (Path(text) / "tokenizer.json").is_file():
+        raise ValueError(f"there is no tokenizer.json in {text!r}")
+    return Path(text)
+
+
+def _api_key_file(text: str) -> Path:
+    from proa_gateway.admission.auth import read_keys  # imports pydantic, which --help should not wait for
+
+    read_keys(Path(text))
+    return Path(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long each wait may last, in seconds."""
+    """Time limits in seconds. Raises `ValueError` for a value that is negative or not finite."""
 
-    connect: float = 3.0  # to an engine, until its Hello
-    heartbeat: float = 10.0  # of silence on a session that lives; engines speak every 0.5 s, a starved one later
-    failover: float = 30.0  # for an engine that can go on with what a lost one began
-    scale_from_zero: float = 0.0  # for the first engine of a model; 0: requests are not held
-    queue: float = 60.0  # for a turn in the gateway's own queue
-    request: float = 3600.0  # from its arrival to its last token; clients may ask for less
-    first_token: float = 600.0  # queueing in the engine and prefill included
-    next_token: float = 120.0
-    slow_reader: float = 120.0  # for a client that takes nothing of what waits for it
-    shutdown: float = 30.0  # for running streams to end after SIGTERM
+    queue: float = option(60.0, "time a request may wait in the queue; then 503", flag="--queue-timeout", minimum=0)
+    scale_from_zero: float = option(
+        0.0,
+        "time a request for a known model waits for its first engine; 0: 503 at once",
+        flag="--scale-from-zero-timeout",
+        minimum=0,
+    )
+    request: float = option(
+        3600.0,
+        "time from a request's arrival to its last token; clients may ask for less with the header x-request-timeout",
+        flag="--request-timeout",
+        minimum=0,
+    )
+    first_token: float = option(
+        600.0,
+        "time from sending a request to an engine to its first token, prefill and the engine's queue included",
+        flag="--first-token-timeout",
+        minimum=0,
+    )
+    next_token: float = option(120.0, "time between two tokens", flag="--next-token-timeout", minimum=0)
+    shutdown: float = option(30.0, "time for running requests to end after SIGTERM", flag="--drain-timeout", minimum=0)
+    connect: float = option(3.0, "time from opening a session with an engine to its Hello message", internal=True)
+    heartbeat: float = option(
+        10.0,
+        "time without a message on a session until the engine counts as lost; engines send one every 0.5 s",
+        internal=True,
+    )
+    failover: float = option(30.0, "time to find an engine that resumes the sequences of a lost one", internal=True)
+    slow_reader: float = option(120.0, "time a client may leave the response unread", internal=True)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """What the command line and the tests ask for. Engines are given by address or found by Service, not both."""
+    """Raises `ValueError` for a value out of range. `engines` and `engine_service` exclude each other."""
 
-    engines: tuple[str, ...] = ()  # host:port
-    engine_service: str | None = None  # name.namespace:port
-    host: str = "0.0.0.0"
-    port: int = 8000
-    tokenizer: Path | None = None  # folder; None: from the engine
-    routing: str = "prefix"  # a policy's name
-    stream_interval: int = 1  # tokens merged into one event on purpose
-    models: tuple[str, ...] = ()  # names that are known though no engine has brought them yet
-    api_keys: Path | None = None  # file; None: no key is asked for
-    max_concurrent_requests: int = 2048  # output sequences, those that wait included
-    max_waiting_requests: int = 1024  # for the engines to have room
-    max_queued_tokens: int = 4_194_304  # prompt tokens of the sequences that wait so
-    tls: TlsFiles | None = None  # to the engines; None: plaintext
-    tls_server_name: str = "proa-engine"  # in the certificates of all engines
-    max_body_bytes: int = 16 * 1024 * 1024
-    max_choices: int = 128  # prompts times n of one request
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    engines: tuple[str, ...] = option(
+        (),
+        "address of an engine; repeat for several",
+        flag="--engine",
+        metavar="HOST:PORT",
+        parse=_address,
+        exclusive="engines",
+    )
+    engine_service: str | None = option(
+        None,
+        "Kubernetes Service whose endpoints are the engines",
+        metavar="NAME.NAMESPACE:PORT",
+        parse=_service,
+        exclusive="engines",
+    )
+    host: str = option("0.0.0.0", "address to listen on")
+    port: int = option(8000, "port to listen on", minimum=0, maximum=65535)
+    tokenizer: Path | None = option(
+        None,
+        "folder with the model's tokenizer (default: download it from the engine)",
+        metavar="FOLDER",
+        parse=_tokenizer_folder,
+    )
+    routing: str = option(
+        "prefix",
+        "how to choose an engine for a request: by cached prompt blocks and load, by load, in turn, or by session",
+        choices=POLICIES,
+    )
+    stream_interval: int = option(1, "tokens of a sequence to collect before sending an event", minimum=1)
+    max_concurrent_requests: int = option(
+        2048, "limit of output sequences, running and waiting; beyond it 429", minimum=1
+    )
+    max_queued_tokens: int = option(
+        4_194_304, "limit of prompt tokens of the requests in the queue; beyond it 429", minimum=1
+    )
+    max_waiting_requests: int = option(1024, "limit of waiting requests; beyond it 429", minimum=1)
+    models: tuple[str, ...] = option(
+        (),
+        "model name to accept before any engine serves it (scale from zero); repeat for several",
+        flag="--model",
+        metavar="NAME",
+    )
+    api_keys: Path | None = option(
+        None,
+        "JSON file with API keys, their limits and priorities, reloaded when it changes (default: no key is needed)",
+        metavar="FILE",
+        parse=_api_key_file,
+    )
+    tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
+    max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
+    max_choices: int = option(128, "limit of prompts times n in one request", internal=True)
+    deadlines: Deadlines = option(Deadlines(), "time limits in seconds")
+    tls: TlsFiles | None = option(None, "TLS to the engines (default: plaintext)")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.tls is not None and self.tls.authority is None:
+            raise ValueError("--tls-cert needs --tls-ca")

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from proa_engine.cli import make_parser as engine_parser
 from proa_engine.metrics import CacheConfig, EngineMetrics
-from proa_gateway.cli import _parser as gateway_parser
+from proa_gateway.cli import make_parser as gateway_parser
 from proa_gateway.observability.admission_metrics import AdmissionMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from proa_gateway.cli import main
-from proa_gateway.config import GatewayConfig
+from proa.options import from_arguments, options
+from proa_gateway.cli import main, make_parser
+from proa_gateway.config import Deadlines, GatewayConfig
 
 
 def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +24,14 @@ def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None
     assert served[1].engine_service == "engine.proa:50051"
 
 
-def test_flags_say_who_may_wait_and_for_what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_field_has_help_text_and_defaults_are_those_of_the_configuration() -> None:
+    for config in (GatewayConfig, Deadlines):
+        assert all(declared.help for _, declared in options(config))
+    arguments = make_parser().parse_args(["serve", "--engine", "a:1"])
+    assert from_arguments(GatewayConfig, arguments) == GatewayConfig(engines=("a:1",))
+
+
+def test_flags_set_queue_limits_models_and_api_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[GatewayConfig] = []
     monkeypatch.setattr("proa_gateway.server.serve", served.append)
     keys = tmp_path / "keys.json"
@@ -51,9 +59,7 @@ def test_flags_say_who_may_wait_and_for_what(monkeypatch: pytest.MonkeyPatch, tm
         ["serve", "--engine", "a:1", "--api-keys", "/nowhere"],
     ],
 )
-def test_a_command_line_that_makes_no_sense_ends_with_a_sentence(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_end_with_an_error_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert "error:" in capsys.readouterr().err

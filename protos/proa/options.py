@@ -1,0 +1,200 @@
+"""Command-line flags from the fields of configuration dataclasses.
+
+A field declares its default, help text and limits once:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        port: int = option(8000, "port to listen on", minimum=0, maximum=65535)
+        models: tuple[str, ...] = option((), "model name; repeat for several", flag="--model")
+
+        def __post_init__(self) -> None:
+            check_options(self)
+
+`add_options` adds one flag for each field to a parser, and `from_arguments` builds the dataclass from the result.
+The field's type gives the flag's: `bool` becomes `--name` and `--no-name`, `Literal` the choices, `tuple` a flag that
+can be repeated, a dataclass an argument group of its own fields. `X | None` is parsed as `X`.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+REQUIRED: Any = MISSING
+"""The default of an option that must be given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a field declares besides its type and default. See `option`."""
+
+    help: str
+    flag: str | None
+    metavar: str | None
+    parse: Callable[[str], Any] | None
+    choices: Sequence[str] | None
+    minimum: float | None
+    maximum: float | None
+    exclusive: str | None
+    internal: bool
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    flag: str | None = None,
+    metavar: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    choices: Sequence[str] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    exclusive: str | None = None,
+    internal: bool = False,
+) -> T:
+    """Declare a dataclass field that is also a command-line flag. `default` must be hashable.
+
+    `flag`: instead of `--field-name`. `parse`: converts the flag's text, raising `ValueError` with the message to
+    show; for a tuple, one element. `choices`, `minimum` and `maximum` are checked by `check_options`. `exclusive`:
+    exactly one of the flags with this name must be given. `internal`: no flag; only code and tests set the field.
+    """
+    declared = Option(
+        help=help,
+        flag=flag,
+        metavar=metavar,
+        parse=parse,
+        choices=choices,
+        minimum=minimum,
+        maximum=maximum,
+        exclusive=exclusive,
+        internal=internal,
+    )
+    return field(default=default, metadata={"option": declared})
+
+
+def options(config: type) -> list[tuple[Field[Any], Option]]:
+    """The fields of a dataclass with their options. Raises `TypeError` for a field without one."""
+    for each in fields(config):
+        if "option" not in each.metadata:
+            raise TypeError(f"{config.__name__}.{each.name} is not declared with option()")
+    return [(each, each.metadata["option"]) for each in fields(config)]
+
+
+def check_options(config: Any) -> None:
+    """Raise `ValueError` naming the first field that is not one of its choices, or outside its range."""
+    hints = get_type_hints(type(config))
+    for each, declared in options(type(config)):
+        value = getattr(config, each.name)
+        if value is None:
+            continue
+        choices = _choices(declared, _without_none(hints[each.name]))
+        if choices is not None and value not in choices:
+            raise ValueError(f"{each.name} must be one of {', '.join(choices)}, got {value}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{each.name} must be a finite number, got {value}")
+        if declared.minimum is not None and value < declared.minimum:
+            raise ValueError(f"{each.name} must be at least {declared.minimum:g}, got {value}")
+        if declared.maximum is not None and value > declared.maximum:
+            raise ValueError(f"{each.name} must be at most {declared.maximum:g}, got {value}")
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except None and (): the help text explains those."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, ()) else super()._get_help_string(action)
+
+
+def add_options(parser: argparse.ArgumentParser, config: type) -> None:
+    """Add the flags of a dataclass and of the dataclasses in it. The parser should use `HelpFormatter`."""
+    _add(parser, parser, config, "")
+
+
+def from_arguments(config: type[T], arguments: argparse.Namespace) -> T:
+    """Build the dataclass from parsed arguments. Raises `ValueError` where it does.
+
+    A field of type `D | None`, `D` a dataclass, is None if none of its flags was given.
+    """
+    return _build(config, arguments, "")
+
+
+def _add(parser: argparse.ArgumentParser, group: Any, config: type, prefix: str) -> None:
+    hints = get_type_hints(config)
+    exclusive: dict[str, Any] = {}
+    for each, declared in options(config):
+        hint, path = _without_none(hints[each.name]), prefix + each.name
+        if declared.internal:
+            continue
+        if _is_nested(declared, hint):
+            _add(parser, parser.add_argument_group(declared.help), hint, path + ".")
+            continue
+        target = group
+        if declared.exclusive is not None:
+            target = exclusive.get(declared.exclusive) or group.add_mutually_exclusive_group(required=True)
+            exclusive[declared.exclusive] = target
+        flag = declared.flag or "--" + each.name.replace("_", "-")
+        target.add_argument(flag, dest=path, **_argument_settings(flag, each, declared, hint))
+
+
+def _argument_settings(flag: str, each: Field[Any], declared: Option, hint: Any) -> dict[str, Any]:
+    result: dict[str, Any] = {"help": declared.help.replace("%", "%%"), "default": each.default}
+    if each.default is MISSING:
+        result |= {"default": None, "required": True}
+    if hint is bool and declared.parse is None:
+        return result | {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is tuple:
+        result |= {"action": "append", "default": None}
+        hint = get_args(hint)[0]
+    if (choices := _choices(declared, hint)) is not None:
+        return result | {"choices": choices}
+    metavar = declared.metavar or flag.lstrip("-").upper().replace("-", "_")
+    return result | {"metavar": metavar, "type": hint if declared.parse is None else _with_message(declared.parse)}
+
+
+def _build(config: type[T], arguments: argparse.Namespace, prefix: str) -> T:
+    hints = get_type_hints(config)
+    values: dict[str, Any] = {}
+    for each, declared in options(config):
+        hint, path = _without_none(hints[each.name]), prefix + each.name
+        if declared.internal:
+            continue
+        if _is_nested(declared, hint):
+            value = _build(hint, arguments, path + ".")
+            values[each.name] = None if each.default is None and value == hint() else value
+            continue
+        value = getattr(arguments, path)
+        if get_origin(hint) is not tuple:
+            values[each.name] = value
+        elif value is not None:  # given at least once
+            values[each.name] = tuple(value)
+    return config(**values)
+
+
+def _is_nested(declared: Option, hint: Any) -> bool:
+    return is_dataclass(hint) and declared.parse is None
+
+
+def _choices(declared: Option, hint: Any) -> Sequence[str] | None:
+    return get_args(hint) if get_origin(hint) is Literal else declared.choices
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) is not UnionType:
+        return hint
+    (inner,) = (part for part in get_args(hint) if part is not type(None))
+    return inner
+
+
+def _with_message(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse replaces a `ValueError`'s message by one of its own, but keeps that of an `ArgumentTypeError`."""
+
+    def parse_argument(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_argument

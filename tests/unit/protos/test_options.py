@@ -1,0 +1,125 @@
+"""Flags follow from the fields of a dataclass: type, default, help text and limits."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from proa.options import REQUIRED, HelpFormatter, add_options, check_options, from_arguments, option
+
+
+def parse_even(text: str) -> int:
+    if int(text) % 2:
+        raise ValueError(f"{text} is odd")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    seconds: float = option(1.5, "time to wait", flag="--timeout", minimum=0)
+    retries: int = option(3, "not a flag", internal=True)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    key: Path | None = option(None, "key file", metavar="FILE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    name: str = option(REQUIRED, "name of the thing")
+    level: Literal["low", "high"] = option("low", "level, 100% by default")
+    size: int | None = option(None, "size (default: chosen by the machine)", minimum=2, maximum=8)
+    cache: bool = option(True, "use the cache")
+    even: int = option(0, "even number", parse=parse_even)
+    sockets: tuple[int, ...] = option((7,), "socket number; repeat for several", flag="--socket")
+    one: str | None = option(None, "one source", exclusive="source")
+    other: str | None = option(None, "other source", exclusive="source")
+    limits: Limits = option(Limits(), "limits")
+    files: Files | None = option(None, "files")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def parse(*arguments: str, base: tuple[str, ...] = ("--name", "n", "--one", "x")) -> Config:
+    parser = argparse.ArgumentParser(formatter_class=HelpFormatter)
+    add_options(parser, Config)
+    return from_arguments(Config, parser.parse_args([*base, *arguments]))
+
+
+def test_without_flags_the_fields_have_their_defaults() -> None:
+    assert parse() == Config(name="n", one="x")
+
+
+def test_flags_are_converted_to_the_fields_types() -> None:
+    flags = "--level high --size 4 --no-cache --even 6 --socket 1 --socket 2 --timeout 2 --key a"
+    assert parse(*flags.split()) == Config(
+        name="n",
+        one="x",
+        level="high",
+        size=4,
+        cache=False,
+        even=6,
+        sockets=(1, 2),
+        limits=Limits(seconds=2.0),
+        files=Files(key=Path("a")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--one x", "required: --name"),
+        ("--name n", "--one --other is required"),
+        ("--name n --one x --other y", "not allowed with"),
+        ("--name n --one x --level lower", "invalid choice"),
+        ("--name n --one x --even 3", "argument --even: 3 is odd"),
+        ("--name n --one x --size many", "invalid int value"),
+        ("--name n --one x --retries 4", "unrecognized arguments"),
+    ],
+)
+def test_wrong_flags_end_with_a_message(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(*arguments.split(), base=())
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--size 1", "size must be at least 2, got 1"),
+        ("--size 9", "size must be at most 8, got 9"),
+        ("--timeout nan", "seconds must be a finite number"),
+    ],
+)
+def test_values_out_of_range_are_rejected(arguments: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(*arguments.split())
+
+
+def test_choices_are_checked_without_a_command_line() -> None:
+    with pytest.raises(ValueError, match="level must be one of low, high, got other"):
+        Config(name="n", level="other")  # type: ignore[arg-type]
+
+
+def test_help_shows_defaults_but_not_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "level, 100% by default (default: low)" in text
+    assert "size (default: chosen by the machine) --" in text
+
+
+def test_a_field_that_is_not_an_option_is_an_error() -> None:
+    @dataclass
+    class Plain:
+        value: int = 0
+
+    with pytest.raises(TypeError, match=r"Plain\.value"):
+        add_options(argparse.ArgumentParser(), Plain)
