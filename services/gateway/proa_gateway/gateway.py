@@ -21,7 +21,6 @@ from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, St
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.engines.tls import TlsChannels, insecure_channels
-from proa_gateway.observability.admission_metrics import AdmissionMetrics
 from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.serving import Serving
@@ -52,7 +51,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     tracer = GatewayTracer.from_environment()
     registry = _registry()
     router = Router(config.routing)
-    metrics, admission_metrics = GatewayMetrics(registry), AdmissionMetrics(registry)
+    metrics = GatewayMetrics(registry)
     discovery = make_discovery(config)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
     with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
@@ -63,7 +62,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             deadlines=config.deadlines,
             router=router,
             open_channel=channels,
-            observe=lambda client: _observe(client, metrics, models, serving.entrance.waiting),
+            observe=lambda client: _observe(client, metrics, models, serving.admission.waiting),
         )
         metrics.sessions.set_function(lambda: sum(engine.model_name is not None for engine in pool.engines))
         metrics.watch_index(router.index)
@@ -74,7 +73,6 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             models=models,
             tracer=tracer,
             metrics=metrics,
-            admission_metrics=admission_metrics,
         )
         following = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),

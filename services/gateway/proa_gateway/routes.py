@@ -51,13 +51,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     gateway = _gateway(request)
-    return {"object": "list", "data": [_card(gateway, name) for name in gateway.serving.entrance.model_names()]}
+    return {"object": "list", "data": [_card(gateway, name) for name in gateway.serving.admission.model_names()]}
 
 
 @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
 async def get_model(model: str, request: Request) -> dict[str, Any]:
     gateway = _gateway(request)
-    if model not in gateway.serving.entrance.model_names():
+    if model not in gateway.serving.admission.model_names():
         raise ModelNotFound(f"The model {model!r} does not exist.", param="model")
     return _card(gateway, model)
 
@@ -71,7 +71,7 @@ async def health() -> Response:
 @router.get("/ready", responses={503: {"description": "No engine can be used."}})
 async def ready(request: Request) -> Response:
     """At least one engine can be used, or requests are held until one can be."""
-    is_ready = _gateway(request).serving.entrance.ready
+    is_ready = _gateway(request).serving.admission.ready
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 

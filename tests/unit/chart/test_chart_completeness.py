@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from proa_engine.cli import make_parser as engine_parser
 from proa_engine.metrics import CacheConfig, EngineMetrics
 from proa_gateway.cli import make_parser as gateway_parser
-from proa_gateway.observability.admission_metrics import AdmissionMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render
 
@@ -87,7 +86,6 @@ def exported() -> set[str]:
     """Prometheus time series names of the gateway's and the engine's metrics."""
     registry = CollectorRegistry()
     gateway = GatewayMetrics(registry)
-    AdmissionMetrics(registry)
     engine = EngineMetrics(
         CollectorRegistry(),
         model_name="m",

@@ -12,7 +12,7 @@ from proa_gateway.admission.capacity import engine_room
 from proa_gateway.admission.fair_limit import Claim
 from proa_gateway.admission.waiting_room import WaitingRoom
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
-from proa_gateway.observability.admission_metrics import AdmissionMetrics
+from proa_gateway.observability.metrics import GatewayMetrics
 
 MODEL = "m"
 
@@ -28,7 +28,7 @@ class Engines:
         self.seconds = seconds
         self.registry = CollectorRegistry()
         self.admission = Admission(max_requests=10_000, max_waiting=max_waiting, max_queued_tokens=10_000)
-        self.waiting = WaitingRoom(self.room, AdmissionMetrics(self.registry))
+        self.waiting = WaitingRoom(self.room, GatewayMetrics(self.registry))
 
     def room(self, model: str, *, enough: int = 0) -> int | None:
         return None if self.size is None else self.size - self.running

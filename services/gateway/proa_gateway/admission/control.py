@@ -14,7 +14,6 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
-from proa_gateway.observability.admission_metrics import AdmissionMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.openai.request_context import RequestContext
 
@@ -32,11 +31,10 @@ class AdmissionControl:
         pool: EnginePool,
         models: ModelRegistry,
         metrics: GatewayMetrics,
-        admission_metrics: AdmissionMetrics,
     ) -> None:
         self.waiting = WaitingRoom(
             lambda model, enough=maxsize: model_room(pool.engines, model, enough=enough),
-            admission_metrics,
+            metrics,
         )
         self._config = config
         self._pool = pool

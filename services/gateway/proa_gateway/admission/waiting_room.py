@@ -13,7 +13,7 @@ from typing import Protocol
 from proa_gateway.admission.bounds import Ticket
 from proa_gateway.admission.fair_queue import Entry, FairQueue
 from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, ShuttingDown
-from proa_gateway.observability.admission_metrics import AdmissionMetrics
+from proa_gateway.observability.metrics import GatewayMetrics
 
 
 class Room(Protocol):
@@ -46,7 +46,7 @@ class _Line:
 class WaitingRoom:
     """`changed` must be called whenever there may be more room. `close` sends everybody away."""
 
-    def __init__(self, room: Room, metrics: AdmissionMetrics) -> None:
+    def __init__(self, room: Room, metrics: GatewayMetrics) -> None:
         self._room = room
         self._metrics = metrics
         self._lines: dict[str, _Line] = {}
@@ -151,7 +151,7 @@ class WaitingRoom:
             outcome = error.code or ""
             raise
         finally:
-            self._metrics.observe_wait(model, outcome, time.perf_counter() - started)
+            self._metrics.observe_queue_wait(model, outcome, time.perf_counter() - started)
             if outcome != "admitted":
                 self.changed()  # it may have been let in just before it left
 

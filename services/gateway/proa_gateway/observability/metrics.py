@@ -17,6 +17,7 @@ from proa_gateway.routing.index import PrefixIndex
 PROVIDER_NAME = "proa"
 # Seconds; latency buckets start at 1 ms, because a decode step does.
 REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
@@ -90,6 +91,20 @@ class GatewayMetrics:
             "Prompt tokens that an engine had cached: as expected when it was chosen, and as it said itself.",
             "by",
         )
+        self.queue_depth = Gauge(
+            "proa_gateway_queue_depth",
+            "Requests waiting in the gateway until the model's engines have capacity, or until its first engine is up.",
+            ("model",),
+            registry=registry,
+        )
+        self._queue_wait = histogram(
+            "proa_gateway_queue_wait_seconds",
+            "Time in the gateway's queue, of requests that had to wait.",
+            ("model", "outcome"),
+            QUEUE_BUCKETS,
+        )
+        self._key_requests = counter("proa_gateway_key_requests", "Generation requests of an API key.", "key", "status")
+        self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", "key", "type")
         registry.register(self)
 
     def observe_request(self, route: str, status: int, error_type: str = "") -> None:
@@ -133,6 +148,16 @@ class GatewayMetrics:
         """Count a request that was turned away: over the gateway's `requests`, `tokens` or `waiting`, over its key's
         `rate_limit`, without an `api_key`; after `queue_timeout`, while `draining`, with `no_engine`."""
         self._rejections.labels(reason).inc()
+
+    def observe_queue_wait(self, model: str, outcome: str, seconds: float) -> None:
+        """Observe a wait in the queue. `outcome`: `admitted`, `given_up` (client gone) or the code of the error."""
+        self._queue_wait.labels(model, outcome).observe(seconds)
+
+    def observe_key(self, key: str, status: int, *, input_tokens: int, output_tokens: int) -> None:
+        """Count one request of an API key, and its tokens."""
+        self._key_requests.labels(key, str(status)).inc()
+        self._key_tokens.labels(key, "input").inc(input_tokens)
+        self._key_tokens.labels(key, "output").inc(output_tokens)
 
     def observe_retry(self) -> None:
         self._retries.inc()

@@ -25,7 +25,6 @@ from proa_gateway.errors import (
     RateLimited,
     ShuttingDown,
 )
-from proa_gateway.observability.admission_metrics import AdmissionMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.answer import Answer
@@ -58,17 +57,13 @@ class Serving:
         models: ModelRegistry,
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
-        admission_metrics: AdmissionMetrics,
         router: Router,
     ) -> None:
-        self.entrance = AdmissionControl(
-            config, pool=pool, models=models, metrics=metrics, admission_metrics=admission_metrics
-        )
+        self.admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)
         self._config = config
         self._pool = pool
         self._tracer = tracer
         self._metrics = metrics
-        self._admission_metrics = admission_metrics
         self._router = router
 
     async def respond(
@@ -104,7 +99,7 @@ class Serving:
             context.report(self._metrics)
             if caller.name:
                 usage = context.usage
-                self._admission_metrics.observe_key(
+                self._metrics.observe_key(
                     caller.name,
                     context.status,
                     input_tokens=usage.prompt_tokens if context.generation else 0,
@@ -117,8 +112,8 @@ class Serving:
         num_choices = request.n or 1
         self._check(handler, num_choices)
         num_sequences = handler.num_prompts * num_choices
-        with self.entrance.visit(context, num_sequences) as visit:
-            context.model = model = await self.entrance.model(context, visit)
+        with self.admission.visit(context, num_sequences) as visit:
+            context.model = model = await self.admission.model(context, visit)
             params = sampling_params(request, model)
             self._describe(context, params[0])
             with context.trace.span("tokenize"):
