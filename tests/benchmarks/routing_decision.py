@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
-from proa_gateway.types import BlockChain, RoutingHints
 
-CHAIN = BlockChain(b"\0" * 16, 16)
+CHAIN = HashChain(b"\0" * 16, 16)
 NUM_TOKENS = 8192
 ROUNDS = 500
 
@@ -42,21 +42,21 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in ("choice", "note", "both", "told")}
     under_way: deque[tuple[str, RoutingHints]] = deque()
     for _ in range(ROUNDS + in_flight):
-        wish = make()
+        hints = make()
         before = time.thread_time_ns()
-        chosen = policy.choose(replicas, wish)
+        chosen = policy.choose(replicas, hints)
         between = time.thread_time_ns()
-        policy.sent(chosen.address, wish)
+        policy.record_sent(chosen.address, hints)
         after = time.thread_time_ns()
         chosen.load += 1
-        under_way.append((chosen.address, wish))
+        under_way.append((chosen.address, hints))
         if len(under_way) <= in_flight:
             continue
         address, computed = under_way.popleft()
         replicas[address].load -= 1
         at = time.thread_time_ns()
         if policy.needs_hashes:
-            index.stored(address, computed.block_hashes)
+            index.add_confirmed(address, computed.block_hashes)
         told = time.thread_time_ns() - at
         for name, value in zip(times, (between - before, after - between, after - before, told), strict=True):
             times[name].append(value / 1e3)
@@ -79,8 +79,8 @@ def main() -> None:
     index = PrefixIndex()
     tracemalloc.start()
     for replica in replicas:
-        index.add(replica.address, CHAIN, 50_000)
-        index.stored(replica.address, hashes(arguments.blocks // arguments.replicas))
+        index.add_replica(replica.address, CHAIN, 50_000)
+        index.add_confirmed(replica.address, hashes(arguments.blocks // arguments.replicas))
     allocated, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     print(
@@ -89,12 +89,12 @@ def main() -> None:
     )
     system = hashes(128)  # that every replica holds
     for replica in replicas:
-        index.stored(replica.address, system)
+        index.add_confirmed(replica.address, system)
     by_address, in_flight = {replica.address: replica for replica in replicas}, arguments.in_flight
     documents = [system + hashes(384) for _ in range(200)]
     for number, document in enumerate(documents):
         for replica in rng.sample(replicas, 1 + number % 4):
-            index.stored(replica.address, document[: rng.randrange(256, 513)])
+            index.add_confirmed(replica.address, document[: rng.randrange(256, 513)])
     kinds: dict[str, Callable[[], RoutingHints]] = {
         "nothing cached": lambda: RoutingHints(hashes(512), CHAIN, NUM_TOKENS, "me"),
         "a system prompt everywhere": lambda: RoutingHints(system + hashes(384), CHAIN, NUM_TOKENS, "me"),

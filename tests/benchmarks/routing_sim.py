@@ -20,12 +20,12 @@ from proa.blocks import hash_block, hash_blocks, root_hash
 from proa_engine.core.factory import make_core
 from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
+from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, make_policy
-from proa_gateway.types import BlockChain, RoutingHints
 
 BLOCK_SIZE = 16
-CHAIN = BlockChain(root_hash("simulated", ""), BLOCK_SIZE)
+CHAIN = HashChain(root_hash("simulated", ""), BLOCK_SIZE)
 EVENT_SECONDS = 0.002  # from an engine to a gateway
 
 
@@ -90,25 +90,25 @@ class Gateway:
         self._candidates = {replica.address: replica for replica in self.replicas}
         self.pick_seconds: list[float] = []
         for address in addresses:
-            self.index.add(address, CHAIN, blocks)
+            self.index.add_replica(address, CHAIN, blocks)
             if not events:
-                self.index.cannot_tell(address)
+                self.index.disable_events(address)
 
-    def pick(self, wish: RoutingHints) -> tuple[int, int]:
+    def pick(self, hints: RoutingHints) -> tuple[int, int]:
         """The number of the replica, and how many tokens it is expected to have."""
         started = time.perf_counter()
-        chosen = self.policy.choose(self._candidates, wish)
+        chosen = self.policy.choose(self._candidates, hints)
         self.pick_seconds.append(time.perf_counter() - started)
         chosen.load += 1
-        return self.replicas.index(chosen), self.policy.sent(chosen.address, wish)
+        return self.replicas.index(chosen), self.policy.record_sent(chosen.address, hints)
 
     def hear(self, number: int, outputs: EngineCoreOutputs, events: bool) -> None:
         replica, stats = self.replicas[number], outputs.stats
         replica.load = stats.num_running_reqs + stats.num_waiting_reqs
         replica.kv_cache_usage = stats.kv_cache_usage
         if events and self.policy.needs_hashes and outputs.kv_news is not None:
-            self.index.removed(replica.address, list(outputs.kv_news.changes.removed))
-            self.index.stored(replica.address, list(outputs.kv_news.changes.stored))
+            self.index.remove_confirmed(replica.address, list(outputs.kv_news.changes.removed))
+            self.index.add_confirmed(replica.address, list(outputs.kv_news.changes.stored))
 
 
 class Replica:
@@ -186,8 +186,8 @@ class Simulation:
     def _ask(self, ask: Ask) -> None:
         gateway = self._rng.choice(self.gateways)
         hashes = hash_blocks(CHAIN.root, ask.prompt, BLOCK_SIZE) if gateway.policy.needs_hashes else []
-        wish = RoutingHints(hashes, CHAIN, len(ask.prompt), ask.session)
-        number, expected = gateway.pick(wish)
+        hints = RoutingHints(hashes, CHAIN, len(ask.prompt), ask.session)
+        number, expected = gateway.pick(hints)
         request_id = str(len(self.results))
         self.results[request_id] = Result(ask, expected)
         replica = self._replicas[number]

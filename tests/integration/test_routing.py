@@ -72,7 +72,7 @@ async def ask(gateway: RunningGateway, token_ids: list[int], **fields: Any) -> t
 async def in_step(gateways: list[RunningGateway]) -> None:
     """Wait until the gateways have heard all that the engines told: all know the same, nothing is only expected."""
     indexes = [gateway.gateway.router.index for gateway in gateways]
-    await until(lambda: all(one.is_settled and one.num_blocks == indexes[0].num_blocks for one in indexes))
+    await until(lambda: all(not one.has_pending and one.num_blocks == indexes[0].num_blocks for one in indexes))
 
 
 async def _hits(gateway: RunningGateway) -> dict[str, float]:

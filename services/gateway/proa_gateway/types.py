@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from proa_gateway.routing.hints import HashChain
+
 
 class FinishReason(IntEnum):
     """Why an output ended. Values equal `proa.engine.v1.FinishReason`."""
@@ -52,24 +54,6 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockChain:
-    """What the names of an engine's blocks go by; see `proa.blocks`."""
-
-    root: bytes
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingHints:
-    """What the choice of an engine goes by, beside the engines' loads."""
-
-    block_hashes: Sequence[bytes] = ()  # of the prompt's full blocks, in order
-    chain: BlockChain | None = None  # of the hashes; None: there are none
-    num_tokens: int = 0  # of the prompt
-    session: str | None = None  # whatever the client calls its conversation
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log probabilities at one position, of the model's own distribution."""
 
@@ -114,7 +98,7 @@ class ModelInfo:
     block_hash_version: int
     max_num_seqs: int  # in one batch
     max_logprobs: int
-    chain: BlockChain
+    chain: HashChain
     eos_token_ids: tuple[int, ...] = ()
 
 

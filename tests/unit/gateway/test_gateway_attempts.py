@@ -9,14 +9,15 @@ from proa_gateway.engines.attempts import RequestAttempts
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.retries import FIRST_PAUSE, LAST_PAUSE, MAX_ATTEMPTS, RetryBudget, pause_before
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, Overloaded
-from proa_gateway.types import BlockChain, EngineRequest, ModelInfo, RoutingHints, SamplingParams
+from proa_gateway.routing.hints import HashChain, RoutingHints
+from proa_gateway.types import EngineRequest, ModelInfo, SamplingParams
 
 LOST, FULL, REFUSED = EngineLost("lost"), Overloaded("full"), EngineUnavailable("not now")
 
 
 def engine(address: str = "a", **info: Any) -> EngineClient:
     known = {"model_name": "m", "max_model_len": 100, "vocab_size": 10, "tokenizer_digest": "d", "max_num_seqs": 8}
-    known |= {"block_hash_version": 1, "max_logprobs": 20, "chain": BlockChain(b"/m", 16)}
+    known |= {"block_hash_version": 1, "max_logprobs": 20, "chain": HashChain(b"/m", 16)}
     made = ModelInfo(**{**known, **info})
     return cast(EngineClient, SimpleNamespace(address=address, hello=SimpleNamespace(model=made)))
 
@@ -99,8 +100,8 @@ def test_only_an_engine_that_would_have_said_the_same_goes_on_with_tokens(num_to
         engine("same", max_model_len=50),
         engine("vocabulary", vocab_size=11),
         engine("tokenizer", tokenizer_digest="e"),
-        engine("weights", chain=BlockChain(b"/other", 16)),
-        engine("block size", chain=BlockChain(b"/m", 32)),
+        engine("weights", chain=HashChain(b"/other", 16)),
+        engine("block size", chain=HashChain(b"/m", 32)),
         cast(EngineClient, SimpleNamespace(address="not connected", hello=None)),
     ]
     assert journey(num_tokens).unfit(others) == unfit

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from proa_gateway.errors import EngineUnavailable
-from proa_gateway.types import RoutingHints
+from proa_gateway.routing.hints import RoutingHints
 from support.fake_engine import FakeEngine
 from support.gateway import PATIENT, running_gateway, until
 from support.processes import free_port

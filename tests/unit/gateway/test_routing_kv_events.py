@@ -1,4 +1,4 @@
-"""KvFollower between an engine's events and the index, over a fake engine's real gRPC."""
+"""KV events from a fake engine to the prefix index, over gRPC."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ PROMPT = list(range(1, 100))
 HASHES = hash_blocks(root_hash("/models/fake", ""), PROMPT, 16)
 
 
-def telling_engine() -> FakeEngine:
+def engine_with_events() -> FakeEngine:
     engine = FakeEngine()
     engine.kv_events = asyncio.Queue()
     return engine
 
 
-def tell(
+def send_event(
     engine: FakeEngine,
     sequence: int,
     *,
@@ -38,38 +38,38 @@ def index_of(gateway: RunningGateway) -> PrefixIndex:
     return gateway.gateway.router.index
 
 
-async def test_the_index_follows_snapshot_and_changes() -> None:
-    async with telling_engine() as engine, running_gateway(engine) as gateway:
+async def test_the_index_applies_a_snapshot_and_changes() -> None:
+    async with engine_with_events() as engine, running_gateway(engine) as gateway:
         index = index_of(gateway)
-        tell(engine, 7, stored=HASHES[:2], snapshot=True)
-        await until(lambda: index.count(engine.address, HASHES) == 2)
-        tell(engine, 8, stored=HASHES[2:])
-        await until(lambda: index.count(engine.address, HASHES) == len(HASHES))
-        tell(engine, 9, removed=HASHES[1:3], stored=HASHES[2:3])
-        await until(lambda: index.count(engine.address, HASHES) == 1)
-        tell(engine, 10, stored=HASHES[:3], snapshot=True)
+        send_event(engine, 7, stored=HASHES[:2], snapshot=True)
+        await until(lambda: index.count_cached(engine.address, HASHES) == 2)
+        send_event(engine, 8, stored=HASHES[2:])
+        await until(lambda: index.count_cached(engine.address, HASHES) == len(HASHES))
+        send_event(engine, 9, removed=HASHES[1:3], stored=HASHES[2:3])
+        await until(lambda: index.count_cached(engine.address, HASHES) == 1)
+        send_event(engine, 10, stored=HASHES[:3], snapshot=True)
         await until(lambda: index.match(HASHES) == [(3, [engine.address])])
         index.check_integrity()
         assert engine.num_kv_subscriptions == 1
 
 
-async def test_after_a_gap_or_a_lost_stream_it_begins_again_with_a_snapshot() -> None:
-    async with telling_engine() as engine, running_gateway(engine) as gateway:
+async def test_a_gap_or_a_lost_stream_leads_to_a_new_subscription() -> None:
+    async with engine_with_events() as engine, running_gateway(engine) as gateway:
         index = index_of(gateway)
-        tell(engine, 1, stored=HASHES[:5], snapshot=True)
-        tell(engine, 3, stored=HASHES[5:])
+        send_event(engine, 1, stored=HASHES[:5], snapshot=True)
+        send_event(engine, 3, stored=HASHES[5:])
         await engine.until(lambda fake: fake.num_kv_subscriptions == 2)
-        assert index.count(engine.address, HASHES) == 5
-        tell(engine, 1, stored=HASHES[:4], snapshot=True)
-        await until(lambda: index.count(engine.address, HASHES) == 4)
+        assert index.count_cached(engine.address, HASHES) == 5
+        send_event(engine, 1, stored=HASHES[:4], snapshot=True)
+        await until(lambda: index.count_cached(engine.address, HASHES) == 4)
         assert engine.kv_events is not None
         engine.kv_events.put_nowait(None)
         await engine.until(lambda fake: fake.num_kv_subscriptions == 3)
-        tell(engine, 1, stored=HASHES[:3], snapshot=True)
-        await until(lambda: index.count(engine.address, HASHES) == 3)
+        send_event(engine, 1, stored=HASHES[:3], snapshot=True)
+        await until(lambda: index.count_cached(engine.address, HASHES) == 3)
 
 
-async def test_an_engine_that_tells_nothing_is_known_by_what_was_sent_to_it() -> None:
+async def test_an_engine_without_events_is_matched_by_the_requests_sent_to_it() -> None:
     async with FakeEngine() as one, FakeEngine() as two, running_gateway(one, two) as gateway:
         for _ in range(4):
             response = await gateway.complete(PROMPT, max_tokens=1)
@@ -79,12 +79,12 @@ async def test_an_engine_that_tells_nothing_is_known_by_what_was_sent_to_it() ->
         assert [length for length, _ in index.match(HASHES)] == [len(HASHES)]
 
 
-async def test_what_a_lost_engine_held_is_forgotten() -> None:
+async def test_a_lost_engine_is_removed_from_the_index() -> None:
     async with running_gateway("127.0.0.1:1", ready=False) as gateway:
         index = index_of(gateway)
-        engine = telling_engine()
+        engine = engine_with_events()
         gateway.gateway.pool.set_engines({await engine.start(): "engine"})
-        tell(engine, 1, stored=HASHES, snapshot=True)
+        send_event(engine, 1, stored=HASHES, snapshot=True)
         await until(lambda: index.match(HASHES))
         await engine.stop()
         await until(lambda: not index.num_blocks)

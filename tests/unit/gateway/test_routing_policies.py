@@ -1,4 +1,4 @@
-"""The score, and the policies over it."""
+"""Routing policies and the score that the prefix policy uses."""
 
 import random
 from collections import Counter
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 
 from proa_gateway.cli import main
+from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
 from proa_gateway.routing.score import Weights, best, is_overloaded
-from proa_gateway.types import BlockChain, RoutingHints
 
-CHAIN = BlockChain(b"root", 16)
+CHAIN = HashChain(b"root", 16)
 BLOCKS = [b"%d" % number for number in range(8)]
 WEIGHTS = Weights(prefix=1.0, load=0.5, kv_usage=0.1, overload=16, overload_factor=2.0)
 
@@ -32,13 +32,13 @@ def by_address(engines: list[Engine]) -> dict[str, Engine]:
     return {engine.address: engine for engine in engines}
 
 
-def make_routing_hints(num_tokens: int = 129) -> RoutingHints:
+def prompt_hints(num_tokens: int = 129) -> RoutingHints:
     return RoutingHints(BLOCKS[: num_tokens // 16], CHAIN, num_tokens)
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_the_best_is_who_has_the_best_of_all_scores(seed: int) -> None:
-    """A score is what the cache saves less what load and usage cost."""
+def test_best_returns_the_candidate_with_the_largest_score(seed: int) -> None:
+    """Against the score computed directly: share of cached blocks, less weighted load and KV cache usage."""
     rng = random.Random(seed)
     engines = [
         Engine(f"{number}", rng.randrange(rng.choice((1, 4, 60))), rng.choice((0.0, 0.5, rng.random())))
@@ -57,11 +57,11 @@ def test_the_best_is_who_has_the_best_of_all_scores(seed: int) -> None:
     assert scores[chosen.address] == pytest.approx(max(scores.values()))
 
 
-@pytest.mark.parametrize("holders", [[], ["engine-0:1", "engine-2:1"], ["engine-0:1", "engine-1:1", "engine-2:1"]])
-def test_equals_are_drawn_from(holders: list[str]) -> None:
+@pytest.mark.parametrize("having", [[], ["engine-0:1", "engine-2:1"], ["engine-0:1", "engine-1:1", "engine-2:1"]])
+def test_ties_are_drawn_at_random(having: list[str]) -> None:
     engines = make_engines(0, 1, 0)
     rng = random.Random(1)
-    matched = [(4, holders)] if holders else []
+    matched = [(4, having)] if having else []
     drawn = Counter(best(by_address(engines), matched, 8, WEIGHTS, rng).address for _ in range(200))
     assert drawn.keys() == {"engine-0:1", "engine-2:1"}
     assert min(drawn.values()) > 60
@@ -75,27 +75,27 @@ def test_an_engine_is_overloaded_only_by_number_and_by_factor(load: int, least: 
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_has_its_name_and_takes_the_only_candidate(name: str) -> None:
+def test_every_policy_chooses_the_only_candidate(name: str) -> None:
     policy = make_policy(name, PrefixIndex(), random.Random(1), lambda: 0.0)
     assert policy.name == name
-    for wish in (RoutingHints(), make_routing_hints(), RoutingHints(session="me")):
-        assert policy.choose(by_address(make_engines(5)), wish).address == "engine-0:1"
-        policy.sent("engine-0:1", wish)
+    for hints in (RoutingHints(), prompt_hints(), RoutingHints(session_id="me")):
+        assert policy.choose(by_address(make_engines(5)), hints).address == "engine-0:1"
+        policy.record_sent("engine-0:1", hints)
 
 
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="'fastest'; there are prefix, least-load, round-robin, session"):
+def test_an_unknown_policy_name_raises() -> None:
+    with pytest.raises(ValueError, match="'fastest', must be one of prefix, least-load, round-robin, session"):
         make_policy("fastest", PrefixIndex(), random.Random(1), lambda: 0.0)
 
 
-def test_the_command_line_refuses_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_the_command_line_rejects_an_unknown_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
         main(["serve", "--engine", "engine:1", "--routing", "fastest"])
-    assert left.value.code == 2
+    assert exit.value.code == 2
     assert "'fastest'" in capsys.readouterr().err
 
 
-def test_round_robin_takes_turns() -> None:
+def test_round_robin_chooses_each_engine_in_turn() -> None:
     policy = make_policy("round-robin", PrefixIndex(), random.Random(1), lambda: 0.0)
     engines = make_engines(9, 0, 5)
     chosen = [policy.choose(by_address(engines), RoutingHints()).address for _ in range(6)]
@@ -103,90 +103,90 @@ def test_round_robin_takes_turns() -> None:
     assert len(set(chosen)) == 3
 
 
-def test_least_load_takes_the_least_loaded() -> None:
+def test_least_load_chooses_the_least_loaded_engine() -> None:
     policy = make_policy("least-load", PrefixIndex(), random.Random(1), lambda: 0.0)
     assert policy.choose(by_address(make_engines(3, 1, 2)), RoutingHints()).address == "engine-1:1"
 
 
-def test_prefix_goes_where_the_prompt_was_sent_before() -> None:
+def test_prefix_chooses_the_engine_that_the_prompt_was_sent_to_before() -> None:
     policy, engines = _prefix_policy(0, 0, 0, 0)
-    first = policy.choose(by_address(engines), make_routing_hints())
-    assert policy.sent(first.address, make_routing_hints()) == 0
+    first = policy.choose(by_address(engines), prompt_hints())
+    assert policy.record_sent(first.address, prompt_hints()) == 0
     first.load += 1
     for _ in range(10):
-        assert policy.choose(by_address(engines), make_routing_hints()) is first
-    assert policy.sent(first.address, make_routing_hints()) == 128
+        assert policy.choose(by_address(engines), prompt_hints()) is first
+    assert policy.record_sent(first.address, prompt_hints()) == 128
 
 
-def test_a_burst_of_one_prompt_stays_together_before_any_engine_says_anything() -> None:
+def test_a_burst_of_one_prompt_is_kept_together_before_any_kv_event() -> None:
     policy, engines = _prefix_policy(*[0] * 64)
     expected: dict[str, list[int]] = {}
     for _ in range(40):
-        chosen = policy.choose(by_address(engines), make_routing_hints())
-        expected.setdefault(chosen.address, []).append(policy.sent(chosen.address, make_routing_hints()))
+        chosen = policy.choose(by_address(engines), prompt_hints())
+        expected.setdefault(chosen.address, []).append(policy.record_sent(chosen.address, prompt_hints()))
         chosen.load += 1
-    assert len(expected) == 10, "four a piece: then an idle engine costs less"
+    assert len(expected) == 10, "four each: then an idle engine has the better score"
     assert all(cached == [0, 128, 128, 128] for cached in expected.values())
 
 
-def test_prefix_without_anything_cached_goes_to_the_least_loaded() -> None:
+def test_prefix_chooses_the_least_loaded_engine_if_nothing_is_cached() -> None:
     policy, engines = _prefix_policy(3, 1, 2)
-    assert policy.choose(by_address(engines), make_routing_hints()) is engines[1]
+    assert policy.choose(by_address(engines), prompt_hints()) is engines[1]
 
 
-def test_prefix_leaves_a_loaded_engine_for_what_costs_less_than_waiting() -> None:
+def test_prefix_leaves_an_engine_whose_load_outweighs_its_cache() -> None:
     policy, engines = _prefix_policy(0, 0)
-    policy.sent(engines[0].address, make_routing_hints())
+    policy.record_sent(engines[0].address, prompt_hints())
     engines[0].load, engines[1].load = 8, 4
-    assert policy.choose(by_address(engines), make_routing_hints()) is engines[0]
+    assert policy.choose(by_address(engines), prompt_hints()) is engines[0]
     engines[0].load, engines[1].load = 40, 1
-    assert policy.choose(by_address(engines), make_routing_hints()) is engines[1]
+    assert policy.choose(by_address(engines), prompt_hints()) is engines[1]
 
 
-def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute() -> None:
+def test_the_last_block_of_a_prompt_of_full_blocks_is_not_expected_to_be_cached() -> None:
     policy, engines = _prefix_policy(0)
-    policy.sent(engines[0].address, make_routing_hints(128))
-    assert policy.sent(engines[0].address, make_routing_hints(128)) == 112
-    assert policy.sent(engines[0].address, make_routing_hints(129)) == 128
+    policy.record_sent(engines[0].address, prompt_hints(128))
+    assert policy.record_sent(engines[0].address, prompt_hints(128)) == 112
+    assert policy.record_sent(engines[0].address, prompt_hints(129)) == 128
 
 
-def test_a_session_stays_where_it_is_in_every_gateway() -> None:
+def test_every_gateway_chooses_the_same_engine_for_a_session() -> None:
     engines = make_engines(*[0] * 16)
     policies = [make_policy("session", PrefixIndex(), random.Random(seed), lambda: 0.0) for seed in range(3)]
     homes: Counter[str] = Counter()
     for number in range(640):
-        wish = RoutingHints(session=f"user {number}")
-        home, *others = [policy.choose(by_address(engines), wish) for policy in policies]
+        hints = RoutingHints(session_id=f"user {number}")
+        home, *others = [policy.choose(by_address(engines), hints) for policy in policies]
         assert all(other is home for other in others)
         homes[home.address] += 1
     assert min(homes.values()) > 20, "shares are about equal"
     assert max(homes.values()) < 70
 
 
-def test_an_engine_that_leaves_moves_its_own_sessions_only() -> None:
+def test_removing_an_engine_moves_only_its_own_sessions() -> None:
     policy = make_policy("session", PrefixIndex(), random.Random(1), lambda: 0.0)
     engines = make_engines(*[0] * 8)
     for number in range(200):
-        wish = RoutingHints(session=str(number))
-        before, after = policy.choose(by_address(engines), wish), policy.choose(by_address(engines[1:]), wish)
+        hints = RoutingHints(session_id=str(number))
+        before, after = policy.choose(by_address(engines), hints), policy.choose(by_address(engines[1:]), hints)
         assert after is before or before is engines[0]
 
 
-def test_a_session_moves_on_where_its_engine_has_more_than_its_share() -> None:
+def test_a_session_moves_while_its_engine_exceeds_the_load_bound() -> None:
     policy = make_policy("session", PrefixIndex(), random.Random(1), lambda: 0.0)
     engines = make_engines(4, 4, 4, 4)
-    wish = RoutingHints(session="me")
-    home = policy.choose(by_address(engines), wish)
+    hints = RoutingHints(session_id="me")
+    home = policy.choose(by_address(engines), hints)
     home.load = 30
-    moved = policy.choose(by_address(engines), wish)
+    moved = policy.choose(by_address(engines), hints)
     assert moved is not home
     home.load = 4
-    assert policy.choose(by_address(engines), wish) is home
+    assert policy.choose(by_address(engines), hints) is home
 
 
 def _prefix_policy(*loads: int) -> tuple[Policy, list[Engine]]:
     index = PrefixIndex()
     engines = make_engines(*loads)
     for engine in engines:
-        index.add(engine.address, CHAIN, 100)
+        index.add_replica(engine.address, CHAIN, 100)
     return make_policy("prefix", index, random.Random(1), lambda: 0.0), engines

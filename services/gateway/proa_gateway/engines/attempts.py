@@ -11,7 +11,8 @@ from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.retries import MAX_ATTEMPTS, RetryBudget, pause_before
 from proa_gateway.errors import EngineLost, GatewayError
 from proa_gateway.observability.telemetry import Attempt
-from proa_gateway.types import EngineRequest, ModelInfo, RoutingHints
+from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.types import EngineRequest, ModelInfo
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,8 @@ import grpc
 from proa.blocks import HASH_BYTES, root_hash
 from proa.engine.v1 import core_pb2, service_pb2
 from proa.engine.v1.service_pb2_grpc import EngineServiceStub
+from proa_gateway.routing.hints import HashChain
 from proa_gateway.types import (
-    BlockChain,
     Draining,
     EngineOutput,
     EngineRequest,
@@ -199,7 +199,7 @@ def _hello_from_pb(message: service_pb2.Hello) -> Hello:
         block_hash_version=model.block_hash_version,
         max_num_seqs=model.max_num_seqs,
         max_logprobs=model.max_logprobs,
-        chain=BlockChain(root_hash(model.model, model.revision), model.block_size),
+        chain=HashChain(root_hash(model.model, model.revision), model.block_size),
         eos_token_ids=tuple(model.eos_token_ids),
     )
     return Hello(

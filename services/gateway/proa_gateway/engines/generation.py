@@ -19,7 +19,8 @@ from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output_processor import Consumer, OutputProcessor
-from proa_gateway.types import EngineRequest, RoutingHints
+from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.types import EngineRequest
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from proa_gateway.engines.client import Accept, EngineClient, EngineState
 from proa_gateway.engines.retries import RetryBudget
 from proa_gateway.engines.tls import OpenChannel, insecure_channels
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
+from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.router import Router
-from proa_gateway.types import RoutingHints
 
 _log = logging.getLogger(__name__)
 
@@ -100,14 +100,15 @@ class EnginePool:
         """
         # Whether an engine is fit takes as long to say as how good it is, so it is asked of the chosen one first.
         candidates = self._ready_for(model)
-        engine = self._router.choose(candidates, wish) if candidates else None
+        engine = self._router.policy.choose(candidates, wish) if candidates else None
         if engine is None or not engine.usable or engine.suspicious or engine.address in avoid:
             usable = {one.address: one for one in candidates.values() if one.usable and one.address not in avoid}
             candidates = {one.address: one for one in usable.values() if not one.suspicious} or usable
             if not candidates:
                 raise self._nobody(model)
-            engine = self._router.choose(candidates, wish)
-        return Pick(engine, len(candidates), self._router.sent(engine.address, wish), self._router.policy)
+            engine = self._router.policy.choose(candidates, wish)
+        policy = self._router.policy
+        return Pick(engine, len(candidates), policy.record_sent(engine.address, wish), policy.name)
 
     def check(self, model: str) -> None:
         """Raises what `pick` would raise."""

@@ -14,7 +14,7 @@ from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.rendering import Choice, Envelope, Prompt, Usage
 from proa_gateway.output_processor import Delta, OutputProcessor
-from proa_gateway.types import RoutingHints
+from proa_gateway.routing.hints import RoutingHints
 
 
 class EndpointHandler(Protocol):

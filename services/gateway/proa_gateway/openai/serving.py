@@ -32,9 +32,9 @@ from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.rendering import Prompt
 from proa_gateway.openai.request_context import EndpointHandler, RequestContext
 from proa_gateway.openai.sampling import check_context, max_tokens, sampling_params
-from proa_gateway.routing.hints import make_routing_hints
+from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.router import Router
-from proa_gateway.types import RoutingHints, SamplingParams
+from proa_gateway.types import SamplingParams
 
 # Errors that turn a request away before it has generated, as metrics call them; `AdmissionControl` counts its own.
 _REJECTIONS: dict[type[GatewayError], str] = {
@@ -143,10 +143,12 @@ class Serving:
         self, context: RequestContext, prompt: Prompt, model: ServedModel, params: SamplingParams
     ) -> RoutingHints:
         # What an engine has cached is of no use where every token of the prompt must be computed.
-        if not self._router.needs_hashes or params.prompt_logprobs is not None:
-            return RoutingHints(session=context.session_id)
+        if params.prompt_logprobs is not None:
+            return RoutingHints(session_id=context.session_id)
         salt = context.request.cache_salt or ""
-        return await make_routing_hints(prompt.token_ids, model.info.chain, cache_salt=salt, session=context.session_id)
+        return await self._router.make_hints(
+            prompt.token_ids, model.info.chain, cache_salt=salt, session_id=context.session_id
+        )
 
     def _check(self, handler: EndpointHandler, num_choices: int) -> None:
         request = handler.request

@@ -1,1 +1,1 @@
-"""Routing: which engine takes a request. Knows addresses, loads and names of blocks; no sessions, no text, no HTTP."""
+"""Routing: which engine takes a request, from the engines' loads and the blocks in their prefix caches."""

@@ -1,25 +1,22 @@
-"""Wishes: what a request's engine is to be chosen by. Hashing a prompt belongs to tokenizing it, not to the choice."""
+"""RoutingHints: what a routing policy knows about one request."""
 
-import asyncio
 from collections.abc import Sequence
-
-from proa.blocks import hash_blocks
-from proa_gateway.types import BlockChain, RoutingHints
-
-# Longer prompts, in tokens, are hashed on another thread: this many take about a quarter of a millisecond.
-INLINE_TOKENS = 2048
+from dataclasses import dataclass
 
 
-async def make_routing_hints(
-    token_ids: Sequence[int], chain: BlockChain, *, cache_salt: str, session: str | None
-) -> RoutingHints:
-    """For a prompt that any engine with this chain may have in its cache."""
-    if len(token_ids) <= INLINE_TOKENS:
-        hashes = _hashes(token_ids, chain, cache_salt)
-    else:
-        hashes = await asyncio.to_thread(_hashes, token_ids, chain, cache_salt)
-    return RoutingHints(block_hashes=hashes, chain=chain, num_tokens=len(token_ids), session=session)
+@dataclass(frozen=True, slots=True)
+class HashChain:
+    """Parameters of an engine's block hashes (`proa.blocks`). Engines with equal chains hash equal prompts alike."""
+
+    root: bytes  # hash of model and revision: the parent hash of a prompt's first block
+    block_size: int  # tokens
 
 
-def _hashes(token_ids: Sequence[int], chain: BlockChain, cache_salt: str) -> list[bytes]:
-    return hash_blocks(chain.root, token_ids, chain.block_size, (cache_salt,) if cache_salt else ())
+@dataclass(frozen=True, slots=True)
+class RoutingHints:
+    """`block_hashes` are those of the prompt's full blocks, in order. Empty if the policy does not use them."""
+
+    block_hashes: Sequence[bytes] = ()
+    chain: HashChain | None = None  # of `block_hashes`; None if these are not computed
+    num_prompt_tokens: int = 0
+    session_id: str | None = None  # the client's own name for its conversation, for session affinity

@@ -1,34 +1,33 @@
-"""Policies: how one of several engines is chosen for a request. `make_policy` knows them by name."""
+"""Routing policies: how one of several engines is chosen for a request. `make_policy` finds them by name."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import ClassVar, Protocol
 
+from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.score import AnyCandidate, Weights, best, cheapest, is_overloaded
-from proa_gateway.types import RoutingHints
 
 BOUNDED_LOAD = 1.25
-"""Times the mean load that a session's own engine may have; consistent hashing with bounded loads."""
+"""`SessionAffinity`: an engine takes at most this multiple of the mean load."""
 
 _MASK = 2**64 - 1
-_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 6.4)
 
 
 class Policy(Protocol):
-    """`choose`, then `sent` where the request goes there."""
+    """Call `choose`, then `record_sent` when the request is sent to the chosen engine."""
 
     name: ClassVar[str]
-    needs_hashes: ClassVar[bool]  # of the prompt's blocks in the wish
+    needs_hashes: ClassVar[bool]  # whether hints must have block hashes
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
-        """One of the candidates, which are given by address, and of which there is one at least."""
+    def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
+        """Return one of the candidates, of which there is at least one. Keys are addresses."""
         ...
 
-    def sent(self, address: str, wish: RoutingHints) -> int:
-        """The request is on its way. Returns how many of its prompt's tokens the engine will find in its cache, as far
-        as is known."""
+    def record_sent(self, address: str, hints: RoutingHints) -> int:
+        """Record that the request is sent. Return how many of its prompt tokens are expected to be cached there."""
         ...
 
 
@@ -41,16 +40,16 @@ class LeastLoad:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
         engines = list(candidates.values())
         return cheapest(engines, [engine.load for engine in engines], self._rng)[0]
 
-    def sent(self, address: str, wish: RoutingHints) -> int:
+    def record_sent(self, address: str, hints: RoutingHints) -> int:
         return 0
 
 
 class RoundRobin:
-    """One after the other, from a random beginning, so that gateways do not go in step."""
+    """Each candidate in turn, from a random start, so that several gateways do not choose in lockstep."""
 
     name: ClassVar[str] = "round-robin"
     needs_hashes: ClassVar[bool] = False
@@ -58,49 +57,53 @@ class RoundRobin:
     def __init__(self, rng: random.Random) -> None:
         self._turn = rng.randrange(2**16)
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
+    def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
         self._turn += 1
         return list(candidates.values())[self._turn % len(candidates)]
 
-    def sent(self, address: str, wish: RoutingHints) -> int:
+    def record_sent(self, address: str, hints: RoutingHints) -> int:
         return 0
 
 
-class Session:
-    """A session's requests go to one candidate, which follows from key and addresses alone (rendezvous hashing), so
-    every gateway chooses the same, and a candidate that comes or goes moves its own share only. Where it has more
-    than its share of the load, the session's next candidate takes the request; without a key, the least loaded."""
+class SessionAffinity:
+    """All requests of a session go to one candidate; requests without a session ID to the least loaded one.
+
+    Rendezvous hashing of session ID and address (Thaler and Ravishankar, 1998): every gateway chooses the same
+    candidate, and only the sessions of a candidate that comes or goes move. With bounded loads (Mirrokni, Thorup and
+    Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018): if the first candidate has more than `BOUNDED_LOAD`
+    times the mean load, the next one in the session's order takes the request.
+    """
 
     name: ClassVar[str] = "session"
     needs_hashes: ClassVar[bool] = False
 
     def __init__(self, rng: random.Random) -> None:
         self._least_load = LeastLoad(rng)
-        self._seeds = _Seeds()
+        self._address_hashes = _AddressHashes()
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
-        if wish.session is None:
-            return self._least_load.choose(candidates, wish)
+    def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
+        if hints.session_id is None:
+            return self._least_load.choose(candidates, hints)
         limit = BOUNDED_LOAD * (1 + sum([candidate.load for candidate in candidates.values()]) / len(candidates))
-        free = [candidate for candidate in candidates.values() if candidate.load < limit]
-        key, seeds = _number(wish.session), self._seeds
-        ranks = [(key ^ seeds[candidate.address]) * _ODD & _MASK for candidate in free]
-        return free[ranks.index(max(ranks))]
+        below_limit = [candidate for candidate in candidates.values() if candidate.load < limit]
+        key, hashes = _hash64(hints.session_id), self._address_hashes
+        ranks = [(key ^ hashes[candidate.address]) * _GOLDEN & _MASK for candidate in below_limit]
+        return below_limit[ranks.index(max(ranks))]
 
-    def sent(self, address: str, wish: RoutingHints) -> int:
+    def record_sent(self, address: str, hints: RoutingHints) -> int:
         return 0
 
 
-class _Seeds(dict[str, int]):
-    """By address, made when first asked for. Small even where addresses come and go for months."""
+class _AddressHashes(dict[str, int]):
+    """Hashes by address, computed on first use. About 150 bytes for each address ever seen."""
 
     def __missing__(self, address: str) -> int:
-        seed = self[address] = _number(address)
-        return seed
+        value = self[address] = _hash64(address)
+        return value
 
 
 class Prefix:
-    """The candidate with the best score, by what the index says of its cache; see `score`."""
+    """The candidate with the best score of cached prompt blocks and load; see `score`."""
 
     name: ClassVar[str] = "prefix"
     needs_hashes: ClassVar[bool] = True
@@ -111,31 +114,31 @@ class Prefix:
         self._clock = clock
         self._weights = weights
 
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
-        usable = _usable(wish)
-        matched = self._index.match(usable)
-        chosen = best(candidates, matched, len(usable), self._weights, self._rng)
+    def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
+        reusable = _reusable(hints)
+        matched = self._index.match(reusable)
+        chosen = best(candidates, matched, len(reusable), self._weights, self._rng)
         if not matched or chosen.load <= self._weights.overload:
             return chosen
         least = min([candidate.load for candidate in candidates.values()])
         if not is_overloaded(chosen, least, self._weights):
             return chosen
-        # One that holds less of the prompt, but something, may still be better than the least loaded.
-        fit = {address: one for address, one in candidates.items() if not is_overloaded(one, least, self._weights)}
-        return best(fit, matched, len(usable), self._weights, self._rng)
+        # A candidate that has fewer blocks of the prompt may still be better than the least loaded one.
+        others = {address: one for address, one in candidates.items() if not is_overloaded(one, least, self._weights)}
+        return best(others, matched, len(reusable), self._weights, self._rng)
 
-    def sent(self, address: str, wish: RoutingHints) -> int:
-        if wish.chain is None:
+    def record_sent(self, address: str, hints: RoutingHints) -> int:
+        if hints.chain is None:
             return 0
-        num_held = self._index.expect(address, wish.chain, wish.block_hashes, self._clock())
-        return min(num_held, len(_usable(wish))) * wish.chain.block_size
+        num_cached = self._index.add_pending(address, hints.chain, hints.block_hashes, self._clock())
+        return min(num_cached, len(_reusable(hints))) * hints.chain.block_size
 
 
-POLICIES: tuple[str, ...] = (Prefix.name, LeastLoad.name, RoundRobin.name, Session.name)
+POLICIES: tuple[str, ...] = (Prefix.name, LeastLoad.name, RoundRobin.name, SessionAffinity.name)
 
 
 def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callable[[], float]) -> Policy:
-    """`clock` gives seconds. Raises `ValueError` for a name that is not in `POLICIES`."""
+    """`clock` returns seconds. Raises `ValueError` if `name` is not one of `POLICIES`."""
     match name:
         case Prefix.name:
             return Prefix(index, rng, clock, Weights())
@@ -143,15 +146,18 @@ def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callab
             return LeastLoad(rng)
         case RoundRobin.name:
             return RoundRobin(rng)
-        case Session.name:
-            return Session(rng)
-    raise ValueError(f"there is no routing policy {name!r}; there are {', '.join(POLICIES)}")
+        case SessionAffinity.name:
+            return SessionAffinity(rng)
+    raise ValueError(f"unknown routing policy {name!r}, must be one of {', '.join(POLICIES)}")
 
 
-def _usable(wish: RoutingHints) -> Sequence[bytes]:
-    """The blocks that a cache can save: a prompt's last token is always computed, so a full last block is not one."""
-    return wish.block_hashes[: (wish.num_tokens - 1) // wish.chain.block_size] if wish.chain is not None else ()
+def _reusable(hints: RoutingHints) -> Sequence[bytes]:
+    """Return the blocks that a cache hit can save: a prompt's last token is always computed, so a full last block is
+    not one."""
+    if hints.chain is None:
+        return ()
+    return hints.block_hashes[: (hints.num_prompt_tokens - 1) // hints.chain.block_size]
 
 
-def _number(text: str) -> int:
+def _hash64(text: str) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:8])

@@ -1,42 +1,43 @@
-"""Router: a policy by name, with what it has to know of the engines' caches. Says nothing of who may be chosen."""
+"""Router: the gateway's routing policy and the prefix index that it reads."""
 
+import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 
+from proa.blocks import hash_blocks
+from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.routing.kv_events import KvFollower, Subscribe
+from proa_gateway.routing.kv_events import Subscribe, follow_kv_events
 from proa_gateway.routing.policies import make_policy
-from proa_gateway.routing.score import AnyCandidate
-from proa_gateway.types import Hello, RoutingHints
+from proa_gateway.types import Hello
+
+MAX_INLINE_TOKENS = 2048
+"""Longest prompt, in tokens, that is hashed on the event loop (about 0.25 ms); longer ones are hashed on a thread."""
 
 
 class Router:
-    """One of a gateway's parts. Raises `ValueError` for a policy that is not in `POLICIES`."""
+    """Raises `ValueError` if `policy` is not one of `POLICIES`."""
 
     def __init__(self, policy: str) -> None:
         self.index = PrefixIndex()
-        self._policy = make_policy(policy, self.index, random.Random(), time.monotonic)
-        self._follower = KvFollower(self.index)
+        self.policy = make_policy(policy, self.index, random.Random(), time.monotonic)
 
-    @property
-    def policy(self) -> str:
-        return self._policy.name
-
-    @property
-    def needs_hashes(self) -> bool:
-        """Whether wishes are to name the prompt's blocks."""
-        return self._policy.needs_hashes
-
-    def choose(self, candidates: Mapping[str, AnyCandidate], wish: RoutingHints) -> AnyCandidate:
-        """One of the candidates, which are given by address, and of which there is one at least."""
-        return self._policy.choose(candidates, wish)
-
-    def sent(self, address: str, wish: RoutingHints) -> int:
-        """The request is on its way. Returns how many of its prompt's tokens the engine is expected to have cached."""
-        return self._policy.sent(address, wish)
+    async def make_hints(
+        self, token_ids: Sequence[int], chain: HashChain, *, cache_salt: str, session_id: str | None
+    ) -> RoutingHints:
+        """Hash the prompt's blocks if the policy needs them."""
+        if not self.policy.needs_hashes:
+            return RoutingHints(session_id=session_id)
+        extra_keys = (cache_salt,) if cache_salt else ()
+        arguments = (chain.root, token_ids, chain.block_size, extra_keys)
+        if len(token_ids) <= MAX_INLINE_TOKENS:
+            hashes = hash_blocks(*arguments)
+        else:
+            hashes = await asyncio.to_thread(hash_blocks, *arguments)
+        return RoutingHints(hashes, chain, len(token_ids), session_id)
 
     async def follow(self, address: str, hello: Hello, subscribe: Subscribe) -> None:
-        """To run beside an engine's session, cancelled at its end."""
-        if self._policy.needs_hashes:
-            await self._follower.follow(address, hello, subscribe)
+        """Keep the index up to date while an engine's session is open; cancelled when the session ends."""
+        if self.policy.needs_hashes:
+            await follow_kv_events(self.index, address, hello, subscribe)

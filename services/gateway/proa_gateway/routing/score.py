@@ -1,4 +1,4 @@
-"""How good each candidate is for a request: one number, of what its cache saves and what its load costs. Pure."""
+"""Score of a candidate for a request: what its prefix cache saves, less what its load costs."""
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 
 class Candidate(Protocol):
-    """What is known of an engine that could take a request."""
+    """An engine that can take a request."""
 
     address: str
     load: int  # unfinished requests
@@ -19,16 +19,17 @@ AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What counts how much, chosen by the simulation of docs/routing.md; no setting was best for every workload."""
+    """Weights of the score, chosen by the simulation in docs/routing.md; no setting was best for every workload."""
 
-    # An engine that holds the whole prompt is preferred up to four mean loads more than another's. Between 0.03 and
-    # 0.25 a load's weight hardly mattered; at 0.5 chats lost 3 to 7 points of their hit rate.
+    # An engine that has the whole prompt wins up to a load of four times the mean above another's. Between 0.03 and
+    # 0.25 the load's weight hardly mattered; at 0.5 chats lost 3 to 7 points of their hit rate.
     prefix: float = 1.0
     load: float = 0.25
-    # Hardly more than a tie-break: a full cache is the usual state of an engine, not a fault.
+    # Little more than a tie-break: a full KV cache is an engine's usual state.
     kv_usage: float = 0.1
-    # But no cache is worth an engine with this many requests and this many times more than the least loaded one. At 4
-    # requests too many prompts move and are computed again; without any limit popular documents make a queue.
+    # Cached blocks do not count for an engine with `overload` requests and `overload_factor` times more than the least
+    # loaded one. With 4 instead of 16, too many prompts move and are computed again; without a limit, requests for
+    # popular documents queue up.
     overload: int = 16
     overload_factor: float = 2.0
 
@@ -40,8 +41,10 @@ def best(
     weights: Weights,
     rng: random.Random,
 ) -> AnyCandidate:
-    """The candidate, of those by address, with the largest score. `matched`: how many of the prompt's `num_blocks`
-    blocks need not be computed by whom, most first, each address once."""
+    """Return the candidate with the largest score.
+
+    `matched`: (length, addresses) pairs as `PrefixIndex.match` returns them, for a prompt of `num_blocks` blocks.
+    """
     mean = sum([one.load for one in candidates.values()]) / len(candidates)
     by_load, by_usage = weights.load / max(1.0, mean), weights.kv_usage
 
@@ -50,28 +53,29 @@ def best(
 
     lightest, least = find_cheapest(list(candidates.values()))
     chosen, score = lightest, -least
-    for count, addresses in matched:
-        saved = weights.prefix * count / num_blocks
+    for length, addresses in matched:
+        saved = weights.prefix * length / num_blocks
         if saved - least <= score:
-            break  # nor can anyone with as much or less of the prompt do better
+            break  # candidates with this length or less cannot score higher
         if lightest.address in addresses:
             return lightest
-        if holders := [candidates[address] for address in addresses if address in candidates]:
-            holder, cost = find_cheapest(holders)
+        if having := [candidates[address] for address in addresses if address in candidates]:
+            candidate, cost = find_cheapest(having)
             if saved - cost > score:
-                chosen, score = holder, saved - cost
+                chosen, score = candidate, saved - cost
     return chosen
 
 
 def is_overloaded(candidate: Candidate, least: int, weights: Weights) -> bool:
-    """Whether the candidate is so far above the least load of all that its cache must not count."""
+    """Return whether the candidate's load is so far above the least one that its cached blocks must not count."""
     return candidate.load - least > weights.overload and candidate.load > weights.overload_factor * least
 
 
 def cheapest(
     candidates: Sequence[AnyCandidate], costs: Sequence[float], rng: random.Random
 ) -> tuple[AnyCandidate, float]:
-    """Who costs least, and how much; one of equals at random, so that gateways do not all choose alike."""
+    """Return the candidate with the lowest cost, and the cost. Ties are drawn at random, so that several gateways do
+    not all choose the same one."""
     least = min(costs)
     if costs.count(least) == 1:
         return candidates[costs.index(least)], least
