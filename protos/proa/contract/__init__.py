@@ -1,0 +1,31 @@
+"""The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
+
+from proa.contract.outputs import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Event,
+    EventType,
+    FinishReason,
+    SchedulerStats,
+    TokenLogprobs,
+)
+from proa.contract.request import EngineCoreRequest
+from proa.contract.sampling_params import SamplingParams
+from proa.contract.session import Draining, Hello, KvEvents, ModelInfo, Rejected
+
+__all__ = [
+    "Draining",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineCoreRequest",
+    "Event",
+    "EventType",
+    "FinishReason",
+    "Hello",
+    "KvEvents",
+    "ModelInfo",
+    "Rejected",
+    "SamplingParams",
+    "SchedulerStats",
+    "TokenLogprobs",
+]

@@ -1,0 +1,99 @@
+"""What an engine answers: the outputs of its steps and its load."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+LOCAL = {"wire": False}  # metadata of a field that is not sent
+
+
+class FinishReason(IntEnum):
+    """Why a request ended."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class EventType(IntEnum):
+    """A change of a request's state in the engine."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+    RESUMED = 4
+    FIRST_TOKEN = 5
+    FINISHED = 6
+
+
+# Read-only by convention: freezing a dataclass triples the cost of making one, and these are made for every token.
+
+
+@dataclass(slots=True)
+class Event:
+    type: EventType
+    timestamp: float  # Unix seconds
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, of the model's own distribution (before temperature and penalties)."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the most likely
+    top_token_ids: Sequence[int] = ()
+    top_logprobs: Sequence[float] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineCoreOutput:
+    """A request's output of one step, or of several merged ones: tokens are deltas, counts are totals so far."""
+
+    request_id: str = ""  # empty in a Session, which uses handles
+    handle: int = 0
+    new_token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()  # one for each of `new_token_ids`, if requested
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens computed since the last output
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token that ended the output; None for an end of sequence token
+    num_prompt_tokens: int | None = None
+    num_output_tokens: int | None = None  # set on the last output
+    num_cached_tokens: int | None = None
+    events: Sequence[Event] = ()
+    error: str = ""
+    client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerStats:
+    """An engine's load. Counters start with the engine."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0  # share of blocks held by requests, 0 to 1
+    num_waiting_tokens: int = 0  # known tokens of the waiting requests
+    prefix_cache_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_cache_hits: int = 0  # those of them that were found
+    num_preemptions: int = 0
+    last_step_age: float = 0.0  # seconds since the current step began; 0 between steps
+    spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
+    spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
+    spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineCoreOutputs:
+    """One message of a Session: a step's outputs of that session's requests.
+
+    A request that got exactly one token and nothing else is in the two plain columns instead of in `outputs`. Where
+    steps were merged, a handle may occur in the columns several times, oldest first; its entry in `outputs` is newer.
+    """
+
+    outputs: Sequence[EngineCoreOutput] = ()
+    plain_handles: Sequence[int] = ()
+    plain_token_ids: Sequence[int] = ()  # one for each of `plain_handles`
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0  # Unix seconds, when the step ended; 0: no step had outputs for this session yet
+    step: int = 0

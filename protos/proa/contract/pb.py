@@ -1,0 +1,149 @@
+"""Conversion between the contract's dataclasses and protobuf messages, by the names of their fields.
+
+A field that is unset in the message (a zero, where the message cannot tell) becomes None where its type allows that,
+else the dataclass's default. None is not sent. Fields with the metadata `wire=False` are not sent either.
+
+Columns of many token ids are `bytes` in the message, little-endian uint32: as a repeated field, 131,000 ids take 5.5 ms
+to parse instead of 0.04.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from proa.blocks import HASH_BYTES
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+def to_pb(message_class: type[M], value: object) -> M:
+    """The dataclass instance as a message."""
+    message: M = _writer(type(value), message_class)(value)
+    return message
+
+
+def from_pb(cls: type[T], message: Message) -> T:
+    """The message as an instance of the dataclass `cls`. Raises `ValueError` for what that refuses."""
+    value: T = _reader(cls, type(message))(message)  # type: ignore[arg-type]  # classes are hashable
+    return value
+
+
+def token_ids_to_pb(token_ids: Iterable[int]) -> bytes:
+    column = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    if sys.byteorder == "big":
+        column = array("I", column)
+        column.byteswap()
+    return column.tobytes()
+
+
+def token_ids_from_pb(name: str, data: bytes) -> list[int]:
+    """`name` is that of the field, for the error. Raises `ValueError`."""
+    if len(data) % 4:
+        raise ValueError(f"{name} must be little-endian uint32, so a multiple of 4 bytes, not {len(data)}")
+    column = array("I", data)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tolist()
+
+
+def _hashes_from_pb(name: str, data: bytes) -> list[bytes]:
+    return [data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)]
+
+
+# Each class gets the functions that one would write by hand, such as `lambda message: cls(handle=message.handle, ...)`.
+# A loop over the fields takes twice as long, and some of these messages come with every token.
+
+
+@cache
+def _writer(cls: type, message_class: type[Any]) -> Callable[[Any], Any]:
+    if not is_dataclass(cls):  # a list of lists, whose inner ones are messages with one field
+        (inner,) = message_class.DESCRIPTOR.fields
+        return lambda value: message_class(**{inner.name: value})
+    names: dict[str, Any] = {"make": message_class, "token_ids": token_ids_to_pb, "hashes": b"".join}
+    arguments = []
+    for field in _wire_fields(cls, message_class):
+        value, convert = f"value.{field.name}", f"convert_{field.name}"
+        if field.is_bytes:
+            value = f"{field.column}({value})"
+        elif field.message_class is not None:
+            names[convert] = _writer(field.element, field.message_class)
+            value = f"map({convert}, {value})" if field.is_repeated else f"{value} and {convert}({value})"
+        arguments.append(f"{field.name}={value}")
+    return _compile("value", arguments, names)
+
+
+@cache
+def _reader(cls: type, message_class: type[Any]) -> Callable[[Any], Any]:
+    if not is_dataclass(cls):
+        (inner,) = message_class.DESCRIPTOR.fields
+        return lambda message: tuple(getattr(message, inner.name))
+    names: dict[str, Any] = {"make": cls, "token_ids": token_ids_from_pb, "hashes": _hashes_from_pb}
+    arguments = []
+    for field in _wire_fields(cls, message_class):
+        value, convert = f"message.{field.name}", f"convert_{field.name}"
+        if field.is_bytes:
+            value = f"{field.column}({field.name!r}, {value})"
+        elif field.is_map:
+            value = f"dict({value})"
+        elif field.message_class is not None:
+            names[convert] = _reader(field.element, field.message_class)
+            value = f"{field.container}(map({convert}, {value}))" if field.is_repeated else f"{convert}({value})"
+        elif field.is_repeated:
+            value = f"{field.container}({value})"
+        elif field.is_enum:
+            names[convert] = _Members({0: field.unset} | {int(member): member for member in field.element})
+            value = f"{convert}[{value}]"
+        if field.may_be_unset:
+            names[f"unset_{field.name}"] = field.unset
+            value = f"{value} if message.HasField({field.name!r}) else unset_{field.name}"
+        arguments.append(f"{field.name}={value}")
+    return _compile("message", arguments, names)
+
+
+def _compile(argument: str, arguments: list[str], names: dict[str, Any]) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = eval(f"lambda {argument}: make({', '.join(arguments)})", names)
+    return function
+
+
+class _Members(dict[int, Any]):
+    """An enum's members by number. A number that this version does not know stands for itself."""
+
+    def __missing__(self, number: int) -> int:
+        return number
+
+
+class _WireField:
+    """What the dataclass and the message say about a field."""
+
+    def __init__(self, name: str, hint: Any, default: Any, descriptor: FieldDescriptor) -> None:
+        optional = type(None) in get_args(hint)
+        if optional:
+            (hint,) = (member for member in get_args(hint) if member is not type(None))
+        message = descriptor.message_type
+        self.name = name
+        self.element = get_args(hint)[0] if get_args(hint) else hint
+        self.container = "tuple" if get_origin(hint) is tuple else "list"
+        self.column = "hashes" if self.element is bytes else "token_ids"
+        self.is_bytes = descriptor.type == FieldDescriptor.TYPE_BYTES
+        self.is_enum = descriptor.enum_type is not None
+        self.is_repeated = descriptor.is_repeated
+        self.is_map = message is not None and message.GetOptions().map_entry
+        self.message_class: Any = None if message is None or self.is_map else GetMessageClass(message)
+        self.unset = None if optional else default
+        has_default = default is not MISSING and default != descriptor.default_value
+        self.may_be_unset = descriptor.has_presence and (optional or has_default)
+
+
+def _wire_fields(cls: type, message_class: type[Any]) -> Iterator[_WireField]:
+    hints, descriptors = get_type_hints(cls), message_class.DESCRIPTOR.fields_by_name
+    for field in fields(cls):
+        if field.metadata.get("wire", True):
+            yield _WireField(field.name, hints[field.name], field.default, descriptors[field.name])

@@ -1,0 +1,132 @@
+"""SamplingParams: how a request's tokens are chosen, with vLLM's names.
+
+Checks everything that can be checked without a model; the model's own limits are checked by the engine.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+MAX_KEY = 2**64 - 1
+LOCAL = {"wire": False}  # metadata of a field that is not sent
+
+
+def _checked(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> Any:
+    """A field whose value is replaced by `check(name, value)`, which raises `ValueError` for a bad one."""
+    return field(default=default, metadata={"check": check, **metadata})
+
+
+def _number(default: float, *, low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> Any:
+    """A finite float within [low, high] and greater than `above`."""
+    return _checked(default, lambda name, value: _check_number(name, value, low, high, above))
+
+
+def _integer(
+    default: int | None, *, low: int, high: float = math.inf, optional: bool = False, wire: bool = True
+) -> Any:
+    """An integer within [low, high]. `optional`: or None."""
+
+    def check(name: str, value: int | None) -> int | None:
+        return None if optional and value is None else _check_integer(name, value, low, high)
+
+    return _checked(default, check, wire=wire)
+
+
+def _check_number(name: str, value: Any, low: float, high: float, above: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    if value <= above:
+        raise ValueError(f"{name} must be greater than {above}, got {value}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {value}")
+    return float(value)
+
+
+def _check_integer(name: str, value: Any, low: int, high: float = math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {value}")
+    return value
+
+
+def _check_strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
+    strings = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"{name} must hold non-empty strings, got {string!r}")
+    return strings
+
+
+def _check_token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
+    return tuple([_check_integer(f"a token id in {name}", token_id, 0) for token_id in value or ()])
+
+
+def _check_sequences(name: str, value: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    sequences = tuple([_check_token_ids(name, sequence) for sequence in value])
+    if not all(sequences):
+        raise ValueError(f"{name} must hold non-empty sequences of token ids")
+    return sequences
+
+
+def _check_biases(name: str, value: Mapping[int, float] | None) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token_id, bias in (value or {}).items():
+        _check_integer(f"a token id in {name}", token_id, 0)
+        biases[token_id] = _check_number(f"{name} of token {token_id}", bias, -100, 100, -math.inf)
+    return biases
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """Decoding parameters of one request.
+
+    The first group is used where there is a tokenizer (the gateway, the offline `LLM`), which resolves it into the
+    second; only the second is sent, and read by the engine. Lists are accepted and kept as tuples. Raises `ValueError`
+    naming the parameter that is out of range.
+
+    Fields may be set later, as vLLM's users do; `dataclasses.replace` checks them again in the copy that it makes.
+    """
+
+    n: int = _integer(1, low=1, wire=False)
+    seed: int | None = _integer(None, low=-(2**63), high=MAX_KEY, optional=True, wire=False)
+    stop: tuple[str, ...] = _checked((), _check_strings, wire=False)
+    bad_words: tuple[str, ...] = _checked((), _check_strings, wire=False)
+    include_stop_str_in_output: bool = field(default=False, metadata=LOCAL)
+    skip_special_tokens: bool = field(default=True, metadata=LOCAL)
+    detokenize: bool = field(default=True, metadata=LOCAL)
+
+    key: int | None = _integer(None, low=0, high=MAX_KEY, optional=True)  # 64-bit, from (seed, choice index)
+    temperature: float = _number(1.0, low=0)  # 0: greedy
+    top_p: float = _number(1.0, above=0, high=1)
+    top_k: int = _integer(0, low=-1)  # 0: all; -1 is accepted for it
+    min_p: float = _number(0.0, low=0, high=1)
+    presence_penalty: float = _number(0.0, low=-2, high=2)
+    frequency_penalty: float = _number(0.0, low=-2, high=2)
+    repetition_penalty: float = _number(1.0, above=0)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"check": _check_biases})
+    allowed_token_ids: tuple[int, ...] = _checked((), _check_token_ids)
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = _checked((), _check_sequences)
+    max_tokens: int | None = _integer(16, low=1, optional=True)  # None: up to the context's end
+    min_tokens: int = _integer(0, low=0)
+    stop_token_ids: tuple[int, ...] = _checked((), _check_token_ids)
+    ignore_eos: bool = False
+    logprobs: int | None = _integer(None, low=0, optional=True)  # most likely tokens beside the sampled one; None: none
+    prompt_logprobs: int | None = _integer(None, low=0, optional=True)
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS:
+            setattr(self, name, check(name, getattr(self, name)))
+        self.top_k = max(0, self.top_k)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+
+
+_CHECKS = [(item.name, item.metadata["check"]) for item in fields(SamplingParams) if "check" in item.metadata]

@@ -1,0 +1,62 @@
+"""What an engine says about itself and its requests, beside their outputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proa.contract.outputs import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """An engine's model and limits, fixed once the model is loaded."""
+
+    model_name: str
+    model: str  # folder or hub id; with `revision` the root of the block hashes
+    revision: str = ""
+    max_model_len: int
+    vocab_size: int
+    block_size: int  # tokens
+    num_gpu_blocks: int
+    block_hash_version: int
+    tokenizer_digest: str = ""  # empty: the engine has no tokenizer
+    eos_token_ids: tuple[int, ...] = ()
+    max_num_seqs: int  # in one step
+    max_logprobs: int
+    max_waiting_requests: int
+    engine_version: str
+    max_num_batched_tokens: int  # in one step
+    prefix_caching: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """An engine's first message in a Session."""
+
+    instance_id: str  # drawn at each start of the engine
+    model: ModelInfo
+    stats: SchedulerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The engine did not accept a request."""
+
+    handle: int
+    code: int  # number of a gRPC status code
+    message: str
+    retryable: bool  # another engine may accept it
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The engine accepts no new requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEvents:
+    """A change of an engine's prefix cache: apply `removed` before `stored`. A `snapshot` is all that it holds."""
+
+    sequence: int  # one more than that of the message before
+    snapshot: bool
+    stored: Sequence[bytes]  # block hashes
+    removed: Sequence[bytes]
