@@ -13,26 +13,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from proa.contract import SamplingParams
     from proa_engine.config import EngineConfig
-    from proa_engine.core.sampling_params import SamplingParams
     from proa_engine.llm import LLM
     from proa_engine.llm_engine import LLMEngine
     from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = ["LLM", "CompletionOutput", "EngineConfig", "LLMEngine", "Logprob", "RequestOutput", "SamplingParams"]
 
-_HOMES = {
-    "LLM": "llm",
-    "LLMEngine": "llm_engine",
-    "CompletionOutput": "outputs",
-    "EngineConfig": "config",
-    "Logprob": "outputs",
-    "RequestOutput": "outputs",
-    "SamplingParams": "core.sampling_params",
+_MODULES = {
+    "LLM": "proa_engine.llm",
+    "LLMEngine": "proa_engine.llm_engine",
+    "CompletionOutput": "proa_engine.outputs",
+    "EngineConfig": "proa_engine.config",
+    "Logprob": "proa_engine.outputs",
+    "RequestOutput": "proa_engine.outputs",
+    "SamplingParams": "proa.contract",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

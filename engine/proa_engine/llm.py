@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from proa.contract import SamplingParams
 from proa_engine.config import (
     Device,
     DType,
@@ -17,7 +18,6 @@ from proa_engine.config import (
     Quantization,
     SchedulingPolicy,
 )
-from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.llm_engine import LLMEngine, Prompt, are_token_ids
 from proa_engine.outputs import RequestOutput
 from proa_engine.speculative_config import SpeculativeConfig

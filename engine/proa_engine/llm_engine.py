@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission import Limits, refusal
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.output_processor import OutputProcessor, RequestState

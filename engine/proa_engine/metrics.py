@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from proa_engine.core.types import EngineCoreOutput, EngineCoreOutputs, Event, EventType, FinishReason, SchedulerStats
+from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, SchedulerStats
+from proa_engine.core.types import StepOutputs
 
 PROVIDER_NAME = "proa"
 # Seconds; latency buckets start at 1 ms, because a decode step does.
@@ -71,7 +72,7 @@ class EngineMetrics:
         self._step = _Histogram(PER_TOKEN_BUCKETS)
         registry.register(self)
 
-    def observe_outputs(self, outputs: EngineCoreOutputs) -> None:
+    def observe_outputs(self, outputs: StepOutputs) -> None:
         """Take in one step. Its outputs are not changed."""
         now = outputs.timestamp
         plain: list[str] = []  # one token and nothing else to say; handled together, in C
@@ -143,20 +144,21 @@ class EngineMetrics:
             life.first_token = event.timestamp
             self._first_token.add(event.timestamp - (life.queued or event.timestamp))
             self._prefill.add(event.timestamp - (life.scheduled or event.timestamp))
-            self._prompt_tokens += output.num_prompt_tokens
-            self._cached_tokens += output.num_cached_tokens
+            self._prompt_tokens += output.num_prompt_tokens or 0
+            self._cached_tokens += output.num_cached_tokens or 0
 
     def _observe_finish(self, life: "_Life", output: EngineCoreOutput, reason: FinishReason, now: float) -> None:
         self._finishes[reason.name.lower()] += 1
-        self._request_prompt_tokens.add(output.num_prompt_tokens)
-        self._request_generation_tokens.add(output.num_output_tokens)
+        num_output_tokens = output.num_output_tokens or 0
+        self._request_prompt_tokens.add(output.num_prompt_tokens or 0)
+        self._request_generation_tokens.add(num_output_tokens)
         self._e2e.add(now - (life.queued or now))
         if life.scheduled:
             self._inference.add(now - life.scheduled)
         if life.first_token:
             self._decode.add(now - life.first_token)
-            if output.num_output_tokens > 1:
-                self._per_token.add((now - life.first_token) / (output.num_output_tokens - 1))
+            if num_output_tokens > 1:
+                self._per_token.add((now - life.first_token) / (num_output_tokens - 1))
 
     def _gauges(self) -> Iterator[Metric]:
         stats = self._stats

@@ -6,9 +6,8 @@ Knows no scheduling and no devices. The gateway does the same at its own edge, w
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from proa.contract import EngineCoreOutput, FinishReason, SamplingParams, TokenLogprobs
 from proa.text import TextStream
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
 from proa_engine.tokenizer import Tokenizer
 
@@ -116,7 +115,7 @@ class OutputProcessor:
             choice.take(output)
             if choice.index == 0:
                 state.prompt_logprobs.extend(output.prompt_logprobs)
-                state.num_cached_tokens = output.num_cached_tokens
+                state.num_cached_tokens = output.num_cached_tokens or 0
             touched[state.request_id] = state
             if choice.finish_reason is not None:
                 del self._choices[choice.core_id]

@@ -15,16 +15,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
 from proa.telemetry import make_tracer_provider
 from proa_engine.core.executor import Executor
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    Event,
-    EventType,
-    FinishReason,
-)
 from proa_engine.step_spans import TracedExecutor
 
 if TYPE_CHECKING:
@@ -124,9 +117,9 @@ class EngineTracer:
         self._stages(traced, end, error_type, cached_tokens=output.num_cached_tokens)
         traced.span.set_attributes(
             {
-                "gen_ai.usage.input_tokens": output.num_prompt_tokens,
-                "gen_ai.usage.output_tokens": output.num_output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens,
+                "gen_ai.usage.input_tokens": output.num_prompt_tokens or 0,
+                "gen_ai.usage.output_tokens": output.num_output_tokens or 0,
+                "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens or 0,
                 "gen_ai.response.finish_reasons": [reason.name.lower()],
             }
         )

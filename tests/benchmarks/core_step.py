@@ -8,9 +8,9 @@ import statistics
 import time
 
 from proa.blocks import hash_block
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.factory import make_core
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
+from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 
 NUM_STEPS = 320  # of which each request fills a block in every sixteenth
 

@@ -18,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from core_step import InstantExecutor
 
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.serve import EngineServer, ServeOptions
 
@@ -50,9 +49,7 @@ def submit_all(parts: EngineParts) -> None:
     for index in range(NUM_REQUESTS):
         params = SamplingParams(max_tokens=None, ignore_eos=True, temperature=0, key=0)
         parts.core.submit(
-            EngineCoreRequest(
-                request_id=str(index), prompt_token_ids=[1], sampling_params=params, arrival_time=0.0, client=0
-            )
+            EngineCoreRequest(request_id=str(index), prompt_token_ids=[1], sampling_params=params, arrival_time=0.0)
         )
 
 

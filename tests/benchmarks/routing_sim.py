@@ -17,9 +17,9 @@ from itertools import count
 from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
 
 from proa.blocks import hash_block, hash_blocks, root_hash
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.factory import make_core
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreOutputs, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
+from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput, StepOutputs
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, make_policy
@@ -102,13 +102,13 @@ class Gateway:
         chosen.load += 1
         return self.replicas.index(chosen), self.policy.record_sent(chosen.address, hints)
 
-    def hear(self, number: int, outputs: EngineCoreOutputs, events: bool) -> None:
+    def hear(self, number: int, outputs: StepOutputs, events: bool) -> None:
         replica, stats = self.replicas[number], outputs.stats
         replica.load = stats.num_running_reqs + stats.num_waiting_reqs
         replica.kv_cache_usage = stats.kv_cache_usage
-        if events and self.policy.needs_hashes and outputs.kv_news is not None:
-            self.index.remove_confirmed(replica.address, list(outputs.kv_news.changes.removed))
-            self.index.add_confirmed(replica.address, list(outputs.kv_news.changes.stored))
+        if events and self.policy.needs_hashes and outputs.kv_events is not None:
+            self.index.remove_confirmed(replica.address, list(outputs.kv_events.changes.removed))
+            self.index.add_confirmed(replica.address, list(outputs.kv_events.changes.stored))
 
 
 class Replica:
@@ -174,9 +174,9 @@ class Simulation:
             match event:
                 case Ask():
                     self._ask(event)
-                case (Replica() as replica, EngineCoreOutputs() | None as outputs):
+                case (Replica() as replica, StepOutputs() | None as outputs):
                     self._step_ended(replica, outputs)
-                case (int() as number, EngineCoreOutputs() as outputs):
+                case (int() as number, StepOutputs() as outputs):
                     for gateway in self.gateways:
                         gateway.hear(number, outputs, self.events)
 
@@ -207,7 +207,7 @@ class Simulation:
         if replica.is_busy:
             self._push(self.now + (replica.device.seconds or 0.0), (replica, outputs))
 
-    def _step_ended(self, replica: Replica, outputs: EngineCoreOutputs | None) -> None:
+    def _step_ended(self, replica: Replica, outputs: StepOutputs | None) -> None:
         if outputs is not None:
             self._push(self.now + EVENT_SECONDS, (replica.number, outputs))
             for output in outputs.outputs:

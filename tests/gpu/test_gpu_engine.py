@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.kernels import decode_attention, decode_plan, variants
 from support.engine import build_core, request, run
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model

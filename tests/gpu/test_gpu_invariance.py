@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import TokenLogprobs
+from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from proa.contract import SamplingParams
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
-from proa_engine.core.sampling_params import SamplingParams
 from support.engine_client import DEADLINE, SessionClient, generate, generate_request, wait_until
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server
 from support.fake_executor import generate as expected_tokens

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from proa.contract import SamplingParams
 from proa.engine.v1 import core_pb2, service_pb2
-from proa_engine.core.sampling_params import SamplingParams
 from support.engine_client import DEADLINE, SessionClient, engine_request, generate
 from support.engine_server import RunningServer, running_server
 from support.fake_executor import generate as expected_tokens

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from proa.contract import SamplingParams
 from proa.engine.v1 import service_pb2
-from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.server import shutdown
 from support.engine_client import DEADLINE, SessionClient, generate_request, wait_until
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server, wait_for_health

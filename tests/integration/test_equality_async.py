@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from support.engine import build_core, request
 from support.tiny_models import make_tiny_model
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proa.contract import SamplingParams
 from proa.sampling import choice_key
-from proa_engine.core.sampling_params import SamplingParams
 from support.engine import Engine, build_core, request, run, tokens
 from support.tiny_models import BYTES, make_tiny_model
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from support.engine import build_core, request, run
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 

@@ -168,7 +168,7 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
     assert list(params.stop_token_ids) == [9]
     assert params.ignore_eos
     encode = byte_level_tokenizer().encode
-    assert [list(word.token_ids) for word in params.bad_words] == [encode("fox").ids, encode(" fox").ids]
+    assert [list(word.token_ids) for word in params.bad_words_token_ids] == [encode("fox").ids, encode(" fox").ids]
     assert (request.priority, request.cache_salt) == (-3, "mine")
 
 

@@ -7,16 +7,9 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, SamplingParams, SchedulerStats
 from proa_engine.core.factory import make_core
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Event,
-    EventType,
-    SchedulerStats,
-)
+from proa_engine.core.types import StepOutputs
 from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics
 from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
 from support.fake_executor import FakeExecutor
@@ -129,11 +122,15 @@ def test_latencies_land_in_their_buckets() -> None:
     metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
     moments = [(EventType.QUEUED, 10.0), (EventType.SCHEDULED, 10.25), (EventType.FIRST_TOKEN, 12.0)]
     first = EngineCoreOutput(
-        request_id="a", client=0, new_token_ids=[1], events=[Event(*each) for each in moments], num_prompt_tokens=3
+        request_id="a",
+        client_index=0,
+        new_token_ids=[1],
+        events=[Event(*each) for each in moments],
+        num_prompt_tokens=3,
     )
-    plain = EngineCoreOutput(request_id="a", client=0, new_token_ids=[1])
+    plain = EngineCoreOutput(request_id="a", new_token_ids=[1])
     for output, now in ((first, 12.0), (plain, 12.0015), (plain, 12.0115)):
-        metrics.observe_outputs(EngineCoreOutputs([output], SchedulerStats(num_running_reqs=1), now, 1))
+        metrics.observe_outputs(StepOutputs([output], SchedulerStats(num_running_reqs=1), now, 1))
     page = scrape(registry)
     assert page.value("vllm:request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert page.value("vllm:request_prefill_time_seconds_sum") == pytest.approx(1.75)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest, FinishReason
+from proa.contract import EngineCoreRequest, FinishReason, SamplingParams
 from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import Engine, Result, build_core, request, run, tokens
 from support.tiny_models import BYTES, make_tiny_model

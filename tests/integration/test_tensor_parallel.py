@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from proa.contract import SamplingParams
 from proa_engine.core.executor import ExecutorFailed
-from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.executor.worker_connection import try_connect
 from support.engine import Engine, Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
 from proa_engine.telemetry import EngineTracer
 from proa_engine.worker_spans import WorkerTracer
 from proa_gateway.observability.telemetry import GatewayTracer
@@ -40,7 +39,7 @@ def request(*, traceparent: str = PARENT) -> EngineCoreRequest:
 def output(*events: tuple[EventType, float], finish_reason: FinishReason | None = None) -> EngineCoreOutput:
     return EngineCoreOutput(
         request_id="r",
-        client=1,
+        client_index=1,
         events=[Event(*event) for event in events],
         finish_reason=finish_reason,
         num_prompt_tokens=3,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proa_engine.core.types import EngineCoreRequest, EventType
+from proa.contract import EngineCoreRequest, EventType
 from proa_engine.telemetry import EngineTracer
 from support.core import CoreRun, make_request
 from support.fake_executor import FakeExecutor

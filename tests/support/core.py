@@ -4,19 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Literal
 
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.factory import make_core
-from proa_engine.core.kv_events import KvNews
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    Event,
-    EventType,
-    FinishReason,
-    Rejection,
-)
+from proa_engine.core.kv_events import KvEventBatch
+from proa_engine.core.types import Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import FakeExecutor, generate
 
@@ -34,7 +27,7 @@ def make_request(
     priority: int = 0,
     cache_salt: str = "",
     resumed: Sequence[int] = (),
-    client: int = 0,
+    client_index: int = 0,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request of so many tokens that it ends by itself only where the test says so."""
@@ -47,7 +40,7 @@ def make_request(
         cache_salt=cache_salt,
         resumed_token_ids=list(resumed),
         arrival_time=0.0,
-        client=client,
+        client_index=client_index,
     )
 
 
@@ -113,7 +106,7 @@ class CoreRun:
         self.eos_token_ids = eos_token_ids
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.rejections: list[Rejection] = []
-        self.kv_news: list[KvNews] = []
+        self.kv_news: list[KvEventBatch] = []
 
     @property
     def cached_hashes(self) -> set[bytes]:
@@ -129,8 +122,8 @@ class CoreRun:
         self.core.check_integrity()
         if outputs is not None:
             self.rejections += outputs.rejections
-            if outputs.kv_news is not None:
-                self.kv_news.append(outputs.kv_news)
+            if outputs.kv_events is not None:
+                self.kv_news.append(outputs.kv_events)
             for output in outputs.outputs:
                 self.outputs.setdefault(output.request_id, []).append(output)
 

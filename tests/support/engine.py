@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from proa.blocks import hash_block, root_hash
+from proa.contract import EngineCoreRequest, FinishReason, SamplingParams, TokenLogprobs
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import StepFuture
 from proa_engine.core.factory import make_core
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest, FinishReason, SchedulerOutput, TokenLogprobs
+from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 

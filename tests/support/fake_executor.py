@@ -8,15 +8,8 @@ two requests, a prefix found by mistake or a position computed twice or never fa
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import (
-    CachedRequestData,
-    Drafts,
-    ModelRunnerOutput,
-    NewRequestData,
-    SchedulerOutput,
-    TokenLogprobs,
-)
+from proa.contract import SamplingParams, TokenLogprobs
+from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect

@@ -12,22 +12,16 @@ ENGINE = ROOT / "engine" / "proa_engine"
 GATEWAY = ROOT / "services" / "gateway" / "proa_gateway"
 PROTOS = ROOT / "protos" / "proa"
 
-MESSAGES = [ENGINE / "server/convert.py", ENGINE / "server/servicer.py", GATEWAY / "engines/convert.py"]
+CONVERT = [ENGINE / "server/convert.py", GATEWAY / "engines/convert.py"]
+MESSAGES = [*CONVERT, ENGINE / "server/servicer.py"]
 
 # what -> the only files that may import it
 ONLY = {
     "proa.engine.v1": [ENGINE / "server", GATEWAY / "engines/convert.py"],
-    "proa.engine.v1.core_pb2": [
-        ENGINE / "server/convert.py",
-        ENGINE / "server/servicer.py",
-        GATEWAY / "engines/convert.py",
-    ],
-    "proa.engine.v1.service_pb2": [
-        ENGINE / "server/convert.py",
-        ENGINE / "server/servicer.py",
-        GATEWAY / "engines/convert.py",
-    ],
-    "google.protobuf": [ENGINE / "server/convert.py", GATEWAY / "engines/convert.py"],
+    "proa.engine.v1.core_pb2": MESSAGES,
+    "proa.engine.v1.service_pb2": MESSAGES,
+    "proa.contract.pb": CONVERT,
+    "google.protobuf": [PROTOS / "contract/pb.py", ENGINE / "server/convert.py"],
     "grpc": [
         ENGINE / "server",
         *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "tls.py")),
@@ -54,7 +48,7 @@ def imports(path: Path) -> Iterator[str]:
 
 def files() -> list[Path]:
     """All but the generated code."""
-    return [*PROTOS.glob("*.py"), *ENGINE.rglob("*.py"), *GATEWAY.rglob("*.py")]
+    return [*PROTOS.glob("*.py"), *PROTOS.glob("contract/*.py"), *ENGINE.rglob("*.py"), *GATEWAY.rglob("*.py")]
 
 
 @pytest.mark.parametrize("module", ONLY)
@@ -64,8 +58,11 @@ def test_only_its_own_files_import(module: str) -> None:
     assert not strangers, f"{module} is imported by {sorted(str(path.relative_to(ROOT)) for path in strangers)}"
 
 
-def test_core_imports_the_standard_library_only() -> None:
-    for path in (ENGINE / "core").glob("*.py"):
+def test_core_and_contract_import_the_standard_library_only() -> None:
+    """The core also imports the contract's dataclasses."""
+    contract = [path for path in PROTOS.glob("contract/*.py") if path.name != "pb.py"]
+    for path in [*contract, *ENGINE.glob("core/*.py")]:
+        ours = ("proa.contract.", "proa_engine.core.") if path.is_relative_to(ENGINE) else ("proa.contract.",)
         for name in imports(path):
-            known = name.partition(".")[0] in sys.stdlib_module_names or name.startswith("proa_engine.core.")
+            known = name.partition(".")[0] in sys.stdlib_module_names or name.startswith(ours)
             assert known, f"{path.name} imports {name}"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from proa_engine.core.types import EngineCoreRequest
+from proa.contract import EngineCoreRequest
 
 
 @dataclass(frozen=True, slots=True)

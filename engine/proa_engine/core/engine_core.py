@@ -10,17 +10,11 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
 
+from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.scheduler import Scheduler
-from proa_engine.core.types import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Rejection,
-    SchedulerOutput,
-    SchedulerStats,
-)
+from proa_engine.core.types import Rejection, SchedulerOutput, StepOutputs
 
 
 class _KvEvents(Enum):
@@ -83,7 +77,7 @@ class EngineCore:
         with contextlib.suppress(Empty):
             self._read(self._inbox.get(timeout=timeout), self._clock())
 
-    def step(self) -> EngineCoreOutputs | None:
+    def step(self) -> StepOutputs | None:
         """Start the next step, finish the oldest if its turn has come, and say what is new; `None`: nothing.
 
         Raises what the executor raised; the engine cannot go on then.
@@ -143,10 +137,10 @@ class EngineCore:
         elif isinstance(message, tuple):
             self._outputs += self._scheduler.finish_requests(message, RequestStatus.FINISHED_ABORTED, now)
 
-    def _take_outputs(self) -> EngineCoreOutputs | None:
+    def _take_outputs(self) -> StepOutputs | None:
         kv_news = self._kv_events.take()
         if not (self._outputs or self._rejections or kv_news):
             return None
         outputs, self._outputs = self._outputs, []
         rejections, self._rejections = self._rejections, []
-        return EngineCoreOutputs(outputs, self._scheduler.stats, self._clock(), self._num_steps, rejections, kv_news)
+        return StepOutputs(outputs, self._scheduler.stats, self._clock(), self._num_steps, rejections, kv_news)

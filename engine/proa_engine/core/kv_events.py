@@ -59,7 +59,7 @@ class KvChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class KvNews:
+class KvEventBatch:
     """What a step's outputs say of the cache: what changed since the last, and all that is held now, if asked for."""
 
     changes: KvChanges
@@ -90,11 +90,11 @@ class KvEvents:
         self._snapshot_due = False
         self._changes = None
 
-    def take(self) -> KvNews | None:
+    def take(self) -> KvEventBatch | None:
         """What has gathered; `None`: nothing."""
         if self._changes is None or not self.is_untold:
             return None
-        news = KvNews(self._changes, tuple(self._hashes) if self._snapshot_due else None)
+        news = KvEventBatch(self._changes, tuple(self._hashes) if self._snapshot_due else None)
         self._changes, self._snapshot_due = KvChanges(), False
         return news
 

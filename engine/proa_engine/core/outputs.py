@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from proa.contract import EngineCoreOutput, EventType, TokenLogprobs
 from proa_engine.core.request import Request
-from proa_engine.core.types import EngineCoreOutput, EventType, ModelRunnerOutput, TokenLogprobs
+from proa_engine.core.types import ModelRunnerOutput
 
 Logprobs = Sequence[TokenLogprobs]
 
@@ -37,20 +38,20 @@ def make_output(
     prompt_logprobs: Logprobs = (),
 ) -> EngineCoreOutput:
     """What there is to tell of the request now. Its events are told once, the first and the last time at least."""
-    num_prompt_tokens = request.num_prompt_tokens
     output = EngineCoreOutput(
         request_id=request.request_id,
-        client=request.client,
+        client_index=request.client_index,
         new_token_ids=new_token_ids,
-        num_prompt_tokens=num_prompt_tokens,
-        num_output_tokens=len(request.token_ids) - num_prompt_tokens,
+        num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
     )
     if logprobs or prompt_logprobs:
         output.logprobs, output.prompt_logprobs = logprobs, prompt_logprobs
     if request.events:
         output.events, request.events = request.events, []
-        output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
+        if request.is_finished:
+            output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
+            output.num_output_tokens = request.num_output_tokens
     return output
 
 

@@ -2,8 +2,8 @@
 
 from enum import IntEnum
 
+from proa.contract import EngineCoreRequest, Event, EventType, FinishReason
 from proa_engine.core.block_pool import Block
-from proa_engine.core.types import EngineCoreRequest, Event, EventType, FinishReason
 
 
 class RequestStatus(IntEnum):
@@ -43,7 +43,7 @@ class Request:
         "block_hashes",
         "blocks",
         "cache_salt",
-        "client",
+        "client_index",
         "ends",
         "eos_token_ids",
         "events",
@@ -70,7 +70,7 @@ class Request:
     ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
-        self.client = request.client
+        self.client_index = request.client_index
         self.sampling_params = params
         self.cache_salt = request.cache_salt
         self.trace_headers = request.trace_headers

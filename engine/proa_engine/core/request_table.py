@@ -5,10 +5,10 @@ Knows no budgets: it does what the scheduler has decided, with the blocks, event
 
 from bisect import bisect_left, insort
 
+from proa.contract import EventType
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_queue import RequestQueue
-from proa_engine.core.types import EventType
 
 
 class RequestTable:

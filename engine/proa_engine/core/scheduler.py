@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core import admission
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.outputs import append_tokens, make_output, take_logprobs
@@ -15,14 +16,7 @@ from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
 from proa_engine.core.step_plan import StepPlan
-from proa_engine.core.types import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    ModelRunnerOutput,
-    Rejection,
-    SchedulerOutput,
-    SchedulerStats,
-)
+from proa_engine.core.types import ModelRunnerOutput, Rejection, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +82,13 @@ class Scheduler:
         """Queue a request, or say why not."""
         limits = admission.Limits(self.config.max_model_len, self._manager.capacity)
         if request.request_id in self._table.by_id:
-            return Rejection(request.request_id, request.client, "already_exists", "the request id is in use")
+            return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
         if (message := admission.refusal(request, limits)) is not None:
-            return Rejection(request.request_id, request.client, "invalid_argument", message)
+            return Rejection(request.request_id, request.client_index, "invalid_argument", message)
         num_waiting = len(self._table.waiting)
         if num_waiting >= self.config.max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
-            return Rejection(request.request_id, request.client, "resource_exhausted", message)
+            return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
         priority = request.priority if self.config.policy == "priority" else 0
         is_new = not request.resumed_token_ids  # of one that another engine has begun, somebody is reading already
         order = (priority, is_new, self._num_added)

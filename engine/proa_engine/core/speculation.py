@@ -7,9 +7,9 @@ nothing of what proposes the drafts.
 
 from collections.abc import Sequence
 
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.request import Request
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest, ModelRunnerOutput
+from proa_engine.core.types import ModelRunnerOutput
 
 
 class SpeculatingRequest(Request):

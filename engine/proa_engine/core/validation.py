@@ -6,8 +6,7 @@ Callers check before they submit, so that a mistake is answered at once and in t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proa_engine.core.sampling_params import SamplingParams
-from proa_engine.core.types import EngineCoreRequest
+from proa.contract import EngineCoreRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

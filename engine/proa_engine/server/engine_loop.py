@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from proa_engine.core.types import EngineCoreOutputs
+from proa_engine.core.types import StepOutputs
 
 
 class SteppedCore(Protocol):
@@ -18,7 +18,7 @@ class SteppedCore(Protocol):
 
     def has_unfinished_requests(self) -> bool: ...
 
-    def step(self) -> EngineCoreOutputs | None: ...
+    def step(self) -> StepOutputs | None: ...
 
     def wake(self) -> None: ...
 
@@ -29,16 +29,16 @@ class Handoff:
     def __init__(
         self,
         call_soon: Callable[[Callable[[], None]], object],
-        take: Callable[[EngineCoreOutputs], None],
+        take: Callable[[StepOutputs], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         """`call_soon` runs a function on the I/O thread, where `take` gets each step's outputs in order."""
         self._call_soon = call_soon
         self._take = take
         self._on_error = on_error
-        self._steps: deque[EngineCoreOutputs] = deque()
+        self._steps: deque[StepOutputs] = deque()
 
-    def put(self, outputs: EngineCoreOutputs) -> None:
+    def put(self, outputs: StepOutputs) -> None:
         """Called by the main thread."""
         self._steps.append(outputs)
         # The I/O thread removes a step only after it was taken, so a length above one means that it is still at it

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
+from proa.contract import EngineCoreOutput, EngineCoreRequest
 from proa_engine.server.errors import EngineError
 from proa_engine.server.pending import merge_output
 from proa_engine.server.request_router import RequestRouter

@@ -8,7 +8,7 @@ import asyncio
 from enum import Enum, auto
 from typing import Protocol
 
-from proa_engine.core.kv_events import KvChanges, KvNews
+from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from proa_engine.server.errors import EngineError
 
 
@@ -59,7 +59,7 @@ class KvSubscription:
         self._sequence += 1
         return self._sequence, changes
 
-    def deliver(self, news: KvNews) -> None:
+    def deliver(self, news: KvEventBatch) -> None:
         if self._knows is _Knows.ALL:
             self._pending.merge(news.changes)
         elif self._knows is _Knows.SOON and news.snapshot is not None:
@@ -92,7 +92,7 @@ class KvFeed:
         if not self._subscriptions:
             core.unfollow_kv_events()
 
-    def deliver(self, news: KvNews) -> None:
+    def deliver(self, news: KvEventBatch) -> None:
         for subscription in self._subscriptions:
             subscription.deliver(news)
 

@@ -1,37 +1,13 @@
-"""What an engine says of itself: the answer to GetModelInfo and the body of Hello, without protobuf."""
+"""The engine's ModelInfo, from its configuration and its loaded model."""
 
-import secrets
-from dataclasses import dataclass
 from importlib.metadata import version
 
 from proa.blocks import BLOCK_HASH_VERSION
+from proa.contract import ModelInfo
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts
 
 BUILTIN_NAME = "proa-builtin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """The model and the limits, fixed once it is loaded."""
-
-    instance_id: str  # drawn at each start of the engine
-    model_name: str
-    model: str
-    revision: str
-    max_model_len: int
-    vocab_size: int
-    block_size: int
-    num_gpu_blocks: int
-    block_hash_version: int
-    tokenizer_digest: str  # empty: there is no tokenizer
-    eos_token_ids: tuple[int, ...]
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_logprobs: int
-    max_waiting_requests: int
-    prefix_caching: bool
-    engine_version: str
 
 
 def served_name(config: EngineConfig) -> str:
@@ -41,7 +17,6 @@ def served_name(config: EngineConfig) -> str:
 def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
     config = parts.config
     return ModelInfo(
-        instance_id=secrets.token_hex(8),
         model_name=served_name(config),
         model=config.model,
         revision=config.revision or "",

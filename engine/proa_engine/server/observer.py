@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from proa_engine.core.types import EngineCoreOutputs, EngineCoreRequest
+from proa.contract import EngineCoreRequest
+from proa_engine.core.types import StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.telemetry import EngineTracer
 
@@ -16,7 +17,7 @@ class RequestObserver:
         """The trace headers to submit it with: they name the engine's span, or nothing if it is not sampled."""
         return self.tracer.start_request(request)
 
-    def stepped(self, outputs: EngineCoreOutputs) -> None:
+    def stepped(self, outputs: StepOutputs) -> None:
         self.metrics.observe_outputs(outputs)
         self.tracer.observe_outputs(outputs.outputs)
 

@@ -5,10 +5,9 @@ Knows neither gRPC nor protobuf; handles and outputs go in, one batch comes out.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from proa_engine.core.types import EngineCoreOutput
+from proa.contract import EngineCoreOutput, EngineCoreOutputs
 
 PLAIN_BYTES = 8
 OUTPUT_BYTES = 96
@@ -20,28 +19,20 @@ TOP_LOGPROB_BYTES = 8
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class OutputBatch:
-    """One message's worth. The plain columns are older than an entry of `outputs` for the same handle; a handle may
-    stand in the columns more than once, oldest first."""
-
-    plain_handles: "array[int]" = field(default_factory=lambda: array("I"))
-    plain_token_ids: "array[int]" = field(default_factory=lambda: array("I"))
-    outputs: dict[int, EngineCoreOutput] = field(default_factory=dict)  # handle -> output
-
-
 class PendingOutputs:
     """Owns the outputs given to it: later ones are merged into them in place."""
 
     def __init__(self) -> None:
-        self._batch = OutputBatch()
+        self._plain_handles = array("I")
+        self._plain_token_ids = array("I")
+        self._outputs: dict[int, EngineCoreOutput] = {}  # by handle
         self.num_bytes = 0  # roughly what the message would take on the wire
 
     def extend(self, outputs: Iterable[tuple[int | None, EngineCoreOutput]]) -> list[int]:
         """Add one step's outputs with their handles, skipping those that have none; the handles that finished."""
-        batch, finished = self._batch, list[int]()
-        num_plain = len(batch.plain_handles)
-        entries, add_handle, add_token = batch.outputs, batch.plain_handles.append, batch.plain_token_ids.append
+        finished = list[int]()
+        num_plain = len(self._plain_handles)
+        entries, add_handle, add_token = self._outputs, self._plain_handles.append, self._plain_token_ids.append
         for handle, output in outputs:
             if handle is None:
                 continue
@@ -52,19 +43,25 @@ class PendingOutputs:
             self._add_entry(handle, output)
             if output.finish_reason is not None:
                 finished.append(handle)
-        self.num_bytes += PLAIN_BYTES * (len(batch.plain_handles) - num_plain)
+        self.num_bytes += PLAIN_BYTES * (len(self._plain_handles) - num_plain)
         return finished
 
-    def take(self) -> OutputBatch:
-        """Hand over everything and start anew."""
-        batch, self._batch = self._batch, OutputBatch()
+    def take(self) -> EngineCoreOutputs:
+        """Return everything as one message, without statistics, and start again from nothing."""
+        outputs = EngineCoreOutputs(
+            outputs=list(self._outputs.values()),
+            plain_handles=self._plain_handles,
+            plain_token_ids=self._plain_token_ids,
+        )
+        self._plain_handles, self._plain_token_ids, self._outputs = array("I"), array("I"), {}
         self.num_bytes = 0
-        return batch
+        return outputs
 
     def _add_entry(self, handle: int, output: EngineCoreOutput) -> None:
-        earlier = self._batch.outputs.get(handle)
+        earlier = self._outputs.get(handle)
         if earlier is None:
-            self._batch.outputs[handle] = output
+            output.handle, output.request_id = handle, ""
+            self._outputs[handle] = output
         else:
             merge_output(earlier, output)
         self.num_bytes += wire_bytes(output)
@@ -91,7 +88,8 @@ def merge_output(earlier: EngineCoreOutput, later: EngineCoreOutput) -> None:
     earlier.stop_reason = later.stop_reason
     earlier.num_prompt_tokens = later.num_prompt_tokens or earlier.num_prompt_tokens
     earlier.num_output_tokens = later.num_output_tokens or earlier.num_output_tokens
-    earlier.num_cached_tokens = later.num_cached_tokens or earlier.num_cached_tokens
+    if later.num_cached_tokens is not None:
+        earlier.num_cached_tokens = later.num_cached_tokens
     earlier.error = later.error
 
 

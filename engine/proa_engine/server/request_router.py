@@ -4,13 +4,15 @@ Everything here runs on the I/O thread, so nothing is locked. It knows neither g
 """
 
 import asyncio
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from proa_engine.core.types import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from proa.contract import EngineCoreOutput, EngineCoreRequest, ModelInfo, SchedulerStats
+from proa_engine.core.types import StepOutputs
 from proa_engine.server.errors import (
     REJECTIONS,
     Draining,
@@ -22,7 +24,6 @@ from proa_engine.server.errors import (
     status_code,
 )
 from proa_engine.server.kv_events import FollowedCore, KvFeed, KvSubscription
-from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.observer import RequestObserver
 
 
@@ -66,6 +67,7 @@ class LoadedEngine:
     tokenizer_files: Sequence[tuple[str, bytes]]
     validate: Callable[[EngineCoreRequest], None]
     observer: RequestObserver
+    instance_id: str = field(default_factory=lambda: secrets.token_hex(8))  # drawn at each start of the engine
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ class RequestRouter:
         self._clients[client].request_ids.add(request.request_id)
         self._idle.clear()
         headers = engine.observer.started(request)
-        engine.core.submit(replace(request, client=client, trace_headers=headers))
+        engine.core.submit(replace(request, client_index=client, trace_headers=headers))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests; unknown ids are ignored. Their owners, if still there, get a last output."""
@@ -152,24 +154,24 @@ class RequestRouter:
         if known and self._engine is not None:
             self._engine.core.abort(known)
 
-    def deliver(self, outputs: EngineCoreOutputs) -> None:
+    def deliver(self, outputs: StepOutputs) -> None:
         """Hand a step's outputs to whoever asked. Takes ownership of them."""
         if self._engine is None:  # failed; the step was still on its way
             return
         self._engine.observer.stepped(outputs)
         by_client: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
         for output in outputs.outputs:
-            by_client[output.client].append(output)
+            by_client[output.client_index].append(output)
             if output.finish_reason is not None:
                 self._forget(output.request_id)
         for number, of_client in by_client.items():
             if (client := self._clients.get(number)) is not None:
                 client.sink.deliver(of_client, outputs.timestamp, outputs.step)
-        if outputs.kv_news is not None:
-            self._kv_feed.deliver(outputs.kv_news)
+        if outputs.kv_events is not None:
+            self._kv_feed.deliver(outputs.kv_events)
         for rejection in outputs.rejections:
             self._engine.observer.rejected(rejection.request_id, rejection.code, rejection.message)
-            if (client := self._clients.get(rejection.client)) is not None:
+            if (client := self._clients.get(rejection.client_index)) is not None:
                 client.sink.reject(rejection.request_id, REJECTIONS[rejection.code](rejection.message))
             self._forget(rejection.request_id)
 
@@ -181,13 +183,14 @@ class RequestRouter:
             raise NoPrefixCache("the engine runs without prefix caching")
         return self._kv_feed.subscribe(self.engine.core, self.engine.info.num_gpu_blocks)
 
-    def load(self) -> tuple[SchedulerStats, float]:
-        """Statistics of this moment, and the age in seconds of the step that runs now; zero when idle."""
+    def load(self) -> SchedulerStats:
+        """Statistics of this moment; all zero before the model is loaded."""
         if self._engine is None:
-            return SchedulerStats(), 0.0
-        core = self._engine.core
-        started_at = core.step_started_at
-        return core.stats(), 0.0 if started_at is None else max(0.0, time.monotonic() - started_at)
+            return SchedulerStats()
+        stats, started_at = self._engine.core.stats(), self._engine.core.step_started_at
+        if started_at is not None:
+            stats.last_step_age = max(0.0, time.monotonic() - started_at)
+        return stats
 
     def _admit(self, request: EngineCoreRequest) -> LoadedEngine:
         if self._refusal is not None:

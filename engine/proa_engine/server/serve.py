@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import grpc
 from prometheus_client import CollectorRegistry
 
+from proa.contract import EngineCoreRequest
 from proa.tls import TlsFiles, TlsSource
 from proa.tokenizer_files import digest
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
-from proa_engine.core.types import EngineCoreRequest
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics

@@ -51,13 +51,13 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
                 await context.write(part)
 
     async def GetLoad(self, request: service_pb2.GetLoadRequest, context: Context) -> service_pb2.GetLoadResponse:
-        return convert.load_to_pb(*self._frontend.load())
+        return convert.load_to_pb(self._frontend.load())
 
     async def SubscribeKvEvents(self, request: service_pb2.SubscribeKvEventsRequest, context: Context) -> None:
         async with _answering(context):
             with self._frontend.subscribe_kv_events() as subscription:
                 while True:
-                    await context.write(convert.kv_changes_to_pb(*await subscription.next_message()))
+                    await context.write(convert.kv_events_to_pb(*await subscription.next_message()))
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from proa_engine.core.types import EngineCoreOutput, EngineCoreRequest
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
 from proa_engine.server.pending import PendingOutputs
@@ -61,7 +61,9 @@ class Session:
         _log.info("session %d opened by %r", self._client, opening.client_id)
         self._on_open()
         try:
-            await write(convert.hello_to_pb(self._frontend.engine.info, *self._frontend.load()))
+            engine = self._frontend.engine
+            hello = Hello(instance_id=engine.instance_id, model=engine.info, stats=self._frontend.load())
+            await write(convert.hello_to_pb(hello))
             await _until_one_ends(self._read(messages), self._write(write), self._beat(), self._failure)
         finally:
             _log.info("session %d ended with %d unfinished requests", self._client, len(self._handles))
@@ -122,8 +124,9 @@ class Session:
                 await write(self._notices.popleft())
             if self._pending.num_bytes or self._beat_due:
                 self._beat_due = False
-                batch = self._pending.take()
-                await write(convert.outputs_to_pb(batch, *self._frontend.load(), self._timestamp, self._step))
+                outputs = self._pending.take()
+                outputs.stats, outputs.timestamp, outputs.step = self._frontend.load(), self._timestamp, self._step
+                await write(convert.outputs_to_pb(outputs))
             if self._draining and not (self._request_ids or self._pending.num_bytes or self._notices):
                 return
 

@@ -11,7 +11,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from proa_engine.core.types import Drafts, ModelRunnerOutput, TokenLogprobs
+from proa.contract import TokenLogprobs
+from proa_engine.core.types import Drafts, ModelRunnerOutput
 from proa_engine.worker.sampler import LogprobTensors
 from proa_engine.worker.step_inputs import StepInputs
 

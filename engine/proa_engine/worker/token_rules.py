@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.worker.staging import IntArray, Packer
 
 _ANY = -1  # stands before the start of a bad word that is shorter than the longest

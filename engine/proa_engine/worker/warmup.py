@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.worker.model_runner import ModelRunner
 

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Message)
 
 def to_pb(message_class: type[M], value: object) -> M:
     """The dataclass instance as a message."""
-    message: M = _writer(type(value), message_class)(value)
+    message: M = _writer(type(value), message_class)(value)  # type: ignore[arg-type]  # classes are hashable
     return message
 
 

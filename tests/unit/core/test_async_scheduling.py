@@ -2,7 +2,7 @@
 
 import pytest
 
-from proa_engine.core.types import EventType, FinishReason
+from proa.contract import EventType, FinishReason
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
+from proa.contract import EngineCoreRequest, EventType, FinishReason
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.types import EngineCoreRequest, EventType, FinishReason
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 

@@ -5,10 +5,11 @@ import time
 
 import pytest
 
+from proa.contract import EventType, FinishReason
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler, SchedulerConfig
-from proa_engine.core.types import EventType, FinishReason, ModelRunnerOutput, SchedulerOutput
+from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from support.core import Clock, CoreRun, hash_block, make_request
 from support.fake_executor import FakeFuture
 
@@ -84,10 +85,10 @@ def test_aborting_the_unknown_and_the_finished_is_no_fault() -> None:
 
 def test_an_id_in_use_is_rejected_and_the_first_goes_on() -> None:
     run = CoreRun()
-    run.submit(make_request("a", max_tokens=3), make_request("a", [9], client=7))
+    run.submit(make_request("a", max_tokens=3), make_request("a", [9], client_index=7))
     run.finish()
     (rejection,) = run.rejections
-    assert (rejection.request_id, rejection.client, rejection.code) == ("a", 7, "already_exists")
+    assert (rejection.request_id, rejection.client_index, rejection.code) == ("a", 7, "already_exists")
     run.assert_complete([make_request("a", max_tokens=3)])
 
 
@@ -102,12 +103,12 @@ def test_an_id_may_be_used_again_after_the_end() -> None:
 
 def test_outputs_are_deltas_and_counts_are_totals() -> None:
     run = CoreRun()
-    run.submit(make_request("a", range(5), max_tokens=3, client=4))
+    run.submit(make_request("a", range(5), max_tokens=3, client_index=4))
     run.finish()
     outputs = run.outputs["a"]
     assert [len(output.new_token_ids) for output in outputs] == [1, 1, 1]
-    assert [output.num_output_tokens for output in outputs] == [1, 2, 3]
-    assert {(output.num_prompt_tokens, output.client) for output in outputs} == {(5, 4)}
+    assert [output.num_output_tokens for output in outputs] == [None, None, 3]  # as on the wire
+    assert {(output.num_prompt_tokens, output.client_index) for output in outputs} == {(5, 4)}
     assert [output.finish_reason for output in outputs] == [None, None, FinishReason.LENGTH]
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from proa.contract import FinishReason
 from proa_engine.core.request import FINISH_REASONS, Request, RequestStatus
-from proa_engine.core.types import FinishReason
 from support.core import make_request
 
 EOS = 0

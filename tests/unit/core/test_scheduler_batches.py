@@ -2,9 +2,8 @@
 
 import pytest
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import EngineCoreRequest, EventType, FinishReason, SamplingParams
 from proa_engine.core.scheduler import SchedulerConfig
-from proa_engine.core.types import EngineCoreRequest, EventType, FinishReason
 from support.core import CoreRun, make_request
 from support.fake_executor import generate
 

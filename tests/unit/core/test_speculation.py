@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proa_engine.core.types import FinishReason
+from proa.contract import FinishReason
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 

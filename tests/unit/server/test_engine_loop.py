@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from proa_engine.core.types import EngineCoreOutputs, SchedulerStats
+from proa.contract import SchedulerStats
+from proa_engine.core.types import StepOutputs
 from proa_engine.server.engine_loop import EngineLoop, Handoff
 
 
-def step_outputs(step: int) -> EngineCoreOutputs:
-    return EngineCoreOutputs([], SchedulerStats(), 0.0, step)
+def step_outputs(step: int) -> StepOutputs:
+    return StepOutputs([], SchedulerStats(), 0.0, step)
 
 
 def test_outputs_that_gather_take_one_wake_up() -> None:
@@ -29,7 +30,7 @@ def test_output_put_while_others_are_taken_is_not_forgotten() -> None:
     scheduled: list[Callable[[], None]] = []
     taken: list[int] = []
 
-    def take(outputs: EngineCoreOutputs) -> None:
+    def take(outputs: StepOutputs) -> None:
         taken.append(outputs.step)
         if outputs.step == 1:
             handoff.put(step_outputs(2))
@@ -46,7 +47,7 @@ def test_error_while_delivering_is_told() -> None:
     scheduled: list[Callable[[], None]] = []
     errors: list[Exception] = []
 
-    def take(outputs: EngineCoreOutputs) -> None:
+    def take(outputs: StepOutputs) -> None:
         raise KeyError("gone")
 
     Handoff(scheduled.append, take, errors.append).put(step_outputs(1))
@@ -71,7 +72,7 @@ class ScriptedCore:
         if not self.num_steps:
             self.on_idle()
 
-    def step(self) -> EngineCoreOutputs | None:
+    def step(self) -> StepOutputs | None:
         self.num_steps -= 1
         return step_outputs(self.num_steps) if self.num_steps % 2 else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from proa_engine.core.kv_events import KvChanges, KvNews
+from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from proa_engine.server.errors import Draining
 from proa_engine.server.kv_events import KvFeed, KvSubscription
 
@@ -28,7 +28,7 @@ class Cache:
     def unfollow_kv_events(self) -> None:
         self.follows = False
 
-    def news(self, *, stored: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> KvNews:
+    def news(self, *, stored: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> KvEventBatch:
         changes = KvChanges()
         for block_hash in removed:
             del self.held[block_hash]
@@ -37,9 +37,9 @@ class Cache:
             self.held[block_hash] = None
             changes.store(block_hash)
         due, self._snapshot_due = self._snapshot_due, False
-        return KvNews(changes, tuple(self.held) if due else None)
+        return KvEventBatch(changes, tuple(self.held) if due else None)
 
-    def random_news(self) -> KvNews:
+    def random_news(self) -> KvEventBatch:
         hashes = [bytes([number]) for number in range(40)]
         free = [block_hash for block_hash in hashes if block_hash not in self.held]
         removed = self._rng.sample(list(self.held), min(len(self.held), self._rng.randint(0, 3)))

@@ -1,11 +1,11 @@
 """What waits for a slow reader merges into one message and loses nothing."""
 
-from proa_engine.core.types import EngineCoreOutput, Event, EventType, FinishReason, TokenLogprobs
+from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, TokenLogprobs
 from proa_engine.server.pending import PendingOutputs
 
 
 def output(*token_ids: int, **fields: object) -> EngineCoreOutput:
-    return EngineCoreOutput(request_id="r", client=1, new_token_ids=token_ids, **fields)  # type: ignore[arg-type]
+    return EngineCoreOutput(request_id="r", client_index=1, new_token_ids=token_ids, **fields)  # type: ignore[arg-type]
 
 
 def test_plain_tokens_go_to_the_columns() -> None:
@@ -16,7 +16,7 @@ def test_plain_tokens_go_to_the_columns() -> None:
     batch = pending.take()
 
     assert (list(batch.plain_handles), list(batch.plain_token_ids)) == ([1, 2], [10, 20])
-    assert batch.outputs == {}
+    assert batch.outputs == []
 
 
 def test_later_steps_append_to_the_columns_in_order() -> None:
@@ -38,7 +38,8 @@ def test_plain_token_after_an_entry_merges_into_the_entry() -> None:
     batch = pending.take()
 
     assert list(batch.plain_handles) == []
-    merged = batch.outputs[1]
+    (merged,) = batch.outputs
+    assert (merged.handle, merged.request_id) == (1, "")
     assert list(merged.new_token_ids) == [10, 11, 12]
     assert [event.type for event in merged.events] == [EventType.FIRST_TOKEN]
     assert (merged.finish_reason, merged.stop_reason, merged.num_output_tokens) == (FinishReason.STOP, 12, 3)
@@ -52,7 +53,7 @@ def test_entry_after_plain_tokens_stays_behind_them() -> None:
     batch = pending.take()
 
     assert list(batch.plain_token_ids) == [10]
-    assert list(batch.outputs[1].new_token_ids) == [11]
+    assert [list(entry.new_token_ids) for entry in batch.outputs] == [[11]]
 
 
 def test_logprobs_are_joined() -> None:
@@ -60,7 +61,8 @@ def test_logprobs_are_joined() -> None:
     for token_id in (1, 2):
         pending.extend([(7, output(token_id, logprobs=(TokenLogprobs(token_id, -1.0, 1),)))])
 
-    assert [entry.token_id for entry in pending.take().outputs[7].logprobs] == [1, 2]
+    (merged,) = pending.take().outputs
+    assert [entry.token_id for entry in merged.logprobs] == [1, 2]
 
 
 def test_size_grows_with_what_waits_and_starts_anew() -> None:

@@ -7,18 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, ModelInfo, SchedulerStats
 from proa.engine.v1 import service_pb2
-from proa_engine.core.types import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FinishReason,
-    Rejection,
-    SchedulerStats,
-)
+from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.metrics import CacheConfig, EngineMetrics
 from proa_engine.server.errors import SlowReader
-from proa_engine.server.model_info import ModelInfo
 from proa_engine.server.observer import RequestObserver
 from proa_engine.server.request_router import LoadedEngine, RequestRouter
 from proa_engine.server.session import Session
@@ -26,7 +19,6 @@ from proa_engine.telemetry import EngineTracer
 from support.engine_client import engine_request, wait_until
 
 MODEL = ModelInfo(
-    instance_id="i",
     model_name="m",
     model="m",
     revision="",
@@ -108,17 +100,17 @@ class World:
         cache = CacheConfig(block_size=16, num_gpu_blocks=8, enable_prefix_caching=True)
         metrics = EngineMetrics(CollectorRegistry(), model_name="m", cache_config=cache)
         observer = RequestObserver(EngineTracer(), metrics)
-        self.frontend.open(LoadedEngine(self.core, MODEL, (), lambda request: None, observer))
+        self.frontend.open(LoadedEngine(self.core, MODEL, (), lambda request: None, observer, instance_id="i"))
         self.gateway = Gateway()
         self.session = Session(self.frontend, lambda: None, **options)
         self.running = asyncio.create_task(self.session.run(self.gateway.messages(), self.gateway.write))
 
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
-        self.frontend.deliver(EngineCoreOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections))
+        self.frontend.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections))
 
     def output(self, handle: int, *token_ids: int, **fields: object) -> EngineCoreOutput:
-        client = self.core.submitted[0].client
-        return EngineCoreOutput(request_id=f"r{handle}", client=client, new_token_ids=token_ids, **fields)  # type: ignore[arg-type]
+        client = self.core.submitted[0].client_index
+        return EngineCoreOutput(request_id=f"r{handle}", client_index=client, new_token_ids=token_ids, **fields)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -214,7 +206,7 @@ async def test_aborted_handles_reach_the_core_and_are_not_spoken_of_again() -> N
 
 async def test_rejection_by_the_core_names_the_handle() -> None:
     async with world() as made:
-        client = made.core.submitted[0].client
+        client = made.core.submitted[0].client_index
         made.step(rejections=(Rejection("r2", client, "resource_exhausted", "the queue is full"),))
         await heard(made, lambda: made.gateway.heard[-1].HasField("rejected"))
 

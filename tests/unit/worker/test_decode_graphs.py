@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig

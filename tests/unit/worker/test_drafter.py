@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.core.types import Drafts
 from proa_engine.speculative_config import SpeculativeConfig
 from support.ngrams import drafts_of

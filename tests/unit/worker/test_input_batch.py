@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
 
 MAX_RUNNING = 6

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from proa_engine.kernels.noise import gumbel
 from proa_engine.worker import model_runner
 from support.runner import EOS, VOCAB_SIZE, FakeModel, RunnerHarness

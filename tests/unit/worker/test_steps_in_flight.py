@@ -1,6 +1,6 @@
 """What a step in flight owns: its inputs, its slots' tokens, its history, though later steps are already prepared."""
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 from support.runner import RunnerHarness
 
 GREEDY = SamplingParams(temperature=0)

@@ -5,8 +5,8 @@ import socket
 import msgspec
 import pytest
 
+from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.sampling_params import SamplingParams
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.worker import wire
 from proa_engine.worker.worker import WorkerSizes

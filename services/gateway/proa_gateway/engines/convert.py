@@ -100,7 +100,7 @@ def sampling_params_to_pb(params: SamplingParams) -> core_pb2.SamplingParams:
         repetition_penalty=params.repetition_penalty,
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
-        bad_words=[core_pb2.TokenSequence(token_ids=word) for word in params.bad_words],
+        bad_words_token_ids=[core_pb2.TokenSequence(token_ids=word) for word in params.bad_words],
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proa_engine.core.sampling_params import SamplingParams
+from proa.contract import SamplingParams
 
 
 @pytest.mark.parametrize(

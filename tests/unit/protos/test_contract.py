@@ -1,0 +1,213 @@
+"""The contract's dataclasses and their messages: same fields, and nothing is lost or made up on the way."""
+
+from array import array
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+
+from proa.contract import (
+    Draining,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+    Hello,
+    KvEvents,
+    ModelInfo,
+    Rejected,
+    SamplingParams,
+    SchedulerStats,
+    TokenLogprobs,
+)
+from proa.contract.pb import from_pb, to_pb
+from proa.engine.v1 import core_pb2, service_pb2
+
+PARAMS = SamplingParams(
+    key=2**64 - 1,
+    temperature=0.5,
+    top_p=0.25,
+    top_k=7,
+    min_p=0.125,
+    presence_penalty=1.5,
+    frequency_penalty=-1.5,
+    repetition_penalty=2.0,
+    logit_bias={3: 0.5},
+    allowed_token_ids=(1, 2),
+    bad_words_token_ids=((4, 5), (6,)),
+    max_tokens=9,
+    min_tokens=3,
+    stop_token_ids=(6,),
+    ignore_eos=True,
+    logprobs=2,
+    prompt_logprobs=1,
+)
+OUTPUT = EngineCoreOutput(
+    request_id="r",
+    handle=7,
+    new_token_ids=[4, 5],
+    logprobs=[TokenLogprobs(4, -0.5, 1, [4, 9], [-0.5, -1.0]), TokenLogprobs(0, -2.0, 3, [], [])],
+    prompt_logprobs=[TokenLogprobs(2, 0.0, 2, [], [])],
+    finish_reason=FinishReason.STOP,
+    stop_reason=0,
+    num_prompt_tokens=3,
+    num_output_tokens=2,
+    num_cached_tokens=0,
+    events=[Event(EventType.QUEUED, 1.5), Event(EventType.FINISHED, 2.5)],
+    error="sentence",
+)
+STATS = SchedulerStats(
+    num_running_reqs=1,
+    num_waiting_reqs=2,
+    kv_cache_usage=0.5,
+    num_waiting_tokens=4,
+    prefix_cache_queries=5,
+    prefix_cache_hits=6,
+    num_preemptions=7,
+    last_step_age=0.25,
+)
+INFO = ModelInfo(
+    model_name="name",
+    model="folder",
+    revision="main",
+    max_model_len=64,
+    vocab_size=100,
+    block_size=16,
+    num_gpu_blocks=8,
+    block_hash_version=1,
+    tokenizer_digest="00ff",
+    eos_token_ids=(0, 2),
+    max_num_seqs=4,
+    max_logprobs=5,
+    max_waiting_requests=9,
+    engine_version="0.1",
+    max_num_batched_tokens=65,
+    prefix_caching=True,
+)
+REQUEST = EngineCoreRequest(
+    request_id="r",
+    prompt_token_ids=[1, 300],
+    sampling_params=PARAMS,
+    priority=-3,
+    cache_salt="salt",
+    trace_headers={"traceparent": "00-1"},
+    resumed_token_ids=[7],
+    arrival_time=12.5,
+)
+OUTPUTS = EngineCoreOutputs(
+    outputs=[OUTPUT], plain_handles=[1, 2], plain_token_ids=[300, 4], stats=STATS, timestamp=9.0, step=4
+)
+KV_EVENTS = KvEvents(sequence=2, snapshot=True, stored=[b"a" * 16, b"b" * 16], removed=[b"c" * 16])
+
+# A value of each class, none of its fields being the default, and its message's class.
+PAIRS: list[tuple[object, type[Any]]] = [
+    (PARAMS, core_pb2.SamplingParams),
+    (REQUEST, core_pb2.EngineCoreRequest),
+    (OUTPUT.events[0], core_pb2.Event),
+    (OUTPUT.logprobs[0], core_pb2.TokenLogprobs),
+    (OUTPUT, core_pb2.EngineCoreOutput),
+    (STATS, core_pb2.SchedulerStats),
+    (OUTPUTS, core_pb2.EngineCoreOutputs),
+    (INFO, service_pb2.GetModelInfoResponse),
+    (Hello(instance_id="i", model=INFO, stats=STATS), service_pb2.Hello),
+    (Rejected(handle=1, code=8, message="full", retryable=True), service_pb2.Rejected),
+    (Draining(), service_pb2.Draining),
+    (KV_EVENTS, service_pb2.SubscribeKvEventsResponse),
+]
+NAMES = [message.__name__ for _, message in PAIRS]
+
+
+def wire_fields(value: Any) -> list[Any]:
+    return [field for field in fields(value) if field.metadata.get("wire", True)]
+
+
+@pytest.mark.parametrize(("value", "message_class"), PAIRS, ids=NAMES)
+def test_fields_have_the_names_of_the_message(value: object, message_class: Any) -> None:
+    assert {field.name for field in wire_fields(value)} == set(message_class.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize(("value", "message_class"), PAIRS, ids=NAMES)
+def test_every_field_arrives(value: object, message_class: Any) -> None:
+    message = message_class.FromString(to_pb(message_class, value).SerializeToString())
+
+    assert from_pb(type(value), message) == value
+
+
+@pytest.mark.parametrize(("value", "message_class"), PAIRS, ids=NAMES)
+def test_defaults_are_zero_where_a_message_cannot_tell_unset_from_zero(value: object, message_class: Any) -> None:
+    for field in wire_fields(value):
+        described = message_class.DESCRIPTOR.fields_by_name[field.name]
+        if not described.has_presence and field.default not in (MISSING, None):
+            assert not field.default, field.name
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("FinishReason", member) for member in FinishReason] + [("EventType", member) for member in EventType],
+)
+def test_enums_have_the_numbers_of_the_messages(name: str, number: FinishReason | EventType) -> None:
+    members = core_pb2.DESCRIPTOR.enum_types_by_name[name].values_by_number
+
+    assert len(members) == len(type(number)) + 1  # and UNSPECIFIED
+    assert members[number].name.endswith(f"_{number.name}")
+
+
+def test_unset_sampling_params_get_the_documented_defaults() -> None:
+    assert from_pb(SamplingParams, core_pb2.SamplingParams()) == SamplingParams(max_tokens=None)
+
+
+def test_zero_is_not_unset() -> None:
+    params = from_pb(SamplingParams, core_pb2.SamplingParams(temperature=0, key=0, logprobs=0))
+
+    assert (params.temperature, params.key, params.logprobs, params.prompt_logprobs) == (0.0, 0, 0, None)
+
+
+def test_unset_fields_of_an_output_are_none() -> None:
+    output = from_pb(EngineCoreOutput, core_pb2.EngineCoreOutput(handle=1))
+
+    assert output == EngineCoreOutput(handle=1, new_token_ids=[], logprobs=[], prompt_logprobs=[], events=[])
+    assert from_pb(EngineCoreOutputs, core_pb2.EngineCoreOutputs()).stats is None
+
+
+def test_none_is_not_sent() -> None:
+    message = to_pb(core_pb2.EngineCoreOutput, EngineCoreOutput(handle=7))
+
+    assert message.SerializeToString() == core_pb2.EngineCoreOutput(handle=7).SerializeToString()
+    assert to_pb(core_pb2.EngineCoreOutput, OUTPUT).HasField("num_cached_tokens")
+
+
+def test_request_without_sampling_params_gets_the_defaults() -> None:
+    message = core_pb2.EngineCoreRequest(request_id="r")
+
+    assert from_pb(EngineCoreRequest, message).sampling_params == SamplingParams(max_tokens=None)
+
+
+def test_token_ids_travel_as_little_endian_columns() -> None:
+    outputs = EngineCoreOutputs(plain_handles=array("I", [1, 2]), plain_token_ids=[300, 4])
+
+    message = to_pb(core_pb2.EngineCoreOutputs, outputs)
+
+    assert message.plain_handles == b"\x01\0\0\0\x02\0\0\0"
+    assert message.plain_token_ids == b"\x2c\x01\0\0\x04\0\0\0"
+
+
+@pytest.mark.parametrize("name", ["prompt_token_ids", "resumed_token_ids"])
+def test_malformed_column_is_named(name: str) -> None:
+    fields: dict[str, Any] = {name: b"12345"}
+
+    with pytest.raises(ValueError, match=f"{name} must be little-endian uint32, so a multiple of 4 bytes, not 5"):
+        from_pb(EngineCoreRequest, core_pb2.EngineCoreRequest(**fields))
+
+
+def test_values_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="top_p must be greater than 0"):
+        from_pb(SamplingParams, core_pb2.SamplingParams(top_p=0))
+
+
+def test_enum_numbers_of_a_newer_peer_are_kept() -> None:
+    message = core_pb2.EngineCoreOutput()
+    message.ParseFromString(b"\x30\x63")  # finish_reason: 99
+
+    assert from_pb(EngineCoreOutput, message).finish_reason == 99
