@@ -44,6 +44,7 @@ CASES = {
     "gateway.routing": Case(value="session", at=ARGUMENTS, contains="--routing=session"),
     "gateway.maxConcurrentRequests": Case(value=7, at=ARGUMENTS, contains="--max-concurrent-requests=7"),
     "gateway.maxQueuedTokens": Case(value=9, at=ARGUMENTS, contains="--max-queued-tokens=9"),
+    "gateway.requestTimeoutSeconds": Case(value=90, at=ARGUMENTS, contains="--request-timeout=90"),
     "gateway.queue.maxWaitingRequests": Case(value=5, at=ARGUMENTS, contains="--max-waiting-requests=5"),
     "gateway.queue.timeoutSeconds": Case(value=2.5, at=ARGUMENTS, contains="--queue-timeout=2.5"),
     "gateway.scaleFromZero.timeoutSeconds": Case(value=90, at=ARGUMENTS, contains="--scale-from-zero-timeout=90"),
