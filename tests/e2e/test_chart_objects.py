@@ -1,4 +1,4 @@
-"""What the chart renders is accepted by a real API server, whose admission knows more than any schema."""
+"""A real API server admits every object that the chart renders; its admission checks more than schemas do."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""GPUs by dynamic resource allocation: one claim for all containers of a pod, on a cluster with a driver for them.
+"""GPUs by dynamic resource allocation: one claim shared by all containers of a pod.
 
-Not run where the cluster has no DeviceClass gpu.nvidia.com. The driver may pretend: the engine computes on the CPU, the
-claim is allocated, shared by engine and worker, and given back.
+Skipped if the cluster has no DeviceClass gpu.nvidia.com. The driver may simulate GPUs: the engine computes on the CPU;
+the test checks that the claim is allocated, shared by engine and worker, and released.
 """
 
 import pytest
@@ -33,8 +33,7 @@ def test_engine_and_sidecar_share_one_claim(release: Release) -> None:
     run("helm", "test", release.name, "--namespace", release.namespace, "--timeout=3m")
 
 
-def test_a_pod_that_asks_for_more_than_a_node_has_waits(release: Release) -> None:
-    """And the pool that runs goes on."""
+def test_a_pod_with_more_gpus_than_a_node_stays_pending(release: Release) -> None:
     release.upgrade(
         engines__big__model="example/big", engines__big__tensorParallelSize="64", engines__big__gpu__allocation="dra"
     )
@@ -42,11 +41,11 @@ def test_a_pod_that_asks_for_more_than_a_node_has_waits(release: Release) -> Non
     def phases() -> list[str]:
         return sorted(pod["status"]["phase"] for pod in release.pods("engine"))
 
-    eventually("the large pod waits beside the small one", lambda: phases() == ["Pending", "Running"])
+    eventually("the large pod is pending, the small one running", lambda: phases() == ["Pending", "Running"])
     run("helm", "test", release.name, "--namespace", release.namespace, "--timeout=3m",
         "--filter=name=proa-test-builtin")  # fmt: skip
 
 
-def test_the_claim_is_given_back(release: Release) -> None:
+def test_the_claim_is_released(release: Release) -> None:
     release.install()
     eventually("no claim is left", lambda: not release.get("resourceclaims")["items"])

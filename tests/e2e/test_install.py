@@ -1,42 +1,13 @@
-"""The chart on a real cluster: install, chat, scale, lose a pod, tensor-parallel sidecars, uninstall. In this order."""
+"""The chart on a cluster: install, chat, scale, delete a pod, tensor-parallel sidecars, uninstall; in this order."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Event
 
 import pytest
 from openai import OpenAI
 
+from support.chat import QUESTION, ask, deltas
 from support.kube import Release, eventually, run
-
-QUESTION = "What is the capital of France?"
-
-
-def ask(client: OpenAI, question: str = QUESTION) -> str:
-    messages = [{"role": "user", "content": question}]
-    answer = client.chat.completions.create(model="proa-builtin", messages=messages, temperature=0, max_tokens=48)
-    return answer.choices[0].message.content or ""
-
-
-@contextmanager
-def traffic(client: OpenAI, clients: int = 4) -> Iterator[list[str]]:
-    """Asks without a pause until the end of the block; yields the growing list of answers. A failed request fails."""
-    answers: list[str] = []
-    enough = Event()
-
-    def keep_asking() -> None:
-        while not enough.is_set():
-            answers.append(ask(client))
-
-    with ThreadPoolExecutor(clients) as pool:
-        running = [pool.submit(keep_asking) for _ in range(clients)]
-        try:
-            yield answers
-        finally:
-            enough.set()
-    for future in running:
-        future.result()
+from support.traffic import traffic
 
 
 @pytest.mark.smoke
@@ -46,11 +17,9 @@ def test_helm_test_passes(release: Release) -> None:
 
 @pytest.mark.smoke
 def test_chat_streams_through_the_service(client: OpenAI) -> None:
-    messages = [{"role": "user", "content": QUESTION}]
-    stream = client.chat.completions.create(model="proa-builtin", messages=messages, temperature=0, stream=True)
-    deltas = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
-    assert "Paris" in "".join(delta or "" for delta in deltas)
-    assert len(deltas) > 3
+    found = deltas(client)
+    assert "Paris" in "".join(found)
+    assert len(found) > 3
 
 
 def test_pods_run_as_declared(release: Release) -> None:
@@ -77,13 +46,14 @@ def test_two_engines_are_both_used(release: Release, client: OpenAI) -> None:
 
 def test_no_request_fails_when_an_engine_pod_is_deleted(release: Release, client: OpenAI) -> None:
     doomed = release.pods("engine")[0]["metadata"]["name"]
-    with traffic(client) as answers:
-        eventually("requests are answered", lambda: len(answers) >= 4)
+    with traffic(release, f"--question={QUESTION}", "--max-tokens=48") as running:
+        running.wait_for(4)
         release.kubectl("delete", "pod", doomed, "--timeout=2m")
-        release.kubectl("rollout", "status", "deployment/proa-engine-builtin", "--timeout=5m")
-        answered = len(answers)
-        eventually("requests are still answered", lambda: len(answers) >= answered + 8)
-    assert set(answers) == {ask(client)}
+        release.wait_for_rollout("proa-engine-builtin")
+        running.wait_for(8)
+        running.stop()
+        assert running.failures() == []
+        assert {answer.text for answer in running.answers()} == {ask(client)}
 
 
 def test_a_tensor_parallel_sidecar_gives_the_same_answer(release: Release, client: OpenAI) -> None:
@@ -98,11 +68,11 @@ def test_a_tensor_parallel_sidecar_gives_the_same_answer(release: Release, clien
         pods = release.get("pods", release.selector("engine"))["items"]
         return len(pods) == 1 and [c["name"] for c in pods[0]["spec"].get("initContainers", [])] == ["tp-worker-1"]
 
-    eventually("the pods without a sidecar are gone", only_sidecar_pods)
+    eventually("only a pod with a sidecar is left", only_sidecar_pods)
     assert ask(client) == expected
 
 
-def test_an_engine_that_restarts_meets_its_sidecar_again(release: Release, client: OpenAI) -> None:
+def test_a_restarted_engine_reconnects_to_its_sidecar(release: Release, client: OpenAI) -> None:
     (pod,) = release.pods("engine")
     name, expected = pod["metadata"]["name"], ask(client)
     release.kubectl("exec", name, "--container=engine", "--", "sh", "-c", "kill 1")
@@ -112,11 +82,11 @@ def test_an_engine_that_restarts_meets_its_sidecar_again(release: Release, clien
         return all(c["restartCount"] for c in status["containerStatuses"] + status["initContainerStatuses"])
 
     eventually("both containers have restarted", both_restarted)
-    release.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=3m")
+    release.wait_for_pod(name)
     assert ask(client) == expected
 
 
-def test_a_worker_that_dies_takes_its_pod_out_until_it_is_back(release: Release, client: OpenAI) -> None:
+def test_a_pod_is_not_serving_until_its_killed_worker_is_back(release: Release, client: OpenAI) -> None:
     (pod,) = release.pods("engine")
     name, expected = pod["metadata"]["name"], ask(client)
     addresses = ["endpointslices", "--selector=kubernetes.io/service-name=proa-engine"]
@@ -128,7 +98,7 @@ def test_a_worker_that_dies_takes_its_pod_out_until_it_is_back(release: Release,
     assert is_serving()
     release.kill_at_next_work(name, "tp-worker-1")
     with ThreadPoolExecutor() as pool:
-        pool.submit(ask, client)  # the work; whether it is answered is another test's
+        pool.submit(ask, client)  # makes the worker compute; other tests check the response
         eventually("the pod has left the endpoints", lambda: not is_serving(), seconds=60)
     eventually("the pod is back", is_serving, seconds=180)
     assert ask(client) == expected

@@ -1,6 +1,6 @@
-"""Who may open what: network policies, API keys and mutual TLS, with secrets that change while everything runs.
+"""Network policies, API keys and mutual TLS, with Secrets that change while requests run.
 
-The namespace admits only pods of the standard called restricted, in every end-to-end test.
+In every end-to-end test the namespace enforces the `restricted` Pod Security Standard.
 """
 
 import base64
@@ -9,27 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import AuthenticationError, OpenAI
+from openai import AuthenticationError
 
 from support.certificates import serial_of, signed
+from support.chat import ask
 from support.kube import Release, eventually, run
 from support.traffic import traffic
 
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 50051), 3).close()"
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-def ask(client: OpenAI) -> str:
-    answer = client.chat.completions.create(
-        model="proa-builtin",
-        messages=MESSAGES,  # type: ignore[arg-type]
-        temperature=0,
-    )
-    return answer.choices[0].message.content or ""
 
 
 def restarts(release: Release) -> dict[str, int]:
-    """By pod, how often its containers were started again."""
+    """Container restarts by pod."""
     pods = [pod for component in ("gateway", "engine") for pod in release.pods(component)]
     return {
         pod["metadata"]["name"]: sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
@@ -44,9 +35,9 @@ def engine_address(release: Release) -> str:
 
 
 @pytest.fixture
-def stranger(release: Release) -> Iterator[str]:
-    """The name of a pod that is no part of the release, with a label of its own."""
-    with traffic(release, "--clients=1", labels={"who": "stranger"}) as running:
+def other_pod(release: Release) -> Iterator[str]:
+    """The name of a pod that is not part of the release, with label app=other."""
+    with traffic(release, "--clients=1", labels={"app": "other"}) as running:
         yield running.pod
 
 
@@ -55,23 +46,22 @@ def can_connect(release: Release, pod: str, address: str) -> bool:
     return "connected" in release.kubectl(*command, check=False)
 
 
-def test_only_the_gateway_reaches_the_engine(release: Release, stranger: str, engine_address: str) -> None:
+def test_only_the_gateway_reaches_the_engine(release: Release, other_pod: str, engine_address: str) -> None:
     (gateway,) = release.pods("gateway")
     assert can_connect(release, gateway["metadata"]["name"], engine_address)
-    assert not can_connect(release, stranger, engine_address)
+    assert not can_connect(release, other_pod, engine_address)
 
 
-def test_a_named_grpc_client_reaches_the_engine(release: Release, stranger: str) -> None:
-    release.install(**{"networkPolicy__engine__from[0]__podSelector__matchLabels__who": "stranger"})
+def test_a_peer_in_the_network_policy_reaches_the_engine(release: Release, other_pod: str) -> None:
+    release.install(**{"networkPolicy__engine__from[0]__podSelector__matchLabels__app": "other"})
     (pod,) = release.pods("engine")
-    eventually(
-        "the stranger is let in", lambda: can_connect(release, stranger, str(pod["status"]["podIP"])), seconds=30
-    )
+    address = str(pod["status"]["podIP"])
+    eventually("the pod can connect", lambda: can_connect(release, other_pod, address), seconds=30)
     release.install()
 
 
 def write_keys(release: Release, *keys: str) -> None:
-    """The Secret with these API keys, made or replaced."""
+    """Create or replace the Secret with these API keys."""
     entries = [{"name": f"team-{index}", "key": key} for index, key in enumerate(keys)]
     data = base64.b64encode(json.dumps({"keys": entries}).encode()).decode()
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys.json": data}}
@@ -94,7 +84,7 @@ def test_api_keys_rotate_without_a_restart(release: Release) -> None:
             except AuthenticationError:
                 return False
 
-        eventually("the new key is taken", is_rotated, seconds=180)
+        eventually("the new key is accepted", is_rotated, seconds=180)
         with pytest.raises(AuthenticationError):
             ask(client.with_options(api_key="first"))
     assert restarts(release) == before
@@ -102,7 +92,7 @@ def test_api_keys_rotate_without_a_restart(release: Release) -> None:
 
 
 def write_certificates(release: Release, folder: Path) -> str:
-    """A certificate by a new authority for both sides, as the Secret `tls`; its serial number."""
+    """Create or replace the Secret `tls` with a certificate of a new CA; return the certificate's serial number."""
     made = signed(folder)
     files = {"tls.crt": made.certificate, "tls.key": made.key, "ca.crt": made.authority}
     sources = [f"--from-file={name}={path}" for name, path in files.items()]
@@ -112,9 +102,9 @@ def write_certificates(release: Release, folder: Path) -> str:
 
 
 def served_serial(release: Release) -> str:
-    """The serial number of the certificate that the engine shows now."""
+    """The serial number of the certificate that the engine presents."""
     (engine,) = release.pods("engine")
-    script = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 50051), timeout=3))"  # asks for no proof
+    script = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 50051), timeout=3))"  # verifies nothing
     (gateway,) = release.pods("gateway")
     command = ["exec", gateway["metadata"]["name"], "--", "python3", "-c", script, str(engine["status"]["podIP"])]
     return serial_of(release.kubectl(*command, check=False))
@@ -130,7 +120,7 @@ def test_certificates_rotate_without_a_restart_and_without_a_failed_request(rele
     with traffic(release, "--clients=4") as running:
         running.wait_for(8)
         second = write_certificates(release, tmp_path / "second")
-        eventually("the engine shows the new certificate", lambda: served_serial(release) == second, seconds=180)
+        eventually("the engine presents the new certificate", lambda: served_serial(release) == second, seconds=180)
         running.wait_for(8)
         running.stop()
         assert running.failures() == []

@@ -1,7 +1,7 @@
-"""What the chart's release survives under load: lost pods, upgrades, scaling, an API server away, a power cut.
+"""Requests under load survive lost pods, upgrades, scaling, an API server that is down, and a power cut.
 
-Two tests need a command that no Kubernetes API offers, and are not run without it: PROA_E2E_RESTART_APISERVER, and
-PROA_E2E_CUT_POWER, to which the name of a node is appended.
+Two tests need a command, because no Kubernetes API does this, and are skipped without it: PROA_E2E_RESTART_APISERVER,
+and PROA_E2E_CUT_POWER, to which the name of a node is appended.
 """
 
 import os
@@ -14,6 +14,7 @@ import pytest
 from support.kube import Release, eventually, run
 from support.traffic import Answer, Traffic, traffic
 
+DEPLOYMENTS = ("proa-gateway", "proa-engine-builtin")
 LONG = ("--requests=2", "--question=Count from 1 to 50.", "--max-tokens=400", "--temperature=0.7", "--timeout=120")
 
 
@@ -24,7 +25,7 @@ def _two_of_each(release: Release) -> None:
 
 @contextmanager
 def steady_traffic(release: Release, clients: int = 6, node: str | None = None) -> Iterator[Traffic]:
-    """Closed-loop traffic during the block and for a while before and after it, none of which may fail."""
+    """Closed-loop traffic before, during and after the block. Raises AssertionError if a request fails."""
     with traffic(release, f"--clients={clients}", node=node) as running:
         running.wait_for(2 * clients)
         yield running
@@ -33,25 +34,20 @@ def steady_traffic(release: Release, clients: int = 6, node: str | None = None) 
         assert running.failures() == []
 
 
-def wait_for_rollouts(release: Release) -> None:
-    for name in ("deployment/proa-gateway", "deployment/proa-engine-builtin"):
-        release.kubectl("rollout", "status", name, "--timeout=5m")
-
-
 def texts(answers: list[Answer]) -> dict[tuple[int, int], str]:
-    """By client and number of its request, what it was told. None may have failed."""
+    """Texts by client and request number. Raises AssertionError if a request failed."""
     assert [answer.error for answer in answers if answer.error] == []
     return {(answer.client, answer.index): answer.text for answer in answers}
 
 
 def undisturbed(release: Release, clients: int) -> dict[tuple[int, int], str]:
-    """What long answers say when nothing happens."""
+    """The texts of long responses while nothing else happens."""
     with traffic(release, f"--clients={clients}", *LONG) as running:
         running.join(600)
         return texts(running.answers())
 
 
-def test_every_stream_outlives_its_engine(release: Release) -> None:
+def test_every_stream_survives_a_deleted_engine(release: Release) -> None:
     expected = undisturbed(release, 50)
     doomed = release.pods("engine")[0]["metadata"]["name"]
     before = release.generated_tokens(doomed)
@@ -60,23 +56,23 @@ def test_every_stream_outlives_its_engine(release: Release) -> None:
         release.kubectl("delete", "pod", doomed, "--grace-period=1", "--wait=false")
         running.join(600)
         assert texts(running.answers()) == expected
-    wait_for_rollouts(release)
+    release.wait_for_rollout(*DEPLOYMENTS)
 
 
 def test_a_deleted_gateway_fails_no_request(release: Release) -> None:
     doomed = release.pods("gateway")[0]["metadata"]["name"]
     with steady_traffic(release):
         release.kubectl("delete", "pod", doomed, "--timeout=2m")
-        wait_for_rollouts(release)
+        release.wait_for_rollout(*DEPLOYMENTS)
 
 
-def test_a_killed_gateway_costs_only_the_requests_that_it_held(release: Release) -> None:
+def test_a_killed_gateway_fails_only_its_own_requests(release: Release) -> None:
     doomed = release.pods("gateway")[0]["metadata"]["name"]
     clients = 6
     with traffic(release, f"--clients={clients}") as running:
         running.wait_for(2 * clients)
         release.kubectl("delete", "pod", doomed, "--grace-period=1", "--wait=false")
-        wait_for_rollouts(release)
+        release.wait_for_rollout(*DEPLOYMENTS)
         running.wait_for(2 * clients)
         assert len(running.failures()) <= clients
         lost = len(running.failures())
@@ -93,37 +89,37 @@ def test_an_upgrade_and_its_rollback_fail_no_request(release: Release) -> None:
             gateway__podAnnotations__turn="second",
             engines__builtin__podAnnotations__turn="second",
         )
-        wait_for_rollouts(release)
-        run("helm", "rollback", release.name, "--namespace", release.namespace, "--wait", "--timeout=10m", timeout=660)
-        wait_for_rollouts(release)
+        release.wait_for_rollout(*DEPLOYMENTS)
+        release.rollback()
+        release.wait_for_rollout(*DEPLOYMENTS)
 
 
 def test_scaling_up_and_down_fails_no_request(release: Release) -> None:
     with steady_traffic(release):
         for replicas in ("1", "3", "1"):
             release.install(gateway__replicas="2", engines__builtin__replicas=replicas)
-            wait_for_rollouts(release)
+            release.wait_for_rollout(*DEPLOYMENTS)
             eventually(
                 f"{replicas} engines are left",
                 lambda count=int(replicas): len(release.get("pods", release.selector("engine"))["items"]) == count,
             )
 
 
-def test_no_request_fails_while_the_api_server_is_away(release: Release) -> None:
+def test_no_request_fails_while_the_api_server_is_down(release: Release) -> None:
     command = os.environ.get("PROA_E2E_RESTART_APISERVER")
     if not command:
-        pytest.skip("not run: PROA_E2E_RESTART_APISERVER names no command")
+        pytest.skip("not run: PROA_E2E_RESTART_APISERVER is not set")
     with steady_traffic(release):
         run(*shlex.split(command), timeout=120)
 
 
-def test_every_stream_outlives_a_worker(release: Release) -> None:
+def test_every_stream_survives_a_killed_worker(release: Release) -> None:
     release.install(
         engines__builtin__replicas="2",
         engines__builtin__tensorParallelSize="2",
         engines__builtin__tensorParallel__mode="sidecar",
     )
-    wait_for_rollouts(release)
+    release.wait_for_rollout(*DEPLOYMENTS)
     expected = undisturbed(release, 20)
     doomed = release.pods("engine")[0]["metadata"]["name"]
     before = release.generated_tokens(doomed)
@@ -132,23 +128,23 @@ def test_every_stream_outlives_a_worker(release: Release) -> None:
         release.kill_at_next_work(doomed, "tp-worker-1")
         running.join(600)
         assert texts(running.answers()) == expected
-    wait_for_rollouts(release)
+    release.wait_for_rollout(*DEPLOYMENTS)
 
 
-def test_a_power_cut_costs_no_stream(release: Release) -> None:
-    """The last one: the node does not come back."""
+def test_every_stream_survives_a_power_cut(release: Release) -> None:
+    """Last in the file: the node stays down."""
     command = os.environ.get("PROA_E2E_CUT_POWER")
     if not command:
-        pytest.skip("not run: PROA_E2E_CUT_POWER names no command")
+        pytest.skip("not run: PROA_E2E_CUT_POWER is not set")
     safe, doomed = [node["metadata"]["name"] for node in release.get("nodes")["items"]][:2]
     release.install(
         gateway__replicas="1",
         engines__builtin__replicas="2",
         **{"gateway__nodeSelector__kubernetes\\.io/hostname": safe},
     )
-    wait_for_rollouts(release)
+    release.wait_for_rollout(*DEPLOYMENTS)
     nodes = {pod["spec"]["nodeName"]: pod["metadata"]["name"] for pod in release.pods("engine")}
-    assert set(nodes) == {safe, doomed}, "the engines are spread over the nodes"
+    assert set(nodes) == {safe, doomed}, "each node runs one engine"
     expected = undisturbed(release, 20)
     before = release.generated_tokens(nodes[doomed])
     with traffic(release, "--clients=20", *LONG, node=safe) as running:
@@ -161,5 +157,5 @@ def test_a_power_cut_costs_no_stream(release: Release) -> None:
 
 
 def longest_silence(answers: list[Answer]) -> float:
-    """Seconds in which a stream said nothing."""
+    """The longest time in seconds between two events of a stream."""
     return max(answer.silence for answer in answers)

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, and where in it to look."""
+"""Render the chart with Helm and look up values in the objects."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "proa"
 HELM = shutil.which("helm", path=str(ROOT / ".tools" / "bin")) or shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not here")
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed")
 
 Objects = dict[tuple[str, str], Any]  # (kind, name) -> object
 GATEWAY_POD = ("Deployment", "proa-gateway", "spec", "template", "spec")
@@ -51,7 +51,7 @@ SCALED = {
     "enginePool.affinity": {"podAntiAffinity": {}},
     "enginePool.rollingUpdate": {"maxUnavailable": "25%", "maxSurge": 0},
 }
-# What users install: sets of values that together use every kind of object that needs no CRD.
+# Typical installations. Together they render every kind of object that needs no CRD.
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "gpus": GPUS,
@@ -64,13 +64,13 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One value set to something, and what is then found at a path of one object."""
+    """A chart value, and what it changes at a path of one object."""
 
     value: Any
     at: tuple[str | int, ...]  # kind, name, keys and indices
-    expected: Any = None  # None: the value itself
-    contains: Any = None  # what the list or text found there holds, instead
-    also: Mapping[str, Any] = field(default_factory=dict)  # values without which this one changes nothing
+    expected: Any = None  # None: equal to the value
+    contains: Any = None  # instead of `expected`: an item of the list found there
+    also: Mapping[str, Any] = field(default_factory=dict)  # further values that this one requires
 
     def check(self, path: str) -> None:
         found = lookup(render({**self.also, path: self.value}), *self.at)
@@ -81,7 +81,7 @@ class Case:
 
 
 def template(values: Mapping[str, Any] | None = None, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run `helm template` with values by dotted path; those of `enginePool` go to the built-in pool's own."""
+    """Run `helm template` with values by dotted path; `enginePool.X` sets `engines.builtin.X`."""
     nested: dict[str, Any] = {}
     for path, value in (values or {}).items():
         *parents, last = path.replace("enginePool.", "engines.builtin.", 1).split(".")

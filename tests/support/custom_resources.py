@@ -1,6 +1,6 @@
-"""JSON schemas of the objects of other projects' CRDs that the chart renders: the fields it uses, and no other.
+"""JSON schemas of other projects' custom resources that the chart renders, limited to the fields that it uses.
 
-Read off those projects' API references. Kubernetes' own kinds have published schemas; these are none of them.
+Written from those projects' API references: unlike Kubernetes' own kinds, they have no published JSON schemas.
 """
 
 from typing import Any

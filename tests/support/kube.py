@@ -1,10 +1,10 @@
-"""A Helm release on whatever cluster KUBECONFIG points to, driven through kubectl and helm as a person would."""
+"""A Helm release on the cluster of KUBECONFIG, driven with kubectl and helm."""
 
 import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,18 @@ from typing import Any
 
 from openai import OpenAI
 
+from support.pod_progress import PodProgress
+
 CHART = Path(__file__).parents[2] / "charts" / "proa"
 _READ_METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 
-# Nobody inside a container can send its first process a signal that it ignores, but the kernel does.
+# A process in a container cannot signal PID 1 unless PID 1 handles the signal. The kernel's CPU time limit can.
 _KILL_AT_NEXT_WORK = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))"
+_POLL_SECONDS = 2.0
 
 
 def run(*command: str, timeout: float = 300, check: bool = True, stdin: str = "") -> str:
-    """Run a command and return what it prints; an error carries both of its streams."""
+    """Run a command and return its standard output. Raises AssertionError with both outputs if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=stdin)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -29,46 +32,65 @@ def run(*command: str, timeout: float = 300, check: bool = True, stdin: str = ""
 
 @dataclass(frozen=True)
 class Release:
-    """One release of the chart in a namespace of its own."""
+    """One release of the chart in its own namespace. `report` prints a line of progress while pods are waited for."""
 
     name: str
     namespace: str
     registry: str
     tag: str
+    report: Callable[[str], None] = print
 
     def kubectl(self, *arguments: str, timeout: float = 300, check: bool = True) -> str:
         return run("kubectl", "--namespace", self.namespace, *arguments, timeout=timeout, check=check)
+
+    def apply(self, *manifests: Any) -> None:
+        objects = {"apiVersion": "v1", "kind": "List", "items": manifests}
+        run("kubectl", "--namespace", self.namespace, "apply", "--filename=-", stdin=json.dumps(objects))
 
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "--output=json"))
 
     def make_namespace(self) -> None:
-        """The namespace, which admits only pods of the standard that is called restricted."""
+        """Create the namespace with the `restricted` Pod Security Standard enforced."""
         run("kubectl", "create", "namespace", self.namespace)
         run("kubectl", "label", "namespace", self.namespace, "pod-security.kubernetes.io/enforce=restricted")
 
     def install(self, **values: str) -> None:
-        """Install or upgrade with `--set` values, dots written as double underscores, and wait until it is ready."""
-        self._helm_upgrade(values, "--wait", "--timeout=10m")
+        """Install or upgrade with `--set` values (`__` stands for a dot) and wait until all pods are ready."""
+        self._wait_for(*self._helm_upgrade(values), "--wait", "--timeout=10m", timeout=660)
 
     def upgrade(self, **values: str) -> None:
-        """The same, without waiting."""
-        self._helm_upgrade(values)
+        """Install or upgrade without waiting."""
+        run(*self._helm_upgrade(values))
+
+    def rollback(self) -> None:
+        """Return to the previous revision and wait until all pods are ready."""
+        command = ["helm", "rollback", self.name, "--namespace", self.namespace, "--wait", "--timeout=10m"]
+        self._wait_for(*command, timeout=660)
 
     def uninstall(self) -> None:
         run("helm", "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout=5m", timeout=330)
+
+    def wait_for_rollout(self, *deployments: str) -> None:
+        for name in deployments:
+            command = ["kubectl", "--namespace", self.namespace, "rollout", "status", f"deployment/{name}"]
+            self._wait_for(*command, "--timeout=5m", timeout=330)
+
+    def wait_for_pod(self, name: str, minutes: int = 3) -> None:
+        """Wait until the pod is ready."""
+        command = ["kubectl", "--namespace", self.namespace, "wait", f"pod/{name}", "--for=condition=Ready"]
+        self._wait_for(*command, f"--timeout={minutes}m", timeout=60 * minutes + 30)
 
     def selector(self, component: str) -> str:
         return f"--selector=app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
 
     def pods(self, component: str) -> list[Any]:
-        """The pods of a component that are not on their way out."""
+        """The pods of a component that are not being deleted."""
         pods = self.get("pods", self.selector(component))["items"]
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def metric(self, pod: str, name: str) -> float:
-        """The sum of a metric's values over its labels, from an engine pod's own metrics, read from inside: a network
-        policy keeps others away."""
+        """A metric of an engine pod, summed over its labels; read inside the pod, which network policies allow."""
         page = self.kubectl("exec", pod, "--container=engine", "--", "python3", "-c", _READ_METRICS)
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})?\s+(\S+)", page, re.M))
 
@@ -76,11 +98,11 @@ class Release:
         return self.metric(pod, "vllm:generation_tokens_total")
 
     def kill_at_next_work(self, pod: str, container: str) -> None:
-        """The container's first process ends by SIGKILL as soon as it computes again."""
+        """Let the kernel kill the container's PID 1 (SIGKILL) as soon as it uses CPU time again."""
         self.kubectl("exec", pod, f"--container={container}", "--", "python", "-c", _KILL_AT_NEXT_WORK)
 
     def describe(self) -> str:
-        """Pods, events and the ends of all logs, for people who look into a failure."""
+        """Pods, events and the last log lines of all containers."""
         selector = f"--selector=app.kubernetes.io/instance={self.name}"
         commands = (
             ["get", "pods", "--output=wide"],
@@ -89,23 +111,49 @@ class Release:
         )
         return "\n".join(self.kubectl(*command, check=False) for command in commands)
 
-    def _helm_upgrade(self, values: dict[str, str], *options: str) -> None:
+    def _helm_upgrade(self, values: dict[str, str]) -> list[str]:
         values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
         settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
-        # The cluster's engines share few cores, and threads that spin for each other would stall them all.
+        # One OpenMP thread: engines share few cores here, and spinning threads would stall each other.
         threads = '--set-json=engines.builtin.env=[{"name": "OMP_NUM_THREADS", "value": "1"}]'
         command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
-        run(*command, *options, f"--set=image.registry={self.registry}", threads, *settings, timeout=660)
+        return [*command, f"--set=image.registry={self.registry}", threads, *settings]
+
+    def _wait_for(self, *command: str, timeout: float) -> None:
+        """Run a command that waits for pods. Reports changes of pods and warning events while it runs.
+
+        Raises AssertionError with the pods' last states if the command fails.
+        """
+        began = time.monotonic()
+        progress = PodProgress(*self._pods_and_warnings())
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    elapsed = time.monotonic() - began
+                    for line in progress.update(*self._pods_and_warnings()):
+                        self.report(f"{elapsed:6.0f} s  {line}")
+                    if elapsed > timeout:
+                        process.kill()
+        if process.returncode != 0:
+            progress.update(*self._pods_and_warnings())
+            failure = f"{' '.join(command)} exited with {process.returncode}:\n{output}"
+            raise AssertionError(f"{failure}\nLast state of the pods:\n{progress.summary()}")
+
+    def _pods_and_warnings(self) -> tuple[list[Any], list[Any]]:
+        return self.get("pods")["items"], self.get("events", "--field-selector=type=Warning")["items"]
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:
-        """The official client, which never tries again by itself, through a port-forward to the gateway's Service."""
+        """The OpenAI client, without retries, through a port-forward to the gateway's Service."""
         command = ["kubectl", "--namespace", self.namespace, "port-forward", f"service/{self.name}-gateway", ":80"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 match = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
-                assert match, "kubectl port-forward named no port"
+                assert match, "kubectl port-forward printed no port"
                 with OpenAI(
                     base_url=f"http://127.0.0.1:{match[1]}/v1", api_key="none", timeout=60, max_retries=0
                 ) as client:
@@ -115,7 +163,7 @@ class Release:
 
 
 def eventually(claim: str, check: Any, seconds: float = 120) -> Any:
-    """Wait until `check()` is true and return what it returned; fail with the claim after so many seconds."""
+    """Poll `check()` until it returns something true, and return that. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (result := check()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"

@@ -1,8 +1,8 @@
-"""Streaming clients that run as a pod, so that they reach the Service as any pod does. Standard library only.
+"""Streaming clients, run as a pod to reach the Service like any other pod. Standard library only.
 
-Each client sends chat requests one after the other until its number is reached or `--stop-file` exists. One line of
-JSON for every request: what was asked, the text, how it ended, when it began and ended (Unix seconds), and the longest
-silence between two events of its stream.
+Each client sends chat requests one after another until it has sent `--requests` or `--stop-file` exists. Each request
+is printed as a line of JSON: the question, the text, the outcome, its start and end (Unix seconds), and the longest
+time between two events of its stream.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -21,11 +22,12 @@ QUESTIONS = (
     "Count from 1 to 40.",
 )
 
+Record = dict[str, Any]
 
-def ask(host: str, port: int, body: dict, timeout: float, key: str, sent: Callable[[], object]) -> dict:
-    """One streamed request, as the record that is printed; `error` is empty where all went well. `sent` is called
-    before the answer is read, if there is one."""
-    record = {"began": time.time(), "text": "", "events": 0, "silence": 0.0, "finish_reason": None, "error": ""}
+
+def ask(host: str, port: int, body: Record, timeout: float, key: str, sent: Callable[[], object]) -> Record:
+    """Send one streaming request; return its record. `error` is empty for success. Calls `sent` before reading."""
+    record: Record = {"began": time.time(), "text": "", "events": 0, "silence": 0.0, "finish_reason": None, "error": ""}
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
@@ -44,14 +46,14 @@ def ask(host: str, port: int, body: dict, timeout: float, key: str, sent: Callab
     return record | {"ended": time.time()}
 
 
-def read_events(response: http.client.HTTPResponse, record: dict) -> None:
-    """Read to [DONE]. Raises ValueError for an error event and for a stream that ends before."""
-    heard = time.monotonic()
+def read_events(response: http.client.HTTPResponse, record: Record) -> None:
+    """Read until [DONE]. Raises ValueError for an error event or if the stream ends before [DONE]."""
+    previous = time.monotonic()
     for line in response:
         if not line.startswith(b"data: "):
             continue
         now = time.monotonic()
-        record["silence"], heard = max(record["silence"], now - heard), now
+        record["silence"], previous = max(record["silence"], now - previous), now
         if line.strip() == b"data: [DONE]":
             return
         event = json.loads(line[6:])
@@ -70,18 +72,18 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=80)
     parser.add_argument("--model", default="proa-builtin")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=1_000_000, help="of each client")
+    parser.add_argument("--requests", type=int, default=1_000_000, help="requests of each client")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--question", help="default: several in turn")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of every second client; the others are greedy")
-    parser.add_argument("--ignore-eos", action="store_true", help="what comes then may be tokens without text")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence")
-    parser.add_argument("--seconds", type=float, default=600.0, help="no request is begun after so long")
+    parser.add_argument("--question", help="default: several questions in turn")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of every second client; the others use 0")
+    parser.add_argument("--ignore-eos", action="store_true", help="tokens after the end token may have no text")
+    parser.add_argument("--timeout", type=float, default=60.0, help="socket timeout in seconds")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no request starts later than this")
     parser.add_argument("--stop-file", type=Path, default=Path("/tmp/stop"))
     parser.add_argument("--key", default="none")
     arguments = parser.parse_args()
     printing = threading.Lock()
-    # Nobody listens before all have asked: a thousand threads that hear something keep each other from beginning.
+    # Read no response before all first requests are sent: a thousand reading threads delay those still connecting.
     all_sent = threading.Barrier(arguments.clients)
     deadline = time.monotonic() + arguments.seconds
 

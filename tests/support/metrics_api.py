@@ -1,7 +1,7 @@
-"""A custom metrics API in one file, run as a pod: the values are the pods' own, read from their /metrics when asked.
+"""A custom metrics API in one file, run as a pod. Values are read from the pods' /metrics on each request.
 
-What an adapter does on a real cluster, for one namespace, with the standard library alone. It answers the questions
-of a HorizontalPodAutoscaler: which metrics there are, and what one is for the pods of a selector or for a Service.
+It stands in for prometheus-adapter, for one namespace, with the standard library alone. It serves what a
+HorizontalPodAutoscaler queries: the list of metrics, and a metric of the pods of a selector or of a Service.
 """
 
 import datetime
@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 GROUP = "custom.metrics.k8s.io/v1beta2"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -20,7 +21,7 @@ SERVICE = re.compile(rf"/apis/{GROUP}/namespaces/([^/]+)/services/([^/]+)/(.+)")
 PODS = re.compile(rf"/apis/{GROUP}/namespaces/([^/]+)/pods/\*/(.+)")
 
 
-def list_pods(namespace: str, selector: str) -> list[dict]:
+def list_pods(namespace: str, selector: str) -> list[dict[str, Any]]:
     query = urllib.parse.urlencode({"labelSelector": selector})
     request = urllib.request.Request(
         f"https://kubernetes.default.svc/api/v1/namespaces/{namespace}/pods?{query}",
@@ -28,13 +29,14 @@ def list_pods(namespace: str, selector: str) -> list[dict]:
     )
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     with urllib.request.urlopen(request, timeout=5, context=context) as answer:
-        return json.load(answer)["items"]
+        items: list[dict[str, Any]] = json.load(answer)["items"]
+    return items
 
 
 def read_metric(address: str, name: str, label: str = "") -> float:
-    """The sum of the metric over its labels, or over those that hold a label, as `name="value"`.
+    """The metric summed over its series, or over those whose labels contain `label`, given as `name="value"`.
 
-    The API takes no colons, so vLLM's metrics are asked for as `vllm_…`.
+    The API allows no colons, so `vllm_…` stands for vLLM's `vllm:…`.
     """
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
         page = answer.read().decode()
@@ -43,7 +45,7 @@ def read_metric(address: str, name: str, label: str = "") -> float:
     return sum(float(value) for labels, value in series if label in labels)
 
 
-def metric_value(kind: str, namespace: str, owner: str, name: str, value: float) -> dict:
+def metric_value(kind: str, namespace: str, owner: str, name: str, value: float) -> dict[str, Any]:
     return {
         "describedObject": {"kind": kind, "apiVersion": "v1", "namespace": namespace, "name": owner},
         "metric": {"name": name},
@@ -52,19 +54,19 @@ def metric_value(kind: str, namespace: str, owner: str, name: str, value: float)
     }
 
 
-def pod_values(namespace: str, selector: str, name: str) -> list[dict]:
+def pod_values(namespace: str, selector: str, name: str) -> list[dict[str, Any]]:
     values = []
     for pod in list_pods(namespace, selector):
         try:
             value = read_metric(f"{pod['status']['podIP']}:9400", name)
         except (KeyError, OSError):
-            continue  # not running yet, or not any more
+            continue  # not running
         values.append(metric_value("Pod", namespace, pod["metadata"]["name"], name, value))
     return values
 
 
-def service_value(namespace: str, service: str, selector: str, name: str) -> dict:
-    """Through the Service, so right for one pod behind it. The selector is `label=value`."""
+def service_value(namespace: str, service: str, selector: str, name: str) -> dict[str, Any]:
+    """Read through the Service, so correct for one pod only. `selector` is `label=value`."""
     label, _, value = selector.partition("=")
     total = read_metric(f"{service}.{namespace}", name, f'{label}="{value}"')
     return metric_value("Service", namespace, service, name, total)
@@ -87,10 +89,10 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def answer_values(self, items: list[dict]) -> None:
+    def answer_values(self, items: list[dict[str, Any]]) -> None:
         self.answer({"kind": "MetricValueList", "apiVersion": GROUP, "metadata": {}, "items": items})
 
-    def answer(self, body: dict) -> None:
+    def answer(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

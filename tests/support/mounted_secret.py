@@ -1,4 +1,4 @@
-"""A folder that changes as a Secret in a pod does: one symbolic link is swapped, at once for all files."""
+"""A folder that changes like a mounted Secret: swapping one symbolic link replaces all files at once."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from support.certificates import Certificate
 
 
 class MountedSecret:
-    """Holds `tls.crt`, `tls.key` and `ca.crt` of the certificate that was put last."""
+    """`tls.crt`, `tls.key` and `ca.crt` of the certificate passed to the last `put`."""
 
     def __init__(self, folder: Path, certificate: Certificate) -> None:
         self._folder = folder

@@ -1,9 +1,12 @@
-"""A real OTLP/gRPC trace receiver, and what it received as plain values."""
+"""An OTLP/gRPC trace receiver that keeps spans as plain values. Run as a program, it prints them as lines of JSON."""
 
+import json
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
@@ -31,8 +34,9 @@ class ReceivedSpan:
 
 @dataclass
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on 127.0.0.1 while used as a context manager."""
+    """Listens on `address` while used as a context manager; `endpoint` is its URL."""
 
+    address: str = "127.0.0.1:0"
     spans: list[ReceivedSpan] = field(default_factory=list)
     endpoint: str = ""
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -40,7 +44,8 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     def __enter__(self) -> "OtlpReceiver":
         self._server = grpc.server(ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        port = self._server.add_insecure_port(self.address)
+        self.endpoint = f"http://{self.address.rpartition(':')[0]}:{port}"
         self._server.start()
         return self
 
@@ -49,7 +54,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes a process export to this receiver, within a fraction of a second."""
+        """Variables with which a process exports its spans to this receiver every 100 ms."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
             "OTEL_EXPORTER_OTLP_INSECURE": "true",
@@ -66,13 +71,13 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait(self, condition: Callable[[list[ReceivedSpan]], bool], seconds: float = 15.0) -> list[ReceivedSpan]:
-        """All spans, once the condition holds of them."""
+        """Wait until the condition holds, and return all spans."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self.spans), seconds), [span.name for span in self.spans]
             return list(self.spans)
 
     def wait_for_names(self, *names: str, seconds: float = 15.0) -> dict[str, ReceivedSpan]:
-        """The latest span of each name, once there is one of each."""
+        """Wait until there is a span of each name; return the latest of each."""
         spans = self.wait(lambda spans: {span.name for span in spans} >= set(names), seconds)
         return {span.name: span for span in spans}
 
@@ -97,3 +102,18 @@ def _received(service: str, span: trace_pb2.Span) -> ReceivedSpan:
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
     return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+def main(address: str) -> None:
+    """Print each received span as a line of JSON, until the process is killed."""
+    with OtlpReceiver(address=address) as receiver:
+        printed = 0
+        while True:
+            for span in receiver.spans[printed:]:
+                print(json.dumps(asdict(span)), flush=True)
+                printed += 1
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
