@@ -120,12 +120,12 @@ class Release:
         return [*command, f"--set=image.registry={self.registry}", threads, *settings]
 
     def _wait_for(self, *command: str, timeout: float) -> None:
-        """Run a command that waits for pods. Reports changes of pods and warning events while it runs.
+        """Run a command that waits for pods. Reports changes of pods, warnings and image pulls while it runs.
 
         Raises AssertionError with the pods' last states if the command fails.
         """
         began = time.monotonic()
-        progress = PodProgress(*self._pods_and_warnings())
+        progress = PodProgress(*self._pods_and_events())
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             while True:
                 try:
@@ -133,17 +133,19 @@ class Release:
                     break
                 except subprocess.TimeoutExpired:
                     elapsed = time.monotonic() - began
-                    for line in progress.update(*self._pods_and_warnings()):
+                    for line in progress.update(*self._pods_and_events()):
                         self.report(f"{elapsed:6.0f} s  {line}")
                     if elapsed > timeout:
                         process.kill()
         if process.returncode != 0:
-            progress.update(*self._pods_and_warnings())
+            progress.update(*self._pods_and_events())
             failure = f"{' '.join(command)} exited with {process.returncode}:\n{output}"
             raise AssertionError(f"{failure}\nLast state of the pods:\n{progress.summary()}")
 
-    def _pods_and_warnings(self) -> tuple[list[Any], list[Any]]:
-        return self.get("pods")["items"], self.get("events", "--field-selector=type=Warning")["items"]
+    def _pods_and_events(self) -> tuple[list[Any], list[Any]]:
+        events = self.get("events")["items"]
+        notable = [event for event in events if event["type"] == "Warning" or event["reason"] in ("Pulling", "Pulled")]
+        return self.get("pods")["items"], notable
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:

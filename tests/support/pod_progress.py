@@ -1,29 +1,29 @@
-"""The state of a namespace's pods as lines of text, and which lines are new since the last look."""
+"""The state of a namespace's pods as lines of text, and which lines are new since the last update."""
 
 from typing import Any
 
 
 class PodProgress:
-    """`update()` returns changed pod states and new warning events; `summary()` the states at the last update."""
+    """`update()` returns changed pod states and new events; `summary()` the last states and all events."""
 
     def __init__(self, pods: list[Any], events: list[Any]) -> None:
-        """Warnings in `events` are old: they are not reported."""
+        """`events` are old: they are not reported."""
         self._states = {pod["metadata"]["name"]: pod_state(pod) for pod in pods}
-        self._old = {_warning(event) for event in events}
-        self._warnings: list[str] = []
+        self._old = {_text(event) for event in events}
+        self._events: list[str] = []
 
     def update(self, pods: list[Any], events: list[Any]) -> list[str]:
         states = {pod["metadata"]["name"]: pod_state(pod) for pod in pods}
         changed = [f"pod {name}: {state}" for name, state in states.items() if self._states.get(name) != state]
         gone = [f"pod {name}: deleted" for name in self._states.keys() - states.keys()]
-        warnings = [text for text in dict.fromkeys(map(_warning, events)) if text not in self._old]
+        new = [text for text in dict.fromkeys(_text(event) for event in events) if text not in self._old]
         self._states = states
-        self._old.update(warnings)
-        self._warnings += warnings
-        return changed + gone + warnings
+        self._old.update(new)
+        self._events += new
+        return changed + gone + new
 
     def summary(self) -> str:
-        return "\n".join([*(f"pod {name}: {state}" for name, state in self._states.items()), *self._warnings])
+        return "\n".join([*(f"pod {name}: {state}" for name, state in self._states.items()), *self._events])
 
 
 def pod_state(pod: Any) -> str:
@@ -50,6 +50,6 @@ def _container_state(status: Any) -> str:
     return ", ".join([": ".join(word for word in words if word), *exit_code, *restarts])
 
 
-def _warning(event: Any) -> str:
+def _text(event: Any) -> str:
     of = event["involvedObject"]
     return f"{of['kind'].lower()} {of['name']}: {event['reason']}: {event['message']}"

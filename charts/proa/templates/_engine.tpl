@@ -1,4 +1,4 @@
-{{- /* What an engine container and its worker containers share: (dict "root" $ "pool" $pool) */ -}}
+{{- /* Fields shared by the engine and worker containers: (dict "root" $ "pool" $pool) */ -}}
 {{- define "proa.engine.container" -}}
 image: {{ include "proa.image" (dict "root" .root "image" .root.Values.engine.image) }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
@@ -32,7 +32,7 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
-{{- /* The volumes behind those mounts: (dict "root" $ "pool" $pool) */ -}}
+{{- /* The volumes of those containers: (dict "root" $ "pool" $pool) */ -}}
 {{- define "proa.engine.volumes" -}}
 - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .pool.shmSize }}}}
 - {name: tmp, emptyDir: {}}
@@ -53,7 +53,7 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
-{{- /* The container's CPU and memory, and the GPUs of all ranks: each rank sees every GPU and takes its own. */ -}}
+{{- /* CPU and memory of a container, and the GPUs of all ranks: each rank sees all GPUs and uses its own. Context: the pool */ -}}
 {{- define "proa.engine.resources" -}}
 {{- $resources := include "proa.resources" .resources | fromYaml -}}
 {{- if eq .gpu.allocation "devicePlugin" -}}
@@ -68,18 +68,18 @@ volumeMounts:
 {{- if kindIs "bool" .readOnlyRootFilesystem }}{{ .readOnlyRootFilesystem }}{{ else }}{{ eq .gpu.allocation "none" }}{{ end -}}
 {{- end -}}
 
-{{- /* A ResourceClaimTemplate cannot be changed, so what it says is in its name: (dict "root" $ "name" $name "pool" $pool) */ -}}
+{{- /* A ResourceClaimTemplate is immutable, so its name contains a hash of its content: (dict "root" $ "name" $name "pool" $pool) */ -}}
 {{- define "proa.engine.claimTemplate" -}}
 {{- $what := printf "%d %s" (int .pool.tensorParallelSize) .pool.gpu.deviceClassName -}}
 {{- printf "%s-engine-%s-gpus-%s" (include "proa.fullname" .root) .name (sha256sum $what | trunc 8) -}}
 {{- end -}}
 
-{{- /* The name clients ask for, of a pool */ -}}
+{{- /* The model name in the API. Context: the pool */ -}}
 {{- define "proa.engine.modelName" -}}
 {{- .servedModelName | default (ternary "proa-builtin" .model (eq .model "builtin")) -}}
 {{- end -}}
 
-{{- /* The models that pools serve: the name that clients ask for -> the weights */ -}}
+{{- /* The models of all pools: model name in the API -> model */ -}}
 {{- define "proa.models" -}}
 {{- $models := dict -}}
 {{- range $overrides := .Values.engines -}}
@@ -89,8 +89,8 @@ volumeMounts:
 {{- toYaml $models -}}
 {{- end -}}
 
-{{- /* Prometheus query for the requests of the release that are for a pool's model: (dict "root" $ "pool" $pool). Gateways
-repeat their engines' gauges, under the engine's address as `engine`; an engine's own say 0. */ -}}
+{{- /* PromQL: the release's queued, waiting and running requests for a pool's model: (dict "root" $ "pool" $pool). The engines'
+own series have engine="0"; gateways repeat them with the engine's address. */ -}}
 {{- define "proa.engine.demand" -}}
 {{- $model := include "proa.engine.modelName" .pool | quote -}}
 {{- $release := printf "namespace=%q,app_kubernetes_io_instance=%q" .root.Release.Namespace .root.Release.Name -}}

@@ -4,7 +4,7 @@
 {{- .Values.fullnameOverride | default $full -}}
 {{- end -}}
 
-{{- /* What selects the pods of a component, or of a pool: (dict "root" $ "component" "engine" "pool" $name) */ -}}
+{{- /* Labels that select the pods of a component, or of a pool: (dict "root" $ "component" "engine" "pool" $name) */ -}}
 {{- define "proa.selector" -}}
 app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -14,7 +14,7 @@ proa/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{- /* Labels of an object, of which the chart's own win: as above, and "extra" with the object's further labels */ -}}
+{{- /* Labels of an object; the chart's own take precedence. Arguments as above, and "extra": further labels */ -}}
 {{- define "proa.labels" -}}
 {{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version -}}
 {{- $own := dict "helm.sh/chart" $chart "app.kubernetes.io/managed-by" .root.Release.Service "app.kubernetes.io/version" .root.Chart.AppVersion -}}
@@ -39,7 +39,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{- /* CPU and memory, without those that are null: what a value file takes away from the defaults */ -}}
+{{- /* Resource requests and limits without null entries, with which a values file removes defaults */ -}}
 {{- define "proa.resources" -}}
 {{- $resources := dict -}}
 {{- range $kind, $amounts := . -}}
@@ -72,14 +72,14 @@ capabilities: {drop: [ALL]}
 {{ end }}
 {{- end -}}
 
-{{- /* The flags of mutual TLS, for gateway and engine alike */ -}}
+{{- /* The mutual TLS flags, which gateway and engine share */ -}}
 {{- define "proa.tlsArguments" -}}
 - --tls-ca=/etc/proa/tls/ca.crt
 - --tls-cert=/etc/proa/tls/tls.crt
 - --tls-key=/etc/proa/tls/tls.key
 {{- end -}}
 
-{{- /* Topology spread constraints of the pods selected: (dict "constraints" list "selector" "a: b") */ -}}
+{{- /* Topology spread constraints with the labelSelector added: (dict "constraints" list "selector" "a: b") */ -}}
 {{- define "proa.spread" -}}
 {{- $selector := dict "labelSelector" (dict "matchLabels" (fromYaml .selector)) -}}
 {{- range .constraints }}
@@ -87,7 +87,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end -}}
 
-{{- /* What gateway and engines alike may open: DNS, and OpenTelemetry where it is configured */ -}}
+{{- /* Egress rules of gateway and engines: DNS, and OpenTelemetry if configured */ -}}
 {{- define "proa.commonEgress" -}}
 - ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
 {{- if .Values.otel }}

@@ -1,4 +1,4 @@
-"""What the chart promises of the objects that it renders."""
+"""Properties of the rendered objects: validity, security, labels, probes, updates."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def containers(objects: Objects) -> list[Any]:
 def test_every_object_is_valid_kubernetes(version: str) -> None:
     for name, values in COMBINATIONS.items():
         if name == "claimed" and version < "1.34":
-            continue  # refused, see the refusals
+            continue  # rejected, see test_chart_refusals.py
         for document in render(values, f"--kube-version={version}").values():
             kubernetes_validate.validate(document, version, strict=True)
 
@@ -50,7 +50,7 @@ def test_defaults_serve_the_builtin_model_with_one_pod_each() -> None:
     }
 
 
-def test_every_container_is_confined() -> None:
+def test_every_container_has_a_restricted_security_context() -> None:
     objects = render({**EVERYTHING, **SIDECAR})
     for pod in (GATEWAY_POD, ENGINE_POD):
         assert lookup(objects, *pod, "securityContext", "runAsNonRoot")
@@ -62,13 +62,13 @@ def test_every_container_is_confined() -> None:
         assert not context["allowPrivilegeEscalation"]
 
 
-def test_role_reads_endpoint_slices_and_nothing_else() -> None:
+def test_the_role_allows_reading_endpoint_slices_only() -> None:
     assert lookup(render(), "Role", "proa-gateway", "rules") == [
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
     ]
 
 
-def test_the_role_is_bound_to_an_account_that_was_there_before() -> None:
+def test_the_role_is_bound_to_an_existing_service_account() -> None:
     objects = render({"serviceAccount.create": False, "serviceAccount.name": "ours"})
     assert ("ServiceAccount", "ours") not in objects
     assert ("Role", "proa-gateway") in objects
@@ -77,27 +77,27 @@ def test_the_role_is_bound_to_an_account_that_was_there_before() -> None:
     ]
 
 
-def test_a_label_is_text_even_if_it_looks_like_something_else() -> None:
+def test_a_label_is_a_string_even_if_it_looks_like_a_number() -> None:
     for name in ("1", "on", "1e3"):
         deployment = lookup(render({"engines": {name: {}}}), "Deployment", f"proa-engine-{name}")
         for holder in (deployment["metadata"]["labels"], deployment["spec"]["selector"]["matchLabels"]):
             assert holder["proa/pool"] == name
 
 
-def test_the_charts_own_labels_win_over_the_users() -> None:
+def test_the_charts_own_labels_take_precedence_over_common_labels() -> None:
     objects = render({"commonLabels": {"app.kubernetes.io/component": "mine", "team": "sea"}})
     labels = lookup(objects, "Deployment", "proa-gateway", "metadata", "labels")
     assert (labels["app.kubernetes.io/component"], labels["team"]) == ("gateway", "sea")
 
 
-def test_large_numbers_are_written_out() -> None:
+def test_large_numbers_have_no_exponent() -> None:
     values = {"gateway.maxQueuedTokens": 10**9, "gateway.maxConcurrentRequests": 10**6}
     assert {"--max-queued-tokens=1000000000", "--max-concurrent-requests=1000000"} <= set(
         lookup(render(values), *GATEWAY, "args")
     )
 
 
-def test_probes_ask_for_loaded_alive_and_ready_separately() -> None:
+def test_each_probe_checks_its_own_health_service() -> None:
     engine = lookup(render(), *ENGINE)
     assert engine["startupProbe"]["grpc"]["service"] == "startup"
     assert engine["livenessProbe"]["grpc"]["service"] == "liveness"
@@ -106,13 +106,13 @@ def test_probes_ask_for_loaded_alive_and_ready_separately() -> None:
     assert {f"--health-port={port}" for port in ports} < set(engine["args"])
 
 
-def test_updates_keep_capacity_by_default() -> None:
+def test_rolling_updates_keep_all_pods_by_default() -> None:
     for name in ("proa-gateway", "proa-engine-builtin"):
         update = lookup(render(), "Deployment", name, "spec", "strategy", "rollingUpdate")
         assert update == {"maxUnavailable": 0, "maxSurge": 1}
 
 
-def test_the_grace_period_covers_the_drain_and_what_comes_before_it() -> None:
+def test_the_grace_period_covers_pre_stop_and_drain() -> None:
     pod = lookup(render({"gateway.terminationGracePeriodSeconds": 60, "gateway.preStopSeconds": 30}), *GATEWAY_POD)
     assert "--drain-timeout=60" in pod["containers"][0]["args"]
     assert pod["terminationGracePeriodSeconds"] > 60 + 30
@@ -129,7 +129,7 @@ def test_dashboards_are_json_in_one_config_map() -> None:
     assert {json.loads(text)["uid"] for text in data.values()} == {"proa-gateway", "proa-engines"}
 
 
-def test_both_sides_show_the_same_certificate() -> None:
+def test_gateway_and_engine_use_the_same_certificate() -> None:
     objects = render({"tls.existingSecret": "certs"})
     for container in (lookup(objects, *GATEWAY), lookup(objects, *ENGINE)):
         flags = [argument for argument in container["args"] if argument.startswith("--tls-")]

@@ -1,9 +1,9 @@
-"""Objects of other projects' CRDs: right in form, and about objects that are there."""
+"""Custom resources of other projects: valid, and consistent with the objects that they refer to."""
 
 import re
 from typing import Any
 
-import jsonschema  # comes with kubernetes-validate
+import jsonschema  # a dependency of kubernetes-validate
 import pytest
 
 from support.chart import Objects, lookup, needs_helm, render
@@ -30,20 +30,20 @@ def objects() -> Objects:
 
 
 def selected(objects: Objects, kind: str, labels: dict[str, str]) -> list[Any]:
-    """Objects of a kind, or pods of Deployments, that have the labels."""
+    """The objects of a kind that have the labels; for Deployments, their pod templates."""
     found = [each for (a_kind, _), each in objects.items() if a_kind == kind]
     holders = [each["spec"]["template"] if kind == "Deployment" else each for each in found]
     return [each for each in holders if labels.items() <= each["metadata"]["labels"].items()]
 
 
-def test_every_custom_object_has_the_form_of_its_kind(objects: Objects) -> None:
+def test_every_custom_resource_matches_its_schema(objects: Objects) -> None:
     custom = [(kind, each) for (kind, _), each in objects.items() if kind in SCHEMAS]
     assert {kind for kind, _ in custom} == SCHEMAS.keys()
     for kind, each in custom:
         jsonschema.validate(each, SCHEMAS[kind], jsonschema.Draft202012Validator)
 
 
-def test_monitors_read_ports_that_are_there(objects: Objects) -> None:
+def test_monitors_scrape_existing_ports(objects: Objects) -> None:
     gateway = lookup(objects, "ServiceMonitor", "proa-gateway", "spec")
     (service,) = selected(objects, "Service", gateway["selector"]["matchLabels"])
     assert [each["port"] for each in gateway["endpoints"]] == [each["name"] for each in service["spec"]["ports"]]
@@ -56,7 +56,7 @@ def test_monitors_read_ports_that_are_there(objects: Objects) -> None:
         assert {each["port"] for each in engine["podMetricsEndpoints"]} <= ports
 
 
-def test_scaled_objects_ask_by_labels_that_the_monitors_give(objects: Objects) -> None:
+def test_scaled_objects_select_by_labels_that_the_monitors_add(objects: Objects) -> None:
     for pool in ("builtin", "big"):
         scaled = lookup(objects, "ScaledObject", f"proa-engine-{pool}", "spec")
         assert ("Deployment", scaled["scaleTargetRef"]["name"]) in objects
@@ -67,11 +67,11 @@ def test_scaled_objects_ask_by_labels_that_the_monitors_give(objects: Objects) -
             assert of_pods <= {re.sub(r"\W", "_", label) for label in labels}
 
 
-def test_the_route_leads_to_the_gateways_service(objects: Objects) -> None:
+def test_the_http_route_targets_the_gateways_service(objects: Objects) -> None:
     ((backend,),) = [rule["backendRefs"] for rule in lookup(objects, "HTTPRoute", "proa-gateway", "spec", "rules")]
     assert backend["port"] in {port["port"] for port in lookup(objects, "Service", backend["name"], "spec", "ports")}
 
 
-def test_an_objects_own_labels_win_over_those_of_every_object(objects: Objects) -> None:
+def test_monitoring_labels_take_precedence_over_common_labels(objects: Objects) -> None:
     labels = lookup(objects, "PodMonitor", "proa-engine", "metadata", "labels")
     assert (labels["release"], labels["team"]) == ("prometheus", "other")

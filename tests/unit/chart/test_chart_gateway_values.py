@@ -1,4 +1,4 @@
-"""Every value outside of pools, set, and what it changes."""
+"""Each value outside of pools and what it changes."""
 
 import pytest
 
@@ -150,5 +150,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("path", CASES)
-def test_a_value_is_found_where_it_belongs(path: str) -> None:
+def test_a_value_changes_its_object(path: str) -> None:
     CASES[path].check(path)

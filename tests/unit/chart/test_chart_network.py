@@ -1,4 +1,4 @@
-"""Who may open what, by the chart's network policies."""
+"""The connections that the chart's network policies allow."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ def ports(rule: Any) -> set[int]:
     return {port["port"] for port in rule["ports"]}
 
 
-def test_only_the_gateway_opens_the_engines_grpc_port() -> None:
+def test_only_gateways_connect_to_the_engines_grpc_port() -> None:
     grpc, _metrics = policy("engine")["ingress"]
     assert grpc["from"] == [selects("gateway")]
     assert ports(grpc) == {50051}
 
 
-def test_named_clients_open_it_too() -> None:
+def test_listed_peers_connect_to_the_engines_grpc_port() -> None:
     grpc, _metrics = policy("engine", {"networkPolicy.engine.from": [FRIEND]})["ingress"]
     assert grpc["from"] == [selects("gateway"), FRIEND]
 
 
-def test_metrics_are_read_by_whom_the_values_name_or_by_nobody() -> None:
+def test_metrics_are_read_by_every_pod_or_by_listed_peers_only() -> None:
     assert policy("engine")["ingress"][1] == {
         "from": [{"namespaceSelector": {}}],
         "ports": [{"protocol": "TCP", "port": 9400}],
@@ -41,11 +41,11 @@ def test_metrics_are_read_by_whom_the_values_name_or_by_nobody() -> None:
     assert len(policy("engine", {"networkPolicy.metrics.from": []})["ingress"]) == 1
 
 
-def test_everybody_reaches_the_gateway_unless_somebody_is_named() -> None:
+def test_all_clients_connect_to_the_gateway_by_default() -> None:
     assert policy("gateway")["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
 
 
-def test_the_helm_test_reaches_the_gateway_whoever_is_named() -> None:
+def test_the_helm_test_always_connects_to_the_gateway() -> None:
     (rule,) = policy("gateway", {"networkPolicy.gateway.from": [FRIEND]})["ingress"]
     assert rule["from"] == [selects("test"), FRIEND]
     assert (
@@ -54,7 +54,7 @@ def test_the_helm_test_reaches_the_gateway_whoever_is_named() -> None:
     )
 
 
-def test_prometheus_reaches_a_gateway_with_named_clients() -> None:
+def test_prometheus_connects_to_a_gateway_with_listed_peers() -> None:
     named = {"networkPolicy.gateway.from": [FRIEND], "networkPolicy.metrics.from": [PROMETHEUS]}
     (rule,) = policy("gateway", {**named, "monitoring.enabled": True})["ingress"]
     assert rule["from"] == [selects("test"), FRIEND, PROMETHEUS]
@@ -62,14 +62,14 @@ def test_prometheus_reaches_a_gateway_with_named_clients() -> None:
     assert PROMETHEUS not in rule["from"]
 
 
-def test_the_gateway_opens_engines_dns_and_the_api_server() -> None:
+def test_the_gateway_connects_to_engines_dns_and_the_api_server() -> None:
     engines, dns, api_server = policy("gateway")["egress"]
     assert engines == {"to": [selects("engine")], "ports": [{"protocol": "TCP", "port": 50051}]}
     assert ports(dns) == {53}
     assert ports(api_server) == {443, 6443}
 
 
-def test_traces_leave_only_where_they_are_sent() -> None:
+def test_traces_are_allowed_to_listed_peers_if_configured() -> None:
     collector = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317", "networkPolicy.otlp.to": [FRIEND]}
     for component in ("gateway", "engine"):
         assert not any(4317 in ports(rule) for rule in policy(component)["egress"])

@@ -1,4 +1,4 @@
-"""Every value of a pool, set, and what it changes."""
+"""Each value of a pool and what it changes."""
 
 import pytest
 
@@ -125,5 +125,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("path", CASES)
-def test_a_pools_value_is_found_where_it_belongs(path: str) -> None:
+def test_a_pool_value_changes_its_object(path: str) -> None:
     CASES[path].check(path)

@@ -1,4 +1,4 @@
-"""What the chart makes of the pools: their ranks, their GPUs, what scales them, and what they share."""
+"""Pools: ranks, GPUs, scaling, and the defaults that they share."""
 
 from typing import Any
 
@@ -28,14 +28,14 @@ def test_grpc_clients_find_the_ready_engines_of_each_pool() -> None:
     assert lookup(objects, "Service", "proa-engine", "spec", "publishNotReadyAddresses")
 
 
-def test_a_limit_that_a_pool_takes_away_is_gone() -> None:
+def test_null_removes_a_default_resource_limit() -> None:
     values = {"enginePool.resources": {"limits": {"memory": None}}, "gateway.resources": {"limits": {"cpu": None}}}
     objects = render(values)
     assert lookup(objects, *ENGINE, "resources")["limits"] == {}
     assert lookup(objects, *GATEWAY, "resources")["limits"] == {"memory": "1Gi"}
 
 
-def test_half_of_a_rolling_update_keeps_the_other_half_of_the_defaults() -> None:
+def test_a_partial_rolling_update_keeps_the_other_default() -> None:
     objects = render({"enginePool.rollingUpdate": {"maxUnavailable": 1}})
     update = lookup(objects, *ENGINE_POD[:3], "strategy", "rollingUpdate")
     assert update == {"maxUnavailable": 1, "maxSurge": 1}
@@ -49,7 +49,7 @@ def test_shared_memory_is_a_memory_volume_in_every_engine_container() -> None:
         assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
 
 
-def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
+def test_sidecar_mode_runs_each_further_rank_in_a_restartable_container() -> None:
     pod = engine_pod({**SIDECAR, "enginePool.model": "org/big", "enginePool.tensorParallelSize": 4})
     assert [container["name"] for container in pod["initContainers"]] == [f"tp-worker-{rank}" for rank in (1, 2, 3)]
     assert all(container["restartPolicy"] == "Always" for container in pod["initContainers"])
@@ -57,13 +57,13 @@ def test_sidecar_mode_makes_one_restartable_container_a_rank() -> None:
     assert sockets == [f"--worker-socket=/run/proa/rank-{rank}.sock" for rank in (1, 2, 3)]
 
 
-def test_process_mode_makes_no_worker_container() -> None:
+def test_process_mode_has_no_worker_container() -> None:
     pod = engine_pod(GPUS)
     assert "initContainers" not in pod
     assert not any(argument.startswith("--worker-socket") for argument in pod["containers"][0]["args"])
 
 
-def test_a_device_plugin_gives_the_container_a_gpu_for_every_rank() -> None:
+def test_the_engine_requests_one_device_plugin_gpu_per_rank() -> None:
     pod = engine_pod(GPUS)
     (engine,) = pod["containers"]
     assert engine["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": 2}
@@ -87,7 +87,7 @@ def test_one_claim_is_shared_by_every_container_of_the_pod() -> None:
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
 
 
-def test_a_claim_template_that_says_something_else_has_another_name() -> None:
+def test_a_changed_claim_template_has_another_name() -> None:
     names = {
         name
         for size in (1, 2)
@@ -97,12 +97,12 @@ def test_a_claim_template_that_says_something_else_has_another_name() -> None:
     assert len(names) == 2
 
 
-def test_the_gateway_knows_the_name_of_every_pools_model_from_the_start() -> None:
+def test_the_gateway_gets_the_model_name_of_every_pool() -> None:
     arguments = lookup(render({"engines": {"big": {"model": "org/big"}}}), *GATEWAY, "args")
     assert [each for each in arguments if each.startswith("--model=")] == ["--model=org/big", "--model=proa-builtin"]
 
 
-def test_autoscaling_counts_what_waits_in_engines_and_before_them() -> None:
+def test_autoscaling_uses_the_engines_and_the_gateways_queues() -> None:
     objects = render({"enginePool.autoscaling.enabled": True})
     engines, gateways = lookup(objects, "HorizontalPodAutoscaler", "proa-engine-builtin", "spec", "metrics")
     target = {"type": "AverageValue", "averageValue": "4"}
@@ -112,7 +112,7 @@ def test_autoscaling_counts_what_waits_in_engines_and_before_them() -> None:
     assert gateways["object"]["target"] == target
 
 
-def test_pools_take_what_they_leave_out_from_the_pool_defaults() -> None:
+def test_pools_inherit_from_the_pool_defaults() -> None:
     objects = render({"engines": {"big": {"model": "org/big", "replicas": 3}}}, "--set=enginePool.drainSeconds=100")
     big = lookup(objects, "Deployment", "proa-engine-big", "spec")
     assert big["replicas"] == 3
@@ -121,7 +121,7 @@ def test_pools_take_what_they_leave_out_from_the_pool_defaults() -> None:
     assert ("Deployment", "proa-engine-builtin") in objects
 
 
-def test_a_pool_may_say_false_where_the_defaults_say_true() -> None:
+def test_a_pool_overrides_a_true_default_with_false() -> None:
     assert not any(kind == "PodDisruptionBudget" and "engine" in name
                    for kind, name in render({"enginePool.podDisruptionBudget.enabled": False}))  # fmt: skip
 
@@ -133,13 +133,13 @@ def test_the_builtin_pool_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("scaler", ["autoscaling", "keda"])
-def test_whoever_scales_a_pool_alone_sets_its_replicas(scaler: str) -> None:
+def test_a_scaled_pool_sets_no_replicas(scaler: str) -> None:
     held = {"gateway.scaleFromZero.timeoutSeconds": 60}
     spec = lookup(render({f"enginePool.{scaler}.enabled": True, **held}), *ENGINE_POD[:3])
     assert "replicas" not in spec
 
 
-def test_keda_counts_a_models_requests_that_are_held_wait_or_run_in_its_release() -> None:
+def test_keda_counts_queued_waiting_and_running_requests_of_its_release() -> None:
     values = {"enginePool.keda.enabled": True, "enginePool.keda.minReplicas": 1, "enginePool.servedModelName": "fast"}
     (trigger,) = lookup(render(values), "ScaledObject", "proa-engine-builtin", "spec", "triggers")
     release = 'namespace="here",app_kubernetes_io_instance="proa"'

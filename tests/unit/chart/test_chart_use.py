@@ -1,4 +1,4 @@
-"""What the chart tells its user to type, and how `helm test` asks."""
+"""The commands in the chart's notes, and the requests of `helm test`."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def notes(*settings: str) -> str:
     return done.stdout.partition("NOTES:")[2]
 
 
-def test_the_notes_say_how_to_reach_the_gateway_and_ask_each_model() -> None:
+def test_the_notes_show_a_request_to_each_model() -> None:
     text = notes("engines.big.model=org/big", "gateway.service.port=81")
     assert "kubectl --namespace here port-forward service/sea-proa-gateway 8000:81" in text
     assert '{"model": "proa-builtin"' in text
@@ -32,17 +32,17 @@ def test_the_notes_say_how_to_reach_the_gateway_and_ask_each_model() -> None:
     assert "Authorization" not in text
 
 
-def test_the_notes_ask_for_a_key_where_one_is_needed() -> None:
+def test_the_notes_show_the_api_key_header_if_one_is_needed() -> None:
     assert '--header "Authorization: Bearer $KEY" \\\n' in notes("gateway.apiKeys.existingSecret=keys")
 
 
-def test_the_notes_warn_where_no_registry_is_named() -> None:
+def test_the_notes_warn_if_no_registry_is_set() -> None:
     assert "--set image.registry=REGISTRY --set gateway.image.tag=TAG --set engine.image.tag=TAG" in notes()
     assert "WARNING" not in notes("image.registry=here")
     assert "WARNING" not in notes("gateway.image.repository=there/proa-gateway")
 
 
-def test_helm_test_has_the_keys_alone_and_as_a_file() -> None:
+def test_helm_test_mounts_only_the_api_keys() -> None:
     pod = lookup(render({"gateway.apiKeys.existingSecret": "keys"}), "Pod", "proa-test-builtin", "spec")
     assert [volume["secret"] for volume in pod["volumes"]] == [
         {"secretName": "keys", "items": [{"key": "keys.json", "path": "keys.json"}]}
@@ -51,7 +51,7 @@ def test_helm_test_has_the_keys_alone_and_as_a_file() -> None:
     assert "volumes" not in lookup(render(), "Pod", "proa-test-builtin", "spec")
 
 
-def test_helm_test_runs_where_the_gateway_may() -> None:
+def test_helm_test_is_scheduled_like_the_gateway() -> None:
     values = {"gateway.nodeSelector": {"disk": "fast"}, "gateway.tolerations": [{"operator": "Exists"}]}
     objects = render({**values, "image.pullSecrets": ["login"]})
     tester, gateway = lookup(objects, "Pod", "proa-test-builtin", "spec"), lookup(objects, *GATEWAY_POD)
@@ -61,12 +61,12 @@ def test_helm_test_runs_where_the_gateway_may() -> None:
 
 
 class FakeGateway(BaseHTTPRequestHandler):
-    """Answers everything, and tells what it was asked."""
+    """Answers every request with 200 and records its path and Authorization header."""
 
-    asked: list[tuple[str, str | None]]
+    requests: list[tuple[str, str | None]]
 
     def do_GET(self) -> None:
-        self.asked.append((self.path, self.headers["Authorization"]))
+        self.requests.append((self.path, self.headers["Authorization"]))
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b'{"usage": {"completion_tokens": 1}}')
@@ -79,12 +79,12 @@ class FakeGateway(BaseHTTPRequestHandler):
 
 @contextmanager
 def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    handler = type("Handler", (FakeGateway,), {"asked": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
+    requests: list[tuple[str, str | None]] = []
+    with HTTPServer(("127.0.0.1", 0), type("Handler", (FakeGateway,), {"requests": requests})) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", handler.asked
+            yield f"http://127.0.0.1:{server.server_port}", requests
         finally:
             server.shutdown()
             thread.join()
@@ -98,7 +98,7 @@ def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
         ({"name": "a", "sha256": "0" * 64}, ("/ready", None)),
     ],
 )
-def test_helm_test_asks_with_a_key_or_only_whether_the_gateway_is_ready(
+def test_helm_test_sends_a_chat_request_or_checks_readiness_if_it_has_no_key(
     key: dict[str, str] | None, asked: tuple[str, str | None], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
@@ -111,7 +111,7 @@ def test_helm_test_asks_with_a_key_or_only_whether_the_gateway_is_ready(
     assert requests == [asked]
 
 
-def test_helm_test_asks_every_pools_model() -> None:
+def test_helm_test_sends_a_request_to_every_pools_model() -> None:
     objects = render({"engines": {"big": {"model": "org/big"}}})
     asked = {document["spec"]["containers"][0]["args"][-1] for (kind, _), document in objects.items() if kind == "Pod"}
     assert asked == {"proa-builtin", "org/big"}
