@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 def test_a_worker_finds_every_kernel_that_the_pool_compiled(tmp_path: Path) -> None:
     model = make_shape_model(tmp_path, QWEN3_06B)
     result = subprocess.run(
-        [sys.executable, "-m", "support.pretended_gpu", str(model)],
+        [sys.executable, "-m", "support.fake_gpu", str(model)],
         env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,

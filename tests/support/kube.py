@@ -144,7 +144,7 @@ class Release:
 
     def _pods_and_events(self) -> tuple[list[Any], list[Any]]:
         events = self.get("events")["items"]
-        notable = [event for event in events if event["type"] == "Warning" or event["reason"] in ("Pulling", "Pulled")]
+        notable = [event for event in events if event["type"] == "Warning" or event["reason"] == "Pulling"]
         return self.get("pods")["items"], notable
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""Run as a program, on a machine without a GPU: has kernels compiled by a pool, then starts a worker that goes all the
-way to their launches, which do nothing here; prints the kernels that it did not find in Triton's cache.
+"""A fake Triton driver for machines without a GPU. Run as a program, it prints which kernels were compiled in advance.
 
-Must not run inside pytest: which GPU Triton compiles for is the whole process's.
+The compile pool compiles the kernels; a MetaWorker then rehearses all launches, which do nothing. Each kernel is
+printed as "found" or "missed" in Triton's cache. Do not import it into pytest: Triton's driver is process-global.
 """
 
 import sys
@@ -15,20 +15,20 @@ from proa_engine.config import EngineConfig
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.meta_worker import MetaWorker
 
-MOST_PROGRAMS = 2**31  # Triton multiplies a grid's sizes as 32-bit integers, and launches nothing beyond
+MAX_PROGRAMS = 2**31  # Triton multiplies the grid's sizes as 32-bit integers
 
 
-class PretendedLauncher:
+class FakeLauncher:
     def __init__(self, source: Any, metadata: Any) -> None:
         pass
 
     def __call__(self, x: int, y: int, z: int, *arguments: object) -> None:
-        assert 0 < x * y * z < MOST_PROGRAMS
+        assert 0 < x * y * z < MAX_PROGRAMS
         assert max(y, z) < 2**16
 
 
-class PretendedUtils:
-    """A Hopper GPU that loads anything."""
+class FakeUtils:
+    """A Hopper GPU that accepts every binary."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 227 * 1024}
@@ -37,9 +37,9 @@ class PretendedUtils:
         return 1, 1, 0, 0, 1024
 
 
-class PretendedGpu:
-    utils = PretendedUtils()
-    launcher_cls = PretendedLauncher
+class FakeGpu:
+    utils = FakeUtils()
+    launcher_cls = FakeLauncher
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -59,7 +59,7 @@ def main(model: str) -> None:
         print("found" if cache_hit else "missed", metadata["name"])
 
     knobs.compilation.listener = note
-    triton.runtime.driver.set_active(PretendedGpu())
+    triton.runtime.driver.set_active(FakeGpu())
     MetaWorker(config).rehearse()
 
 
