@@ -65,7 +65,7 @@ verify-protos: setup ## the generated code is what the contract generates
 breaking: ## what the contract breaks for clients of another version (AGAINST=main)
 	scripts/with-tool buf buf breaking protos --against ".git#ref=$(AGAINST),subdir=protos"
 
-chart-checks: setup ## lint and render the chart
+chart-checks: setup ## lint and render the chart, check its generated files
 	scripts/with-tool helm scripts/check-chart
 
 format: setup ## rewrite the code in the common style
@@ -74,6 +74,9 @@ format: setup ## rewrite the code in the common style
 
 protos: setup ## generate the contract's code
 	scripts/protos
+
+chart-docs: setup ## generate the chart's README and schema from its values.yaml
+	scripts/chart-docs
 
 lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRADE=1: the newest versions)
 	scripts/lock
@@ -98,4 +101,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images cluster-up train evaluate setup test unit test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos lock e2e size clean help
+.PHONY: run bench soak images cluster-up train evaluate setup test unit test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
