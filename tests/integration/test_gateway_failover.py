@@ -183,7 +183,7 @@ async def test_a_stream_waits_for_an_engine_that_says_that_it_is_loading(engines
     engines[1].loading = True
     async with running_gateway(*engines, ready=False) as gateway:
         pool = gateway.gateway.pool
-        await until(lambda: pool.ready and all(engine.hope("fake") for engine in pool.engines))
+        await until(lambda: pool.ready and all(engine.grace_period("fake") for engine in pool.engines))
         stream, holder, late = await begin(gateway, engines, 5, max_tokens=60)
         await holder.stop()
         await asyncio.sleep(0.3)
@@ -373,7 +373,7 @@ async def test_a_silent_engine_gets_nothing_new_where_there_is_another(
     silent, other = engines
     silent.silent, other.step_delay = True, 0.0
     clients = {client.address: client for client in gateway.gateway.pool.engines}
-    await until(lambda: clients[silent.address].suspicious)
+    await until(lambda: clients[silent.address].suspect)
     assert [(await gateway.chat(max_tokens=1)).status_code for _ in range(6)] == [200] * 6
     assert not silent.requests
     assert clients[silent.address].usable  # alone it would get them

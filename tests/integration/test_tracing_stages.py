@@ -143,7 +143,7 @@ def test_a_gateway_request_is_one_chain_down_to_the_attempt(receiver: OtlpReceiv
     with trace.span("tokenize"):
         pass
     attempt = trace.start_attempt("10.0.0.1:50051", 2)
-    headers = attempt.inject()
+    headers = attempt.headers()
     attempt.finish("unavailable", "connection lost")
     trace.finish(status=200, input_tokens=3, output_tokens=4, finish_reasons=["stop"])
     tracer.shutdown()
@@ -203,7 +203,7 @@ def test_without_an_endpoint_nothing_is_traced_but_the_callers_context_passes_on
     gateway = GatewayTracer.from_environment()
     trace = gateway.start_request({"traceparent": PARENT}, "/v1/completions")
     assert not trace.is_recording
-    assert trace.start_attempt("a:1").inject() == {"traceparent": PARENT}
+    assert trace.start_attempt("a:1").headers() == {"traceparent": PARENT}
     engine = EngineTracer.from_environment(model_name="m")
     assert engine.start_request(request()) == {}
     gateway.shutdown()

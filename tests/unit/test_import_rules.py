@@ -24,7 +24,7 @@ ONLY = {
     "google.protobuf": [PROTOS / "contract/pb.py", ENGINE / "server/convert.py"],
     "grpc": [
         ENGINE / "server",
-        *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "tls.py")),
+        *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "channels.py")),
     ],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [

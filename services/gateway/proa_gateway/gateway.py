@@ -16,11 +16,11 @@ from proa.tls import TlsSource
 from proa_gateway.admission.auth import KeyRing
 from proa_gateway.admission.waiting_room import WaitingRoom
 from proa_gateway.config import GatewayConfig
+from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.engines.tls import TlsChannels, insecure_channels
 from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.serving import Serving
@@ -58,7 +58,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         models = ModelRegistry(executor, folder=config.tokenizer)
         pool = EnginePool(
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
-            accept=models.accept,
+            models=models,
             deadlines=config.deadlines,
             router=router,
             open_channel=channels,

@@ -1,18 +1,24 @@
-"""What a sequence does when an engine fails it: how often, when, where and with what it is sent again."""
+"""RequestAttempts: how often, when, where and with what a failed sequence is sent again."""
 
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from proa_gateway.engines.attempts import RequestAttempts
+from proa_gateway.engines.attempts import (
+    FIRST_BACKOFF,
+    LAST_BACKOFF,
+    MAX_ATTEMPTS,
+    RequestAttempts,
+    RetryBudget,
+    backoff,
+)
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.retries import FIRST_PAUSE, LAST_PAUSE, MAX_ATTEMPTS, RetryBudget, pause_before
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, Overloaded
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.types import EngineRequest, ModelInfo, SamplingParams
 
-LOST, FULL, REFUSED = EngineLost("lost"), Overloaded("full"), EngineUnavailable("not now")
+LOST, FULL, UNAVAILABLE = EngineLost("lost"), Overloaded("full"), EngineUnavailable("not now")
 
 
 def engine(address: str = "a", **info: Any) -> EngineClient:
@@ -22,80 +28,80 @@ def engine(address: str = "a", **info: Any) -> EngineClient:
     return cast(EngineClient, SimpleNamespace(address=address, hello=SimpleNamespace(model=made)))
 
 
-def journey(num_tokens: int = 0, **params: Any) -> RequestAttempts:
-    """One that was sent once, and has received so many tokens."""
+def sent_once(num_tokens: int = 0, **params: Any) -> RequestAttempts:
+    """A sequence that was sent once and has received `num_tokens` tokens."""
     request = EngineRequest(request_id="r", prompt_token_ids=[1, 2], sampling_params=SamplingParams(key=7, **params))
     made = RequestAttempts(request, RoutingHints())
-    made.sent(engine())
-    made.progressed(num_tokens, 1.0)
+    made.record_sent(engine())
+    made.update_progress(num_tokens, 1.0)
     return made
 
 
-def pauses(made: RequestAttempts, *errors: GatewayError, budget: RetryBudget | None = None) -> list[float | None]:
+def delays(made: RequestAttempts, *errors: GatewayError, budget: RetryBudget | None = None) -> list[float | None]:
     budget = budget or RetryBudget()
-    return [made.failed(error, 10.0 + index, budget, 1.0) for index, error in enumerate(errors)]
+    return [made.record_failure(error, 10.0 + index, budget, 1.0) for index, error in enumerate(errors)]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 5])
-def test_a_lost_engine_is_replaced_at_once_but_not_by_ever_more_that_die_of_the_same_request(num_tokens: int) -> None:
-    assert pauses(journey(num_tokens), *[LOST] * MAX_ATTEMPTS) == [0.0] * (MAX_ATTEMPTS - 1) + [None]
+def test_after_a_lost_engine_it_is_sent_at_once_but_only_max_attempts_times(num_tokens: int) -> None:
+    assert delays(sent_once(num_tokens), *[LOST] * MAX_ATTEMPTS) == [0.0] * (MAX_ATTEMPTS - 1) + [None]
 
 
-def test_each_token_makes_up_for_what_was_before() -> None:
-    made = journey(5)
+def test_a_new_token_resets_the_failure_counts() -> None:
+    made = sent_once(5)
     for num_tokens in range(6, 20):
-        assert pauses(made, LOST) == [0.0]
-        made.sent(engine(f"e{num_tokens}"))
-        made.progressed(num_tokens, 2.0)
+        assert delays(made, LOST) == [0.0]
+        made.record_sent(engine(f"e{num_tokens}"))
+        made.update_progress(num_tokens, 2.0)
         assert (made.failed_at, made.tried) == (None, [f"e{num_tokens}"])
 
 
-def test_a_rejected_request_without_tokens_is_given_up_after_some_attempts() -> None:
-    assert pauses(journey(), *[FULL] * MAX_ATTEMPTS) == [FIRST_PAUSE, 2 * FIRST_PAUSE, None]
-    assert pauses(journey(), LOST, REFUSED, FULL) == [0.0, FIRST_PAUSE, None]
+def test_a_rejected_request_without_tokens_is_given_up_after_max_attempts() -> None:
+    assert delays(sent_once(), *[FULL] * MAX_ATTEMPTS) == [FIRST_BACKOFF, 2 * FIRST_BACKOFF, None]
+    assert delays(sent_once(), LOST, UNAVAILABLE, FULL) == [0.0, FIRST_BACKOFF, None]
 
 
-def test_a_rejected_request_with_tokens_is_offered_until_its_time_is_over() -> None:
-    made = journey(5)
-    told = pauses(made, LOST, *[FULL, REFUSED] * 20)
-    assert None not in told
-    assert told[-1] == LAST_PAUSE
+def test_a_rejected_request_with_tokens_is_sent_again_without_limit() -> None:
+    made = sent_once(5)
+    results = delays(made, LOST, *[FULL, UNAVAILABLE] * 20)
+    assert None not in results
+    assert results[-1] == LAST_BACKOFF
     assert made.failed_at == 10.0
-    assert made.loss is LOST
+    assert made.lost_error is LOST
 
 
-def test_retries_of_rejected_requests_stay_a_share_of_the_traffic() -> None:
+def test_retries_of_rejected_requests_are_limited_to_a_share_of_all_requests() -> None:
     budget = RetryBudget(share=0.25, reserve=2.0)
-    assert [pauses(journey(), FULL, budget=budget)[0] is None for _ in range(4)] == [False, False, True, True]
+    assert [delays(sent_once(), FULL, budget=budget)[0] is None for _ in range(4)] == [False, False, True, True]
     for _ in range(4):
-        budget.earn()
-    assert [pauses(journey(), FULL, budget=budget)[0] is None for _ in range(2)] == [False, True]
-    assert pauses(journey(), LOST, budget=budget) == [0.0]
-    assert pauses(journey(5), FULL, budget=budget) == [FIRST_PAUSE]
+        budget.add_request()
+    assert [delays(sent_once(), FULL, budget=budget)[0] is None for _ in range(2)] == [False, True]
+    assert delays(sent_once(), LOST, budget=budget) == [0.0]
+    assert delays(sent_once(5), FULL, budget=budget) == [FIRST_BACKOFF]
     for _ in range(1000):
-        budget.earn()
-    assert [budget.spend() for _ in range(3)] == [True, True, False]
+        budget.add_request()
+    assert [budget.try_spend() for _ in range(3)] == [True, True, False]
 
 
-def test_pauses_double_and_are_spread() -> None:
-    assert [pause_before(retry, 1.0) for retry in (1, 2, 3, 50)] == [0.05, 0.1, 0.2, LAST_PAUSE]
-    assert pause_before(3, 0.0) == 0.1
+def test_backoff_doubles_and_has_jitter() -> None:
+    assert [backoff(retry, 1.0) for retry in (1, 2, 3, 50)] == [0.05, 0.1, 0.2, LAST_BACKOFF]
+    assert backoff(3, 0.0) == 0.1
 
 
-def test_the_next_engine_is_asked_for_the_rest_under_another_name() -> None:
-    made = journey(2, prompt_logprobs=3, logprobs=1)
+def test_the_next_request_resumes_under_another_request_id() -> None:
+    made = sent_once(2, prompt_logprobs=3, logprobs=1)
     request = made.next_request([8, 9])
     assert (request.request_id, list(request.resumed_token_ids)) == ("r.2", [8, 9])
     assert (request.sampling_params.key, request.sampling_params.logprobs) == (7, 1)
     assert request.sampling_params.prompt_logprobs is None
-    assert journey(prompt_logprobs=3).next_request([]).sampling_params.prompt_logprobs == 3
+    assert sent_once(prompt_logprobs=3).next_request([]).sampling_params.prompt_logprobs == 3
     assert RequestAttempts(made.request, RoutingHints()).next_request([]) is made.request
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "unfit"), [(0, ["vocabulary", "tokenizer"]), (5, ["vocabulary", "tokenizer", "weights"])]
+    ("num_tokens", "incompatible"), [(0, ["vocabulary", "tokenizer"]), (5, ["vocabulary", "tokenizer", "weights"])]
 )
-def test_only_an_engine_that_would_have_said_the_same_goes_on_with_tokens(num_tokens: int, unfit: list[str]) -> None:
+def test_engines_with_another_tokenizer_or_weights_are_incompatible(num_tokens: int, incompatible: list[str]) -> None:
     others = [
         engine("same", max_model_len=50),
         engine("vocabulary", vocab_size=11),
@@ -104,4 +110,4 @@ def test_only_an_engine_that_would_have_said_the_same_goes_on_with_tokens(num_to
         engine("block size", chain=HashChain(b"/m", 32)),
         cast(EngineClient, SimpleNamespace(address="not connected", hello=None)),
     ]
-    assert journey(num_tokens).unfit(others) == unfit
+    assert sent_once(num_tokens).incompatible(others) == incompatible

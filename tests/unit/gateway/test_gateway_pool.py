@@ -1,4 +1,4 @@
-"""EnginePool: waiting for an engine that is not there yet, for as long as there is hope."""
+"""EnginePool: choosing an engine, and waiting for one that is not ready yet."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from support.gateway import PATIENT, running_gateway, until
 from support.processes import free_port
 
 
-async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> None:
+async def test_all_waiters_for_a_model_resume_when_its_engine_is_ready() -> None:
     port = free_port()
     async with running_gateway(ready=False) as gateway:
         pool = gateway.gateway.pool
@@ -32,12 +32,12 @@ async def test_whoever_waits_for_a_model_goes_on_when_its_engine_is_ready() -> N
             await engine.stop()
 
 
-async def test_a_pick_says_what_a_trace_wants_to_know() -> None:
+async def test_a_pick_has_the_attributes_of_the_route_span() -> None:
     async with FakeEngine() as one, FakeEngine() as two, running_gateway(one, two, routing="round-robin") as gateway:
         pool = gateway.gateway.pool
         picks = [pool.pick("fake", RoutingHints()) for _ in range(2)]
         assert {pick.engine.address for pick in picks} == {one.address, two.address}
-        assert picks[0].to_attributes() == {
+        assert picks[0].span_attributes() == {
             "server.address": picks[0].engine.address,
             "proa.routing.policy": "round-robin",
             "proa.routing.num_candidates": 2,
@@ -47,7 +47,7 @@ async def test_a_pick_says_what_a_trace_wants_to_know() -> None:
         assert last.engine is picks[1].engine
 
 
-async def test_a_wait_for_an_engine_that_does_not_get_ready_ends_in_time() -> None:
+async def test_a_wait_for_an_engine_that_stays_unready_times_out() -> None:
     async with FakeEngine() as engine, running_gateway(ready=False) as gateway:
         engine.loading = True
         gateway.gateway.pool.set_engines({engine.address: "engine"})
@@ -57,23 +57,23 @@ async def test_a_wait_for_an_engine_that_does_not_get_ready_ends_in_time() -> No
         assert 0.2 <= time.monotonic() - started < 5
 
 
-async def test_a_wait_ends_with_the_last_hope() -> None:
+async def test_a_wait_ends_with_the_last_grace_period() -> None:
     async with FakeEngine() as engine, running_gateway(engine, deadlines=replace(PATIENT, failover=0.3)) as gateway:
         pool = gateway.gateway.pool
         with pytest.raises(EngineUnavailable):
             await asyncio.wait_for(pool.wait_for("another model", 30), 1)
         (client,) = pool.engines
-        assert client.hope("fake") == math.inf
+        assert client.grace_period("fake") == math.inf
         await engine.stop()
         await until(lambda: not client.usable)
-        assert 0 < client.hope("fake") <= 0.3
+        assert 0 < client.grace_period("fake") <= 0.3
         with pytest.raises(EngineUnavailable):
             await asyncio.wait_for(pool.wait_for("fake", 30), 5)
-        assert not client.hope("fake")
-        assert pool.expects("fake")  # some day, which is not for a stream to wait for
+        assert not client.grace_period("fake")
+        assert pool.may_serve("fake")  # after it connects again, which a stream does not wait for
 
 
-async def test_an_engine_that_was_just_lost_is_no_hope_for_what_it_lost() -> None:
+async def test_a_lost_engine_is_not_waited_for_by_its_own_requests() -> None:
     async with FakeEngine() as engine, running_gateway(engine) as gateway:
         pool = gateway.gateway.pool
         await engine.stop()

@@ -115,7 +115,7 @@ class AdmissionControl:
 
     def _hears_of_all(self, name: str) -> bool:
         """Whether a name that is not known cannot be that of an engine which has yet to say what it serves."""
-        return bool(self._config.models or self._models.names()) and not self._pool.expects(name)
+        return bool(self._config.models or self._models.names()) and not self._pool.may_serve(name)
 
 
 class AdmissionGuard:

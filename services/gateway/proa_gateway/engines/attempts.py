@@ -1,51 +1,88 @@
-"""RequestAttempts: one sequence's way from engine to engine, from its first attempt to its last token.
-
-Says whether it goes on after a failure, when, and with what; sends nothing. Knows nothing of pools, sessions or text.
-"""
+"""RequestAttempts: the attempts of one output sequence, and whether it is sent again after a failure."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.retries import MAX_ATTEMPTS, RetryBudget, pause_before
 from proa_gateway.errors import EngineLost, GatewayError
-from proa_gateway.observability.telemetry import Attempt
+from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.types import EngineRequest, ModelInfo
+
+MAX_ATTEMPTS = 3
+"""Attempts without a new token between them, so that a request that crashes engines does not reach all of them."""
+FIRST_BACKOFF = 0.05  # seconds
+LAST_BACKOFF = 1.0
+
+
+class RetryBudget:
+    """Limits the retries of rejected requests to a share of all requests.
+
+    Each request adds `share` of a retry, up to `reserve`, so that retries are possible under low traffic.
+    """
+
+    __slots__ = ("_balance", "_reserve", "_share")
+
+    def __init__(self, *, share: float = 0.2, reserve: float = 20.0) -> None:
+        self._share = share
+        self._reserve = reserve
+        self._balance = reserve
+
+    def add_request(self) -> None:
+        self._balance = min(self._reserve, self._balance + self._share)
+
+    def try_spend(self) -> bool:
+        """Take one retry from the budget. Return False if there is none left."""
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
+
+
+def backoff(retry: int, jitter: float) -> float:
+    """Return the seconds to wait before the `retry`-th retry, counted from 1.
+
+    Exponential. `jitter` (0 to 1) moves it within the upper half, so that requests rejected together are not sent again
+    together.
+    """
+    seconds: float = min(FIRST_BACKOFF * 2.0 ** min(retry - 1, 10), LAST_BACKOFF)
+    return seconds * (0.5 + jitter / 2)
 
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts:
-    """Times are the event loop's, in seconds. What is counted begins anew with each token."""
+    """State of one sequence. Times are the event loop's, in seconds. Failures are counted since the last token."""
 
     request: EngineRequest
-    wish: RoutingHints
-    since: float = 0.0  # its start or its last progress that was looked at
-    num_received: int = 0  # tokens, when last looked at
-    num_attempts: int = 0  # in all
-    tried: list[str] = field(default_factory=list)  # addresses, since the last token
+    hints: RoutingHints
+    last_progress: float = 0.0  # when it was started, or `update_progress` last found new tokens
+    num_received: int = 0  # tokens, at the last `update_progress`
+    num_attempts: int = 0  # in total
+    tried: list[str] = field(default_factory=list)  # engine addresses, since the last token
     num_lost: int = 0  # engines
     num_rejected: int = 0
-    failed_at: float | None = None  # the first of those
-    loss: GatewayError | None = None  # of an engine that had given tokens
+    failed_at: float | None = None  # time of the first of these failures
+    lost_error: GatewayError | None = None  # of the first engine lost after it sent tokens
     model: ModelInfo | None = None  # of the last engine
-    num_cached_tokens: int = 0  # of the prompt, as expected of the last engine
-    attempt: Attempt | None = None
+    num_cached_tokens: int = 0  # of the prompt, as expected when the last engine was chosen
+    span: AttemptSpan | None = None
     abort: Callable[[], None] | None = None
-    moving: asyncio.Task[None] | None = None
+    resend_task: asyncio.Task[None] | None = None
 
-    def progressed(self, num_received: int, now: float) -> None:
-        """So many tokens have come by now."""
+    def update_progress(self, num_received: int, now: float) -> None:
+        """Reset the failure counts if `num_received` has grown."""
         if num_received > self.num_received:
-            self.num_received, self.since = num_received, now
+            self.num_received, self.last_progress = num_received, now
             self.num_lost, self.num_rejected = 0, 0
-            self.failed_at = self.loss = None
+            self.failed_at = self.lost_error = None
             self.tried = self.tried[-1:]
 
     def next_request(self, received: Sequence[int]) -> EngineRequest:
-        """What the next engine is asked for. An engine that still holds the last attempt must not mistake this one
-        for it."""
+        """Return the request for the next attempt, which continues after the tokens received so far.
+
+        It has an ID of its own, because an engine may still be running the previous attempt.
+        """
         if not self.num_attempts:
             return self.request
         params = self.request.sampling_params
@@ -54,44 +91,57 @@ class RequestAttempts:
         request_id = f"{self.request.request_id}.{self.num_attempts + 1}"
         return replace(self.request, request_id=request_id, sampling_params=params, resumed_token_ids=received)
 
-    def sent(self, engine: EngineClient) -> None:
+    def record_sent(self, engine: EngineClient) -> None:
         self.num_attempts += 1
         self.tried.append(engine.address)
         self.model = engine.hello.model if engine.hello is not None else None
 
-    def failed(self, error: GatewayError, now: float, budget: RetryBudget, jitter: float) -> float | None:
-        """How long to wait before the next attempt; None: there is none.
+    def record_failure(self, error: GatewayError, now: float, budget: RetryBudget, jitter: float) -> float | None:
+        """Return the seconds to wait before the next attempt, None if the sequence is given up.
 
-        A sequence that has tokens is only given up when engines die of it, or when its time is over. One that has none
-        can still be answered with an error that says when to come again.
+        A sequence with tokens is given up only after `MAX_ATTEMPTS` lost engines (or by its deadlines); rejections do
+        not count. Without tokens rejections count too, because the client can still get a 429 or 503.
         """
         if self.failed_at is None:
             self.failed_at = now
         if isinstance(error, EngineLost):
             self.num_lost += 1
             if self.num_received:
-                self.loss = self.loss or error
+                self.lost_error = self.lost_error or error
         else:
             self.num_rejected += 1
-        fruitless = self.num_lost if self.num_received else self.num_lost + self.num_rejected
-        if fruitless >= MAX_ATTEMPTS:
+        num_failures = self.num_lost if self.num_received else self.num_lost + self.num_rejected
+        if num_failures >= MAX_ATTEMPTS:
             return None
         if isinstance(error, EngineLost):
             return 0.0
-        if not self.num_received and not budget.spend():
+        if not self.num_received and not budget.try_spend():
             return None
-        return pause_before(self.num_rejected, jitter)
+        return backoff(self.num_rejected, jitter)
 
-    def unfit(self, engines: Iterable[EngineClient]) -> list[str]:
-        """Addresses of those that could not go on: tokens, where there are any, must mean the same to them, and be what
-        they would have said."""
+    def cancel(self) -> None:
+        """Abort the attempt in flight and do not send another."""
+        if self.resend_task is not None:
+            self.resend_task.cancel()
+        if self.abort is not None:
+            self.abort()
+        if self.span is not None:
+            self.span.finish("aborted", "aborted by the gateway")
+
+    def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
+        """Return the addresses of engines that cannot continue the sequence.
+
+        Their tokenizer or vocabulary differs from the last engine's or, if there are tokens already, their weights.
+        """
         return [
             engine.address
             for engine in engines
-            if self.model is not None and engine.hello is not None and not self._fits(engine.hello.model, self.model)
+            if self.model is not None
+            and engine.hello is not None
+            and not self._is_compatible(engine.hello.model, self.model)
         ]
 
-    def _fits(self, other: ModelInfo, model: ModelInfo) -> bool:
+    def _is_compatible(self, other: ModelInfo, model: ModelInfo) -> bool:
         same_tokens = (other.tokenizer_digest, other.vocab_size) == (model.tokenizer_digest, model.vocab_size)
         same_weights = other.chain.root == model.chain.root
         return same_tokens and (same_weights or not self.num_received)

@@ -1,21 +1,19 @@
-"""CircuitBreaker: whether an engine is worth another request, from how the last ones went.
+"""CircuitBreaker: stops sending requests to an engine that failed several in a row.
 
-closed      requests go there
-open        the last few all failed: nothing goes there for a while, longer each time
-half-open   the while is over: one request may go and see; whether the breaker closes is for it to say
-
-Pure: the time comes with each call. Knows nothing of what a request or a failure is.
+closed      requests are sent
+open        the last `THRESHOLD` requests failed: none are sent until the cooldown ends
+half-open   the cooldown ended: one probe request is allowed; if it succeeds the breaker closes, else it opens again
 """
 
 from enum import IntEnum
 
 THRESHOLD = 5  # failures in a row
-FIRST_COOLDOWN = 1.0  # seconds
+FIRST_COOLDOWN = 1.0  # seconds; doubled each time a probe fails
 LAST_COOLDOWN = 30.0
 
 
 class BreakerState(IntEnum):
-    """Ordered from well to ill; the numbers are a metric's values."""
+    """The numbers are the values of the metric `proa_gateway_engine_breaker_state`."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -23,7 +21,7 @@ class BreakerState(IntEnum):
 
 
 class CircuitBreaker:
-    """`now` is any clock that does not go back, in seconds."""
+    """`now` is the time of any monotonic clock, in seconds."""
 
     __slots__ = ("_cooldown", "_num_failures", "_open_until")
 
@@ -37,19 +35,19 @@ class CircuitBreaker:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
-    def sent(self, now: float) -> None:
-        """A request is on its way. The one that a half-open breaker lets through keeps others back for a cooldown: a
-        probe that nobody waits for any more is replaced after that."""
+    def record_sent(self, now: float) -> None:
+        """A request is sent. If it is a probe, no other is allowed for a cooldown; after that the probe may have been
+        aborted, so another one is."""
         if self._open_until is not None:
             self._open_until = now + self._cooldown
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """The engine answered a request."""
         if self._num_failures:
             self._num_failures, self._cooldown, self._open_until = 0, FIRST_COOLDOWN, None
 
-    def failed(self, now: float) -> None:
-        """The engine failed a request through no fault of the request's."""
+    def record_failure(self, now: float) -> None:
+        """The engine failed a valid request."""
         self._num_failures += 1
         if self._num_failures < THRESHOLD:
             return

@@ -1,7 +1,6 @@
-"""Discovery: which engines there are. A fixed list of addresses, or the EndpointSlices of a Service.
+"""Discovery: the addresses of the engines, from a fixed list or from the EndpointSlices of a Kubernetes Service.
 
-The only file here that knows Kubernetes. It does not connect to engines: it says where they are and whether they are
-on their way out. The Kubernetes client blocks, so it lives on a thread; sets of endpoints cross to the event loop.
+The Kubernetes client blocks, so it runs on a thread that passes each new set of endpoints to the event loop.
 """
 
 import asyncio
@@ -18,31 +17,29 @@ if TYPE_CHECKING:
     from kubernetes.watch import Watch
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
-_CONNECT_SECONDS = 3.0
-_LIST_SECONDS = 10.0
-_MAX_DELAY_SECONDS = 5.0
-_CLOSE_SECONDS = 2.0
+_CONNECT_TIMEOUT = 3.0  # seconds, like all below
+_LIST_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 2.0
+_MAX_DELAY = 5.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One engine. A pod that was replaced under the same name has another `uid`, so it is another endpoint."""
+    """One engine. A pod that was replaced under the same name has another UID, so it is another endpoint."""
 
     address: str  # host:port
-    name: str  # the pod's, or the address
     uid: str  # the pod's, or the address
-    ready: bool = True  # its pod passes its readiness probe
-    terminating: bool = False  # give it nothing new
+    terminating: bool = False
 
 
 class Discovery(Protocol):
-    """Where engines come from."""
+    """A source of endpoints."""
 
     def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """Yields all endpoints as soon as they are known, and again after each change; never ends by itself.
+        """Yield all endpoints once they are known and after each change; never ends.
 
-        Steps that were not consumed in time are skipped: only the latest set is ever waiting.
+        Only the latest set is kept for a slow consumer.
         """
         ...
 
@@ -53,7 +50,7 @@ class StaticDiscovery:
     """Engines at fixed addresses, `host:port`."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._endpoints = frozenset(Endpoint(address, address, address) for address in addresses)
+        self._endpoints = frozenset(Endpoint(address, address) for address in addresses)
 
     async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
         yield self._endpoints
@@ -64,10 +61,10 @@ class StaticDiscovery:
 
 
 class EndpointSliceDiscovery:
-    """The endpoints of one Service, by list, watch and a relist every `relist_seconds` and after every error.
+    """The endpoints of one Service, by list and watch; lists again every `relist_seconds` and after every error.
 
-    While the API server is away the last known set stays. `configuration` is how to reach the API server; None: as a
-    pod does, else by the kubeconfig. Not-ready endpoints are included; terminating ones are too, and marked.
+    While the API server cannot be reached the last known set stays. Endpoints that are not ready are included, because
+    the gateway finds out by connecting. `configuration`: of the API server; None: in-cluster, else the kubeconfig.
     """
 
     def __init__(
@@ -84,16 +81,16 @@ class EndpointSliceDiscovery:
         self._port = port
         self._configuration = configuration
         self._relist_seconds = relist_seconds
-        self._slices: dict[str, V1EndpointSlice] = {}  # by name; the thread's own
+        self._slices: dict[str, V1EndpointSlice] = {}  # by name; used on the thread only
         self._api: DiscoveryV1Api | None = None
         self._watch: Watch | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._latest: frozenset[Endpoint] | None = None  # the event loop's own
+        self._latest: frozenset[Endpoint] | None = None  # used in the event loop only
         self._changed = asyncio.Event()
 
     async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """For one consumer. Starts the thread."""
+        """Starts the thread, so it can have one consumer only."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="discovery", daemon=True)
         self._thread.start()
@@ -106,16 +103,16 @@ class EndpointSliceDiscovery:
                 yield last
 
     async def close(self) -> None:
-        """Stop the thread. A call to an API server that does not answer is left behind after `_CLOSE_SECONDS`."""
+        """Stop the thread. One that waits for the API server is left running after `_CLOSE_TIMEOUT`."""
         self._stopping.set()
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
             if self._watch is not None:
                 self._watch.stop()
             await asyncio.sleep(0.02)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The thread: list and watch until told to stop. Whatever goes wrong is logged and tried again."""
+        """The thread: list and watch until stopped. Errors are logged and retried with exponential backoff."""
         delay = 0.0
         while not self._stopping.wait(delay * random.uniform(0.5, 1.0)):
             started = time.monotonic()
@@ -126,12 +123,12 @@ class EndpointSliceDiscovery:
                     self._follow(api, version, loop)
             except Exception as error:
                 if not self._stopping.is_set():
-                    _log.warning("endpoints of %s: %s; listing again", self._service, _sentence(error))
-            lived = time.monotonic() - started
-            delay = 0.0 if lived > _MAX_DELAY_SECONDS else min(max(0.1, 2 * delay), _MAX_DELAY_SECONDS)
+                    _log.warning("discovery failed, listing again: service %s: %s", self._service, _first_lines(error))
+            lasted = time.monotonic() - started
+            delay = 0.0 if lasted > _MAX_DELAY else min(max(0.1, 2 * delay), _MAX_DELAY)
 
     def _connect(self) -> "DiscoveryV1Api":
-        """The API, the same one each time. Imports the client here, on the thread: that takes most of a second."""
+        """Create the API client once. The import takes most of a second, so it is done here, on the thread."""
         if self._api is None:
             from kubernetes import client, config, watch
 
@@ -146,11 +143,11 @@ class EndpointSliceDiscovery:
         return self._api
 
     def _list(self, api: "DiscoveryV1Api", loop: asyncio.AbstractEventLoop) -> str:
-        """Replace all slices; returns the list's resource version."""
+        """Replace all slices. Return the list's resource version."""
         answer = api.list_namespaced_endpoint_slice(
             self._namespace,
             label_selector=f"{_SERVICE_LABEL}={self._service}",
-            _request_timeout=(_CONNECT_SECONDS, _LIST_SECONDS),
+            _request_timeout=(_CONNECT_TIMEOUT, _LIST_TIMEOUT),
         )
         self._slices = {_name(item): item for item in answer.items}
         self._publish(loop)
@@ -158,7 +155,7 @@ class EndpointSliceDiscovery:
         return str(answer.metadata.resource_version)
 
     def _follow(self, api: "DiscoveryV1Api", version: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Apply changes since `version` until the API server ends the watch. Raises ApiException, 410 among others."""
+        """Apply changes since `version` until the API server ends the watch. Raises ApiException, also for 410 Gone."""
         assert self._watch is not None
         events = self._watch.stream(
             api.list_namespaced_endpoint_slice,
@@ -166,7 +163,7 @@ class EndpointSliceDiscovery:
             label_selector=f"{_SERVICE_LABEL}={self._service}",
             resource_version=version,
             timeout_seconds=self._relist_seconds,
-            _request_timeout=(_CONNECT_SECONDS, self._relist_seconds + _LIST_SECONDS),
+            _request_timeout=(_CONNECT_TIMEOUT, self._relist_seconds + _LIST_TIMEOUT),
         )
         for event in events:
             self._apply(event)
@@ -193,25 +190,16 @@ class EndpointSliceDiscovery:
 
 
 def endpoints_of(slices: Iterable["V1EndpointSlice"], port: int) -> frozenset[Endpoint]:
-    """The endpoints that slices name, each pod once: IPv4 before IPv6, and terminating if any slice says so."""
+    """Return each pod of the slices once: by IPv4 address if it has one, terminating if any slice marks it so."""
     found: dict[str, Endpoint] = {}
     for item in sorted(slices, key=lambda item: str(item.address_type)):
         for endpoint in item.endpoints or ():
             host = endpoint.addresses[0]
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            target = endpoint.target_ref
-            name = (target and target.name) or address
-            uid = (target and target.uid) or address
-            conditions = endpoint.conditions
-            terminating = bool(conditions and conditions.terminating)
-            before = found.get(uid)
-            found[uid] = Endpoint(
-                address=before.address if before else address,
-                name=name,
-                uid=uid,
-                ready=not terminating and _is_serving(conditions) and (before is None or not before.terminating),
-                terminating=terminating or (before is not None and before.terminating),
-            )
+            uid = (endpoint.target_ref and endpoint.target_ref.uid) or address
+            terminating = bool(endpoint.conditions and endpoint.conditions.terminating)
+            before = found.get(uid, Endpoint(address, uid))
+            found[uid] = Endpoint(before.address, uid, terminating or before.terminating)
     return frozenset(found.values())
 
 
@@ -220,15 +208,7 @@ def _name(item: "V1EndpointSlice") -> str:
     return str(item.metadata.name)
 
 
-def _is_serving(conditions: Any) -> bool:
-    """Whether the pod is ready. With publishNotReadyAddresses `ready` is always true, so `serving` says it."""
-    if conditions is None:
-        return True
-    known = conditions.serving if conditions.serving is not None else conditions.ready
-    return known is None or bool(known)
-
-
-def _sentence(error: Exception) -> str:
-    """One line of what is often a page."""
+def _first_lines(error: Exception) -> str:
+    """Return the first two lines, joined: an ApiException is often a page long."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__

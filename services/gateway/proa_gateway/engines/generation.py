@@ -1,7 +1,6 @@
-"""Generation: all output sequences of one HTTP request, from the choice of engines to the last token.
+"""Generation: runs all output sequences of one HTTP request, from routing to the last token.
 
-A sequence whose engine is lost goes on in another, from the tokens received; its stream notices nothing. Every wait has
-a deadline; what is not ended at `close` is aborted. Knows nothing of text, JSON or HTTP.
+If an engine is lost, another one continues its sequences after the tokens received so far.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Owns its sequences. `add` them, `start`, then `wait` until `finished`; `close` in any case."""
+    """Call `add` for each sequence, `start`, then `wait` until `finished`; always `close`, which aborts the rest."""
 
     def __init__(
         self,
@@ -38,16 +37,16 @@ class Generation:
         deadlines: Deadlines,
         seconds: float,
     ) -> None:
-        """`seconds`: how long all of it may take from now."""
+        """`seconds`: time from now in which all sequences must finish."""
         self._pool = pool
         self._model = model
         self._trace = trace
         self._metrics = metrics
-        self._failover_seconds = deadlines.failover
-        self._patience = RequestDeadlines(deadlines, self._now() + seconds)
+        self._failover_timeout = deadlines.failover
+        self._deadlines = RequestDeadlines(deadlines, self._now() + seconds)
         self._running: dict[OutputProcessor, RequestAttempts] = {}
         self._error: GatewayError | None = None
-        self._woken = asyncio.Event()
+        self._wake = asyncio.Event()
         self.sequences: list[OutputProcessor] = []
         self.first_token_at: float | None = None  # `time.perf_counter`
 
@@ -58,52 +57,49 @@ class Generation:
     def add(
         self,
         request: EngineRequest,
-        wish: RoutingHints,
+        hints: RoutingHints,
         stream: TextStream | None,
         consumer: Consumer,
         *,
         wants_tokens: bool,
     ) -> OutputProcessor:
-        """Without a `stream` the output is dropped."""
+        """Add a sequence. Without a `stream` its output is dropped."""
         sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
-        self._running[sequence] = RequestAttempts(request, wish)
+        self._running[sequence] = RequestAttempts(request, hints)
         return sequence
 
     def start(self) -> None:
-        """Sends everything. Raises `ModelNotFound` or `EngineUnavailable`."""
-        for sequence, journey in self._running.items():
-            self._pool.retry_budget.earn()
-            journey.since = self._now()
-            self._send(sequence, journey)
+        """Send all sequences to engines. Raises `ModelNotFound` or `EngineUnavailable`."""
+        for sequence, attempts in self._running.items():
+            self._pool.retry_budget.add_request()
+            attempts.last_progress = self._now()
+            self._send(sequence, attempts)
 
     def wake(self) -> None:
-        """Lets `wait` return."""
-        self._woken.set()
+        """Make `wait` return."""
+        self._wake.set()
 
     async def wait(self) -> None:
-        """Until somebody wakes it, an end included. Raises the error of a sequence that failed, `EngineTimeout` and
-        `DeadlineExceeded`."""
-        self._check_progress()
-        while not self._woken.is_set():
+        """Wait until `wake` is called or a sequence ends.
+
+        Raises the error of a sequence that failed, `EngineTimeout` or `DeadlineExceeded`.
+        """
+        self._check_deadlines()
+        while not self._wake.is_set():
             try:
-                async with asyncio.timeout(self._patience.until_next_check(self._now())):
-                    await self._woken.wait()
+                async with asyncio.timeout(self._deadlines.until_next_check(self._now())):
+                    await self._wake.wait()
             except TimeoutError:
-                self._check_progress()
-        self._woken.clear()
+                self._check_deadlines()
+        self._wake.clear()
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Aborts what is still running."""
-        for journey in self._running.values():
-            if journey.moving is not None:
-                journey.moving.cancel()
-            if journey.abort is not None:
-                journey.abort()
-            if journey.attempt is not None:
-                journey.attempt.finish("aborted", "given up by the gateway")
+        """Abort all sequences that have not ended."""
+        for attempts in self._running.values():
+            attempts.cancel()
         self._running.clear()
 
     # SequenceOwner
@@ -111,99 +107,93 @@ class Generation:
     def started(self, sequence: OutputProcessor) -> None:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
-        journey = self._running[sequence]
-        self._metrics.observe_cache_hit(expected=journey.num_cached_tokens, reported=sequence.num_cached_tokens)
+        attempts = self._running[sequence]
+        self._metrics.observe_cache_hit(expected=attempts.num_cached_tokens, reported=sequence.num_cached_tokens)
 
     def ended(self, sequence: OutputProcessor) -> None:
-        journey = self._running.pop(sequence, None)
-        if journey is None:
+        attempts = self._running.pop(sequence, None)
+        if attempts is None:
             return
-        if journey.abort is not None:
-            journey.abort()  # means nothing to an engine that has ended it itself
-        if journey.attempt is not None:
-            journey.attempt.finish()
-        self._woken.set()
+        if attempts.abort is not None:
+            attempts.abort()  # no-op unless the sequence was cut at a stop string
+        if attempts.span is not None:
+            attempts.span.finish()
+        self._wake.set()
 
     def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
-        journey = self._running[sequence]
-        if journey.attempt is not None:
-            journey.attempt.finish(type(error).__name__, error.message)
-        journey.attempt = journey.abort = None
+        attempts = self._running[sequence]
+        if attempts.span is not None:
+            attempts.span.finish(type(error).__name__, error.message)
+        attempts.span = attempts.abort = None
         now = self._now()
-        journey.progressed(len(sequence.received), now)
-        pause = journey.failed(error, now, self._pool.retry_budget, random.random()) if retryable else None
-        if pause is None:
-            self._give_up(journey, error)
+        attempts.update_progress(len(sequence.received), now)
+        delay = attempts.record_failure(error, now, self._pool.retry_budget, random.random()) if retryable else None
+        if delay is None:
+            self._give_up(attempts, error)
         else:
-            journey.moving = asyncio.create_task(self._move(sequence, journey, error, pause))
+            attempts.resend_task = asyncio.create_task(self._resend(sequence, attempts, error, delay))
 
     # Private
 
-    def _send(self, sequence: OutputProcessor, journey: RequestAttempts) -> None:
-        """To an engine not tried yet while there is one. Raises `ModelNotFound` or `EngineUnavailable`."""
-        unfit = journey.unfit(self._pool.engines)
+    def _send(self, sequence: OutputProcessor, attempts: RequestAttempts) -> None:
+        """Send to an engine, to one not tried yet if possible. Raises `ModelNotFound` or `EngineUnavailable`."""
+        incompatible = attempts.incompatible(self._pool.engines)
         with self._trace.span("route") as span:
             try:
-                pick = self._pool.pick(self._model, journey.wish, avoid=[*journey.tried, *unfit])
+                pick = self._pool.pick(self._model, attempts.hints, avoid=[*attempts.tried, *incompatible])
             except EngineUnavailable:
-                if not journey.tried:
+                if not attempts.tried:
                     raise
-                pick = self._pool.pick(self._model, journey.wish, avoid=unfit)
-            span.set_attributes(pick.to_attributes())
-        engine, journey.num_cached_tokens = pick.engine, pick.num_cached_tokens
-        attempt = self._trace.start_attempt(engine.address, journey.num_attempts + 1)
-        request = replace(journey.next_request(sequence.received), trace_headers=attempt.inject())
-        journey.attempt, journey.abort = attempt, engine.submit(request, sequence)
-        journey.sent(engine)
+                pick = self._pool.pick(self._model, attempts.hints, avoid=incompatible)
+            span.set_attributes(pick.span_attributes())
+        engine, attempts.num_cached_tokens = pick.engine, pick.num_cached_tokens
+        attempts.span = self._trace.start_attempt(engine.address, attempts.num_attempts + 1)
+        request = replace(attempts.next_request(sequence.received), trace_headers=attempts.span.headers())
+        attempts.abort = engine.submit(request, sequence)
+        attempts.record_sent(engine)
 
-    async def _move(
-        self, sequence: OutputProcessor, journey: RequestAttempts, error: GatewayError, pause: float
+    async def _resend(
+        self, sequence: OutputProcessor, attempts: RequestAttempts, error: GatewayError, delay: float
     ) -> None:
-        """Sends it again as soon as an engine can take it; where none comes in time, the error stands."""
+        """Send the sequence again after `delay` seconds. If no engine is ready in time it fails with `error`."""
         try:
-            await asyncio.sleep(pause)
-            await self._send_in_time(sequence, journey)
+            await asyncio.sleep(delay)
+            await self._send_when_ready(sequence, attempts)
         except GatewayError:
-            self._give_up(journey, error)
+            self._give_up(attempts, error)
         except Exception:
-            _log.exception("a request could not be sent again")
-            self._give_up(journey, InternalError("the gateway failed while sending the request again"))
+            _log.exception("resending failed: request %s", attempts.request.request_id)
+            self._give_up(attempts, InternalError("the gateway failed while sending the request again"))
         else:
-            self._tell_moved(journey)
+            if not attempts.num_received:
+                self._metrics.observe_retry()
+                return
+            self._metrics.observe_failover("resumed")
+            engine, num_resumed = attempts.tried[-1], attempts.num_received
+            self._trace.add_event("failover", {"proa.engine": engine, "proa.resumed_tokens": num_resumed})
 
-    async def _send_in_time(self, sequence: OutputProcessor, journey: RequestAttempts) -> None:
-        """Waits for an engine while there is one to hope for. Raises what `_send` raises."""
-        assert journey.failed_at is not None
-        ends_at = journey.failed_at + self._failover_seconds
+    async def _send_when_ready(self, sequence: OutputProcessor, attempts: RequestAttempts) -> None:
+        """Send as soon as an engine is ready, within the failover timeout. Raises what `_send` raises."""
+        assert attempts.failed_at is not None
+        ends_at = attempts.failed_at + self._failover_timeout
         while True:
             try:
-                self._send(sequence, journey)
+                return self._send(sequence, attempts)
             except EngineUnavailable:
-                unfit, lost = journey.unfit(self._pool.engines), journey.tried[-1:]
-                await self._pool.wait_for(self._model, ends_at - self._now(), avoid=unfit, lost=lost)
-            else:
-                return
+                incompatible, lost = attempts.incompatible(self._pool.engines), attempts.tried[-1:]
+                await self._pool.wait_for(self._model, ends_at - self._now(), avoid=incompatible, lost=lost)
 
-    def _tell_moved(self, journey: RequestAttempts) -> None:
-        if not journey.num_received:
-            self._metrics.observe_retry()
-            return
-        self._metrics.observe_failover("resumed")
-        where, how_far = journey.tried[-1], journey.num_received
-        attributes: dict[str, str | int] = {"proa.engine": where, "proa.resumed_tokens": how_far}
-        self._trace.add_event("failover", **attributes)
-
-    def _give_up(self, journey: RequestAttempts, error: GatewayError) -> None:
-        if journey.num_received:
+    def _give_up(self, attempts: RequestAttempts, error: GatewayError) -> None:
+        if attempts.num_received:
             self._metrics.observe_failover("given_up")
-        self._error = self._error or journey.loss or error
-        self._woken.set()
+        self._error = self._error or attempts.lost_error or error
+        self._wake.set()
 
-    def _check_progress(self) -> None:
+    def _check_deadlines(self) -> None:
         now = self._now()
-        for sequence, journey in self._running.items():
-            journey.progressed(len(sequence.received), now)
-        self._patience.check(self._running.values(), now)
+        for sequence, attempts in self._running.items():
+            attempts.update_progress(len(sequence.received), now)
+        self._deadlines.check(self._running.values(), now)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

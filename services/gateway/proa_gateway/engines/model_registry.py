@@ -1,23 +1,25 @@
-"""ModelRegistry: the models that engines brought, each with its tokenizer; refuses replicas that do not match.
-
-Knows nothing of sessions, loads or HTTP.
-"""
+"""ModelRegistry: the models that engines serve, with their tokenizers. Refuses replicas that do not match."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proa.blocks import BLOCK_HASH_VERSION
 from proa.tokenizer_files import digest, read_tokenizer_files
-from proa_gateway.engines.client import EngineRefused, ReadFiles
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.tokenizer import Tokenizer
 from proa_gateway.types import ModelInfo
 
+ReadFiles = Callable[[], Awaitable[dict[str, bytes]]]
 _log = logging.getLogger(__name__)
+
+
+class EngineRefused(Exception):
+    """The engine must not be used. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +28,7 @@ class ServedModel:
 
     info: ModelInfo
     tokenizer: Tokenizer
-    created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, when the gateway met it
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, when the first engine connected
 
     @property
     def name(self) -> str:
@@ -34,44 +36,49 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """`folder`: a tokenizer folder that stands in for what the engines would send."""
+    """`folder`: local tokenizer files, used instead of the engines' own."""
 
     def __init__(self, executor: Executor, *, folder: Path | None = None) -> None:
         self._executor = executor
         self._folder = folder
         self._models: dict[str, ServedModel] = {}
-        self._engines: dict[str, set[str]] = {}  # model name -> addresses that were accepted and are still there
+        self._engines: dict[str, set[str]] = {}  # model name -> addresses of its accepted engines
         self._locks: dict[str, asyncio.Lock] = {}
 
     def names(self) -> Collection[str]:
-        """Every name that an engine has brought."""
+        """Return the name of every model that an engine has served, even if none does now."""
         return self._models.keys()
 
     def get(self, name: str) -> ServedModel:
-        """Raises `EngineUnavailable` for a model that no engine has brought yet."""
+        """Raises `EngineUnavailable` if no engine has served the model yet."""
         try:
             return self._models[name]
         except KeyError:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.") from None
 
     async def accept(self, address: str, info: ModelInfo, read_files: ReadFiles) -> None:
-        """Learns the model that an engine brings. Raises `EngineRefused` where its tokenizer is another than that of
-        the engines already there under the same name."""
+        """Register an engine's model. Loads its tokenizer by `read_files` if the model is new.
+
+        Raises `EngineRefused` if its tokenizer or block hashes do not fit the gateway or the model's other engines.
+        """
+        if info.block_hash_version != BLOCK_HASH_VERSION:
+            raise EngineRefused(
+                f"block hash version is {info.block_hash_version}, the gateway's is {BLOCK_HASH_VERSION}"
+            )
         async with self._locks.setdefault(info.model_name, asyncio.Lock()):
             known = self._models.get(info.model_name)
             others = self._engines.setdefault(info.model_name, set()) - {address}
             if known is None or known.info != info:
                 same = known is not None and known.info.tokenizer_digest == info.tokenizer_digest
                 if not same and others:
-                    raise EngineRefused(
-                        f"its tokenizer for {info.model_name} is not that of {', '.join(sorted(others))}"
-                    )
+                    replicas = ", ".join(sorted(others))
+                    raise EngineRefused(f"tokenizer of {info.model_name} differs from that of {replicas}")
                 tokenizer = known.tokenizer if known and same else await self._load(info, read_files)
                 self._models[info.model_name] = ServedModel(info, tokenizer)
             self._engines[info.model_name].add(address)
 
     def forget(self, address: str) -> None:
-        """An engine went away. Its model stays known; another tokenizer may come under the name when all are gone."""
+        """Remove an engine. Its model stays known; once all its engines are gone, another tokenizer is accepted."""
         for addresses in self._engines.values():
             addresses.discard(address)
 
@@ -80,15 +87,15 @@ class ModelRegistry:
         if self._folder is not None:
             files: Mapping[str, bytes] = read_tokenizer_files(self._folder)
         elif not info.tokenizer_digest:
-            raise EngineRefused("it has no tokenizer, and the gateway was given none (--tokenizer)")
+            raise EngineRefused("engine has no tokenizer, and --tokenizer is not set")
         else:
             files = await read_files()
             if digest(files) != info.tokenizer_digest:
-                raise EngineRefused("its tokenizer's files do not have the digest that it says")
+                raise EngineRefused("tokenizer files do not match the engine's tokenizer digest")
         loop = asyncio.get_running_loop()
         try:
             tokenizer = await loop.run_in_executor(self._executor, Tokenizer, files, self._executor)
         except ValueError as error:
-            raise EngineRefused(f"its tokenizer cannot be used: {error}") from error
-        _log.info("tokenizer of %s ready after %.2f s", info.model_name, time.monotonic() - started)
+            raise EngineRefused(f"tokenizer cannot be loaded: {error}") from error
+        _log.info("tokenizer of %s loaded in %.2f s", info.model_name, time.monotonic() - started)
         return tokenizer

@@ -1,7 +1,4 @@
-"""EnginePool: the engines there are, and which of them takes the next request.
-
-Knows addresses and loads, nothing of sessions' contents, text or HTTP.
-"""
+"""EnginePool: one client for each known engine, and the choice of the engine for a request."""
 
 import asyncio
 import logging
@@ -10,28 +7,26 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from proa_gateway.config import Deadlines
-from proa_gateway.engines.client import Accept, EngineClient, EngineState
-from proa_gateway.engines.retries import RetryBudget
-from proa_gateway.engines.tls import OpenChannel, insecure_channels
+from proa_gateway.engines.attempts import RetryBudget
+from proa_gateway.engines.channels import OpenChannel, insecure_channels
+from proa_gateway.engines.client import EngineClient, EngineState
+from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.router import Router
 
 _log = logging.getLogger(__name__)
 
-Observer = Callable[[EngineClient], None]
-
 
 class Pick(NamedTuple):
-    """Which engine takes a request."""
+    """The engine chosen for a request."""
 
     engine: EngineClient
     num_candidates: int
-    num_cached_tokens: int  # of the prompt, that the engine is expected to have
+    num_cached_tokens: int  # of the prompt, expected in the engine's prefix cache
     policy: str
 
-    def to_attributes(self) -> dict[str, str | int]:
-        """For a span."""
+    def span_attributes(self) -> dict[str, str | int]:
         return {
             "server.address": self.engine.address,
             "proa.routing.policy": self.policy,
@@ -41,33 +36,33 @@ class Pick(NamedTuple):
 
 
 class EnginePool:
-    """Owns one client and one task for each engine. `set_engines` says which there are; `close` ends all."""
+    """Owns a client and a task for each engine. `set_engines` updates the list; `close` ends all sessions."""
 
     def __init__(
         self,
         *,
         client_id: str,
-        accept: Accept,
+        models: ModelRegistry,
         deadlines: Deadlines,
-        observe: Observer,
+        observe: Callable[[EngineClient], None],
         router: Router,
         open_channel: OpenChannel = insecure_channels,
     ) -> None:
+        """`observe` is called when an engine's state or load changes, and after its session has ended."""
         self._client_id = client_id
-        self._accept = accept
+        self._models = models
         self._deadlines = deadlines
         self._observe = observe
         self._router = router
         self._open_channel = open_channel
-        self._clients: dict[str, EngineClient] = {}
+        self._clients: dict[str, EngineClient] = {}  # by address, like all below
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._replaced: set[asyncio.Task[None]] = set()  # on their way out, their address being another's
-        self._listed = False  # whether `set_engines` was ever called
-        self._ready: dict[str, dict[str, EngineClient]] = {}  # by model, as far as asked for; see `_ready_for`
-        self._told: dict[str, tuple[EngineState, str | None]] = {}  # what that was made from, by address
-        self._models: set[str] = set()  # every name ever served
+        self._replaced: set[asyncio.Task[None]] = set()  # cancelled, because another pod has the address now
+        self._listed = False  # whether `set_engines` was called
+        self._ready: dict[str, dict[str, EngineClient]] = {}  # cache of `_ready_for`, by model
+        self._last_seen: dict[str, tuple[EngineState, str | None]] = {}  # state and model name when `_ready` was valid
+        self._changed = asyncio.Event()
         self.retry_budget = RetryBudget()
-        self._changed = asyncio.Event()  # set whenever an engine says something of itself
 
     @property
     def engines(self) -> Collection[EngineClient]:
@@ -78,14 +73,17 @@ class EnginePool:
         return any(client.usable for client in self._clients.values())
 
     def model_names(self) -> list[str]:
-        """Names that requests may have now, without repetition, sorted."""
+        """Return the names of the models that usable engines serve, sorted."""
         return sorted({client.model_name for client in self._clients.values() if client.usable and client.model_name})
 
     def set_engines(self, engines: Mapping[str, str]) -> None:
-        """By address, who is there: a pod's UID, say. Connects to the new ones; those that are missing finish what they
-        run. One whose address is another's now is gone: what it ran moves, and the other begins without its faults."""
+        """Set the engines to use, as a mapping of address to pod UID.
+
+        Connects to new ones. Engines that are missing finish their requests. If an address has another UID, the old
+        session is cancelled, its requests move to other engines, and the new engine starts with a closed breaker.
+        """
         for address, client in self._clients.items():
-            client.retired = engines.get(address) != client.uid
+            client.removed = engines.get(address) != client.uid
         self._ready.clear()
         for address, uid in sorted(engines.items()):
             task = self._tasks.get(address)
@@ -93,50 +91,55 @@ class EnginePool:
                 self._start(address, uid)
         self._listed = True
 
-    def pick(self, model: str, wish: RoutingHints, *, avoid: Collection[str] = ()) -> Pick:
-        """The engine that the router chooses for a request that is sent there now. `avoid` holds addresses.
+    def pick(self, model: str, hints: RoutingHints, *, avoid: Collection[str] = ()) -> Pick:
+        """Choose an engine for a request, which must be sent at once. `avoid` holds addresses.
 
-        Raises `ModelNotFound` for a name never heard of, `EngineUnavailable` where no engine can take a request now.
+        Suspect engines are chosen only if there are no others. Raises `ModelNotFound` for a model that no engine has
+        ever served, `EngineUnavailable` if no engine can take the request.
         """
-        # Whether an engine is fit takes as long to say as how good it is, so it is asked of the chosen one first.
-        candidates = self._ready_for(model)
-        engine = self._router.policy.choose(candidates, wish) if candidates else None
-        if engine is None or not engine.usable or engine.suspicious or engine.address in avoid:
+        # Filtering all engines takes as long as choosing one, so the policy chooses first from all that were ready.
+        candidates, policy = self._ready_for(model), self._router.policy
+        engine = policy.choose(candidates, hints) if candidates else None
+        if engine is None or not engine.usable or engine.suspect or engine.address in avoid:
             usable = {one.address: one for one in candidates.values() if one.usable and one.address not in avoid}
-            candidates = {one.address: one for one in usable.values() if not one.suspicious} or usable
+            candidates = {one.address: one for one in usable.values() if not one.suspect} or usable
             if not candidates:
-                raise self._nobody(model)
-            engine = self._router.policy.choose(candidates, wish)
-        policy = self._router.policy
-        return Pick(engine, len(candidates), policy.record_sent(engine.address, wish), policy.name)
+                raise self._unavailable(model)
+            engine = policy.choose(candidates, hints)
+        return Pick(engine, len(candidates), policy.record_sent(engine.address, hints), policy.name)
 
     def check(self, model: str) -> None:
         """Raises what `pick` would raise."""
-        if not self._serves(model):
-            raise self._nobody(model)
+        if not self._is_served(model):
+            raise self._unavailable(model)
 
-    def expects(self, model: str) -> bool:
-        """Whether an engine that is known may turn out to serve the model, were it an hour from now."""
+    def may_serve(self, model: str) -> bool:
+        """Return whether a listed engine serves the model, or may after it connects."""
         return any(client.may_serve(model) for client in self._clients.values())
 
     async def wait_for(
         self, model: str, seconds: float, *, avoid: Collection[str] = (), lost: Collection[str] = ()
     ) -> None:
-        """Returns once an engine, but for those to avoid, can take a request for the model. Raises `EngineUnavailable`
-        after the time, or as soon as there is none to hope for; one that was just lost may come back, but is not it."""
+        """Wait until an engine that is not in `avoid` can take a request for the model.
+
+        Raises `EngineUnavailable` after `seconds`, or as soon as no engine has a grace period left. Engines in `lost`
+        give no reason to wait, but are used if they come back.
+        """
         now = asyncio.get_running_loop().time
         ends_at = now() + seconds
-        while not self._serves(model, avoid):
-            patience = min(ends_at - now(), self._hope(model, {*avoid, *lost}))
-            if patience <= 0:
+        while not self._is_served(model, avoid):
+            others = (client for address, client in self._clients.items() if address not in {*avoid, *lost})
+            grace_period = max((client.grace_period(model) for client in others), default=0.0)
+            timeout = min(ends_at - now(), grace_period)
+            if timeout <= 0:
                 raise EngineUnavailable(f"No engine got ready for the model {model!r}.")
-            self._changed.clear()  # whoever waits beside us has been woken by then
+            self._changed.clear()  # other waiters have been woken already
             with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     await self._changed.wait()
 
     async def close(self) -> None:
-        """Ends all sessions; their requests fail."""
+        """End all sessions; their requests fail."""
         tasks = [*self._tasks.values(), *self._replaced]
         for task in tasks:
             task.cancel()
@@ -146,13 +149,13 @@ class EnginePool:
         client = EngineClient(
             address,
             uid=uid,
-            starting=self._listed,  # those of the first list may be configured, and not there
+            newly_listed=self._listed,  # not the first list: its addresses may be configured and never have an engine
             client_id=self._client_id,
-            accept=self._accept,
+            models=self._models,
+            router=self._router,
             deadlines=self._deadlines,
             on_change=self._on_change,
             open_channel=self._open_channel,
-            follow=self._router.follow,
         )
         before = self._tasks.get(address)
         if before is not None and before.cancel():
@@ -164,54 +167,43 @@ class EnginePool:
         self._tasks[address] = task
 
     def _ended(self, address: str, task: asyncio.Task[None]) -> None:
-        """A retired engine's session is over, or the gateway closes. Anything else is our own fault, and is seen."""
+        """A removed engine's session has ended, the gateway closes, or the client has a bug, which is logged."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("engine %s is no longer used", address, exc_info=error)
+            _log.error("engine client failed: %s is no longer used", address, exc_info=error)
         if self._tasks.get(address) is task:
             del self._tasks[address], self._clients[address]
-            self._told.pop(address, None)
+            self._last_seen.pop(address, None)
             self._ready.clear()
 
     def _on_change(self, client: EngineClient) -> None:
-        if client.model_name:
-            self._models.add(client.model_name)
-        told = (client.state, client.model_name)
-        if self._told.get(client.address) != told:
-            self._told[client.address] = told
+        seen = (client.state, client.model_name)
+        if self._last_seen.get(client.address) != seen:
+            self._last_seen[client.address] = seen
             self._ready.clear()
         self._observe(client)
         self._changed.set()
 
     def _ready_for(self, model: str) -> dict[str, EngineClient]:
-        """Those with a session that serve the model, by address. Made anew only when one came or went."""
+        """Return the engines with a session that serve the model, by address. Cached until one comes or goes."""
         ready = self._ready.get(model)
         if ready is None:
-            ready = self._ready[model] = {
-                client.address: client
-                for client in self._clients.values()
-                if client.state is EngineState.READY and not client.retired and client.model_name == model
-            }
+            clients = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]
+            ready = self._ready[model] = {one.address: one for one in clients if one.model_name == model}
         return ready
 
-    def _hope(self, model: str, avoid: Collection[str]) -> float:
-        """Seconds for which somebody is worth waiting for."""
-        others = (client for address, client in self._clients.items() if address not in avoid)
-        return max((client.hope(model) for client in others), default=0.0)
+    def _is_served(self, model: str, avoid: Collection[str] = ()) -> bool:
+        clients = self._clients.values()
+        return any(one.usable and one.model_name == model and one.address not in avoid for one in clients)
 
-    def _serves(self, model: str, avoid: Collection[str] = ()) -> bool:
-        return any(
-            client.usable and client.model_name == model and client.address not in avoid
-            for client in self._clients.values()
-        )
-
-    def _nobody(self, model: str) -> ModelNotFound | EngineUnavailable:
-        if self._models and model not in self._models:
+    def _unavailable(self, model: str) -> ModelNotFound | EngineUnavailable:
+        names = self._models.names()
+        if names and model not in names:
             return ModelNotFound(f"The model {model!r} does not exist.", param="model")
         return EngineUnavailable(f"No engine is ready for the model {model!r}.")
 
 
 async def _run_after(replaced: Collection[asyncio.Task[None]], client: EngineClient) -> None:
-    """Whoever had the address before is gone by then, so that what is kept by address is this one's alone."""
+    """Run a client once replaced clients have ended, so that state kept by address belongs to one of them."""
     if replaced:
         await asyncio.wait(replaced)
     await client.run()

@@ -1,7 +1,7 @@
-"""Session: one open stream with one engine, and who waits for what on it.
+"""Session: one open gRPC session with one engine, and the sinks of the requests on it.
 
-Outputs are handed to their sinks as they are read, in the reader's own turn: no queue and no task stands between a
-step's message and the streams that it feeds. Knows nothing of text, HTTP or other engines.
+Outputs go to their sinks in the task that reads them: no queue or task switch between a step's message and the HTTP
+streams.
 """
 
 import asyncio
@@ -11,55 +11,57 @@ from typing import Protocol
 import grpc
 
 from proa_gateway.engines import convert
+from proa_gateway.engines.channels import describe_error
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, InternalError, InvalidRequest, Overloaded
 from proa_gateway.types import Draining, EngineOutput, EngineRequest, EngineStats, FinishReason, Rejected, StepOutputs
 
-# Tokens worked off before the event loop gets a turn: about half a millisecond.
-SLICE = 64
+BATCH_TOKENS = 64
+"""Tokens delivered before control returns to the event loop: about 0.5 ms."""
 _INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 _RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 _log = logging.getLogger(__name__)
 
 
 class OutputSink(Protocol):
-    """Where the outputs of one request go. Calls must return at once; after the last output or `failed` none come."""
+    """Receives the outputs of one request. Methods must not block; none is called after the last output or `failed`."""
 
     def token(self, token_id: int) -> None:
-        """One token, and nothing else to say."""
+        """One token without logprobs or finish reason: the common case, without an object for it."""
 
     def output(self, output: EngineOutput) -> None: ...
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
-        """The engine will not go on. `retryable`: another engine may. What was received so far stays received."""
+        """The engine does not continue the request. `retryable`: another engine may."""
 
 
 class SessionListener(Protocol):
-    """Who wants to know what an engine says of itself."""
+    """Is notified of the engine's own state."""
 
-    def stats(self, stats: EngineStats) -> None: ...
+    def on_stats(self, stats: EngineStats) -> None: ...
 
-    def draining(self) -> None: ...
+    def on_draining(self) -> None: ...
 
-    def answered(self) -> None:
-        """It began or ended an output as it should."""
+    def on_success(self) -> None:
+        """The engine started or finished an output."""
 
-    def faulted(self) -> None:
-        """It failed or turned away a request that is not to blame for it."""
+    def on_failure(self) -> None:
+        """The engine failed a valid request or rejected it as unavailable."""
 
 
 class Session:
-    """Owns its sinks from `submit` to their end. `run` reads and writes until the stream is lost."""
+    """`run` reads and writes until the stream ends; then `close` fails the requests that are left."""
 
     def __init__(self, call: convert.SessionCall, listener: SessionListener, *, heartbeat: float) -> None:
+        """`heartbeat`: longest time between two messages of the engine, in seconds."""
         self._call = call
         self._listener = listener
         self._heartbeat = heartbeat
-        self._sinks: dict[int, OutputSink] = {}
+        self._sinks: dict[int, OutputSink] = {}  # by handle
         self._last_handle = 0
         self._to_add: dict[int, convert.SessionRequest] = {}  # not written yet, by handle
         self._to_abort: list[int] = []
         self._wake = asyncio.Event()
-        self._heard = asyncio.get_running_loop().time()
+        self._last_message_at = asyncio.get_running_loop().time()
 
     @property
     def num_unfinished(self) -> int:
@@ -67,11 +69,11 @@ class Session:
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine last said something."""
-        return asyncio.get_running_loop().time() - self._heard
+        """Seconds since the engine's last message."""
+        return asyncio.get_running_loop().time() - self._last_message_at
 
     def submit(self, request: EngineRequest, sink: OutputSink) -> int:
-        """Sends the request with the next write and returns its handle."""
+        """Queue the request for the next write. Return its handle."""
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
         self._to_add[self._last_handle] = convert.add_to_pb(self._last_handle, request)
@@ -79,26 +81,26 @@ class Session:
         return self._last_handle
 
     def abort(self, handle: int) -> None:
-        """Ends a request with the next write; its sink hears nothing more. Ended ones are ignored."""
+        """Abort a request with the next write. Its sink is not called again. Unknown handles are ignored."""
         if self._sinks.pop(handle, None) is not None and self._to_add.pop(handle, None) is None:
             self._to_abort.append(handle)
             self._wake.set()
 
     async def run(self) -> str:
-        """Until the stream ends or falls silent; returns why. Whoever still waits then is told so by `close`."""
+        """Run until the stream ends or the heartbeat is missed. Return why; then call `close`."""
         reason = ""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
-                tasks.create_task(self._watch())
+                tasks.create_task(self._watch_heartbeat())
                 await self._read()
-                raise _Ended("the engine closed the session")
-        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, _Ended) as group:
-            reason = describe(group.exceptions[0])
+                raise _SessionEnded("the engine closed the session")
+        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionEnded) as group:
+            reason = describe_error(group.exceptions[0])
         return reason
 
     def close(self, reason: str) -> None:
-        """Tells every sink that the engine is lost."""
+        """Fail all unfinished requests with `EngineLost`."""
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink.failed(EngineLost(f"the engine was lost: {reason}"), retryable=True)
@@ -106,14 +108,14 @@ class Session:
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         while (message := await convert.read_session(self._call)) is not None:
-            self._heard = loop.time()
+            self._last_message_at = loop.time()
             match message:
                 case StepOutputs() as step:
                     await self._deliver(step)
                 case Rejected() as rejected:
                     self._reject(rejected)
                 case Draining():
-                    self._listener.draining()
+                    self._listener.on_draining()
 
     async def _write(self) -> None:
         while True:
@@ -126,9 +128,11 @@ class Session:
                 handle = next(iter(self._to_add))
                 await self._call.write(self._to_add.pop(handle))
 
-    async def _watch(self) -> None:
-        """An engine that says nothing for so long hangs, though its connection lives: a dead one is given away by
-        HTTP/2's pings long before. But while this process itself was held up, nobody was listening."""
+    async def _watch_heartbeat(self) -> None:
+        """End the session of an engine that hangs: HTTP/2 pings find a dead connection long before, but are answered.
+
+        If this process itself was blocked, messages may wait unread, so the time starts anew.
+        """
         loop = asyncio.get_running_loop()
         period = self._heartbeat / 5
         while True:
@@ -136,30 +140,31 @@ class Session:
             await asyncio.sleep(period)
             now = loop.time()
             if now - before > 2 * period:
-                self._heard = now
-            if now - self._heard > self._heartbeat:
-                raise _Ended(f"no sign of life for {now - self._heard:.1f} s")
+                self._last_message_at = now
+            if now - self._last_message_at > self._heartbeat:
+                raise _SessionEnded(f"no message for {now - self._last_message_at:.1f} s")
 
     async def _deliver(self, step: StepOutputs) -> None:
         sinks = self._sinks
         handles, token_ids = step.plain_handles, step.plain_token_ids
-        for start in range(0, len(handles), SLICE):
+        for start in range(0, len(handles), BATCH_TOKENS):
             if start:
                 await asyncio.sleep(0)
-            for handle, token_id in zip(handles[start : start + SLICE], token_ids[start : start + SLICE], strict=True):
+            end = start + BATCH_TOKENS
+            for handle, token_id in zip(handles[start:end], token_ids[start:end], strict=True):
                 sink = sinks.get(handle)
                 if sink is not None:
                     try:
                         sink.token(token_id)
                     except Exception:
                         self._drop(handle, sink)
-        for start in range(0, len(step.outputs), SLICE):
+        for start in range(0, len(step.outputs), BATCH_TOKENS):
             if start or handles:
                 await asyncio.sleep(0)
-            for handle, output in step.outputs[start : start + SLICE]:
+            for handle, output in step.outputs[start : start + BATCH_TOKENS]:
                 self._deliver_output(handle, output)
         if step.stats is not None:
-            self._listener.stats(step.stats)  # after the outputs: who has ended is not counted any more
+            self._listener.on_stats(step.stats)  # last, so that requests that ended in this step are not counted
 
     def _deliver_output(self, handle: int, output: EngineOutput) -> None:
         sink = self._sinks.get(handle)
@@ -168,17 +173,17 @@ class Session:
         if output.finish_reason is not None:
             del self._sinks[handle]
         if output.finish_reason is FinishReason.ERROR:
-            self._listener.faulted()
+            self._listener.on_failure()
         else:
-            self._listener.answered()
+            self._listener.on_success()
         try:
             sink.output(output)
         except Exception:
             self._drop(handle, sink)
 
     def _drop(self, handle: int, sink: OutputSink) -> None:
-        """One request's fault must not end the others'."""
-        _log.exception("a request's outputs could not be handled")
+        """Fail one request after an exception in its sink; the others continue."""
+        _log.exception("output processing failed")
         self.abort(handle)
         sink.failed(InternalError("the gateway failed while handling the output"), retryable=False)
 
@@ -187,12 +192,12 @@ class Session:
         if sink is not None:
             error = _error_from_rejected(rejected)
             if isinstance(error, EngineUnavailable):
-                self._listener.faulted()  # one that is full is well, and one that says no to nonsense even more so
+                self._listener.on_failure()  # not for a full queue or an invalid request: the engine is healthy
             sink.failed(error, retryable=rejected.retryable)
 
 
-class _Ended(Exception):
-    """The session is over; says why."""
+class _SessionEnded(Exception):
+    """The message is the reason."""
 
 
 def _error_from_rejected(rejected: Rejected) -> GatewayError:
@@ -201,10 +206,3 @@ def _error_from_rejected(rejected: Rejected) -> GatewayError:
     if rejected.code == _RESOURCE_EXHAUSTED:
         return Overloaded(rejected.message)
     return EngineUnavailable(rejected.message)
-
-
-def describe(error: BaseException) -> str:
-    """A sentence's worth of what went wrong with a connection."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__

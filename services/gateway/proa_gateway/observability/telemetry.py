@@ -1,6 +1,5 @@
-"""Request traces of the gateway: one SERVER span a request, a child for each stage, one CLIENT span an attempt.
+"""Request traces of the gateway: a SERVER span for each request, a child for each stage, a CLIENT span for each attempt.
 
-It knows neither HTTP nor gRPC: headers come and go as mappings, and contexts are passed explicitly.
 Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
 """
 
@@ -10,21 +9,17 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from proa.telemetry import make_tracer_provider
+from proa.telemetry import PROVIDER_NAME, extract_context, inject_headers, make_tracer_provider, set_error
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-PROVIDER_NAME = "proa"
-_PROPAGATOR = TraceContextTextMapPropagator()
-
 
 class GatewayTracer:
-    """Starts request traces. Without a provider every call is a cheap no-op, and a caller's context still passes on."""
+    """Starts request traces. Without a provider spans are no-ops, and a client's trace context is still passed on."""
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
         self._provider = provider
@@ -35,9 +30,11 @@ class GatewayTracer:
         return cls(make_tracer_provider("proa-gateway"))
 
     def start_request(self, headers: Mapping[str, str], route: str, key_name: str = "") -> "RequestTrace":
-        """Begin the trace of one HTTP request. `headers` have lower-case names; `route` is the path's template;
-        `key_name` is the API key's, where keys are asked for."""
-        parent = _PROPAGATOR.extract(headers, context=Context())
+        """Start the span of one HTTP request.
+
+        `headers` have lower-case names, `route` is the path template, `key_name` the name of the API key, if any.
+        """
+        parent = extract_context(headers)
         attributes = {"http.request.method": "POST", "http.route": route, "gen_ai.provider.name": PROVIDER_NAME}
         if key_name:
             attributes["proa.api_key.name"] = key_name
@@ -45,13 +42,13 @@ class GatewayTracer:
         return RequestTrace(self._tracer, span)
 
     def shutdown(self) -> None:
-        """Send what is left and stop. Waits no longer than the exporter's own timeout."""
+        """Export the remaining spans and stop. Waits at most for the exporter's timeout."""
         if self._provider is not None:
             self._provider.shutdown()
 
 
 class RequestTrace:
-    """One request's spans. `finish` must be called exactly once, whatever became of the request."""
+    """The spans of one request. Call `finish` exactly once, however the request ended."""
 
     def __init__(self, tracer: trace.Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -61,11 +58,6 @@ class RequestTrace:
     @property
     def is_recording(self) -> bool:
         return self._span.is_recording()
-
-    @property
-    def trace_id(self) -> str:
-        """Thirty-two hexadecimal digits; all zero where there is no trace."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id)
 
     def set_request(
         self,
@@ -83,7 +75,7 @@ class RequestTrace:
         presence_penalty: float | None = None,
         stop: Sequence[str] = (),
     ) -> None:
-        """Describe the request once it is parsed. `operation` is `chat` or `text_completion`. None: not given."""
+        """Set the attributes of a parsed request. `operation` is `chat` or `text_completion`. None: not set by the client."""
         if not self.is_recording:
             return
         values: dict[str, AttributeValue | None] = {
@@ -104,18 +96,18 @@ class RequestTrace:
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """A stage of the request (`tokenize`, `admission`, `route`). An exception marks it failed and goes on."""
+        """Span of a stage (`tokenize`, `admission`, `route`). An exception marks it as failed and is raised again."""
         span = self._tracer.start_span(name, self._context, attributes=attributes)
         try:
             yield span
         except BaseException as error:
-            _fail(span, type(error).__name__, str(error))
+            set_error(span, type(error).__name__, str(error))
             raise
         finally:
             span.end()
 
-    def start_attempt(self, engine: str, attempt: int = 1) -> "Attempt":
-        """One sending of the request to one engine, `host:port`. A retry or failover is another attempt."""
+    def start_attempt(self, engine: str, attempt: int = 1) -> "AttemptSpan":
+        """Start the span of one attempt. `engine` is `host:port`; retries and failovers are further attempts."""
         span = self._tracer.start_span("Generate", self._context, SpanKind.CLIENT)
         if span.is_recording():
             host, _, port = engine.rpartition(":")
@@ -123,13 +115,9 @@ class RequestTrace:
             span.set_attributes({"server.address": host or engine, "proa.attempt": attempt})
             if port.isdigit():
                 span.set_attribute("server.port", int(port))
-        return Attempt(span)
+        return AttemptSpan(span)
 
-    def inject(self) -> dict[str, str]:
-        """W3C headers that make the request's span the parent; `Attempt.inject` is what goes to an engine."""
-        return _inject(self._context)
-
-    def add_event(self, name: str, **attributes: AttributeValue) -> None:
+    def add_event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
         self._span.add_event(name, attributes)
 
     def finish(
@@ -146,7 +134,7 @@ class RequestTrace:
         finish_reasons: Sequence[str] = (),
         time_to_first_chunk: float | None = None,
     ) -> None:
-        """End the request's span. `error_type` set: the request failed or was aborted, `message` says how."""
+        """End the request's span. `error_type` is set if the request failed or was aborted."""
         if self.is_recording:
             values: dict[str, AttributeValue | None] = {
                 "http.response.status_code": status,
@@ -160,36 +148,25 @@ class RequestTrace:
             }
             self._span.set_attributes(_present(values))
             if error_type is not None:
-                _fail(self._span, error_type, message)
+                set_error(self._span, error_type, message)
         self._span.end()
 
 
-class Attempt:
-    """One CLIENT span. `finish` must be called exactly once."""
+class AttemptSpan:
+    """The CLIENT span of one attempt. Call `finish` exactly once."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def inject(self) -> dict[str, str]:
-        """Headers for gRPC metadata and `EngineCoreRequest.trace_headers`. Empty where there is no trace."""
-        return _inject(trace.set_span_in_context(self._span, Context()))
+    def headers(self) -> dict[str, str]:
+        """Return the `trace_headers` of the engine's request; empty if there is no trace."""
+        return inject_headers(self._span)
 
     def finish(self, error_type: str | None = None, message: str = "") -> None:
         if error_type is not None:
-            _fail(self._span, error_type, message)
+            set_error(self._span, error_type, message)
         self._span.end()
-
-
-def _inject(context: Context) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    _PROPAGATOR.inject(headers, context)
-    return headers
 
 
 def _present(values: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _fail(span: Span, error_type: str, message: str) -> None:
-    span.set_attribute("error.type", error_type)
-    span.set_status(Status(StatusCode.ERROR, message or None))

@@ -13,7 +13,7 @@ from starlette.types import Send
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
-from proa_gateway.engines.deadlines import time_limit
+from proa_gateway.engines.deadlines import request_timeout
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
@@ -76,7 +76,7 @@ class Serving:
         context.session_id = headers.get("x-session-id") or handler.request.user
         self._metrics.requests_in_flight.inc()
         try:
-            context.time_limit = time_limit(headers, self._config.deadlines.request)
+            context.time_limit = request_timeout(headers, self._config.deadlines.request)
             await self._respond(context, send, send_event)
         except GatewayError as error:
             context.error, context.status = error, error.status

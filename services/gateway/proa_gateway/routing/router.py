@@ -1,6 +1,7 @@
 """Router: the gateway's routing policy and the prefix index that it reads."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from proa_gateway.types import Hello
 
 MAX_INLINE_TOKENS = 2048
 """Longest prompt, in tokens, that is hashed on the event loop (about 0.25 ms); longer ones are hashed on a thread."""
+_log = logging.getLogger(__name__)
 
 
 class Router:
@@ -40,4 +42,7 @@ class Router:
     async def follow(self, address: str, hello: Hello, subscribe: Subscribe) -> None:
         """Keep the index up to date while an engine's session is open; cancelled when the session ends."""
         if self.policy.needs_hashes:
-            await follow_kv_events(self.index, address, hello, subscribe)
+            try:
+                await follow_kv_events(self.index, address, hello, subscribe)
+            except Exception:
+                _log.exception("KV events of engine %s are no longer followed", address)
