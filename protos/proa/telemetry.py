@@ -36,7 +36,7 @@ def make_tracer_provider(service_name: str) -> "TracerProvider | None":
     protocol = env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
     exporter = _make_exporter(protocol)
     if exporter is None:
-        _log.warning("tracing disabled: unknown OTLP protocol %r, must be grpc or http/protobuf", protocol)
+        _log.warning("tracing disabled: OTLP protocol %r is not supported, only grpc and http/protobuf are", protocol)
         return None
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -86,22 +86,17 @@ async def test_changes_arrive_by_the_watch(api: FakeKubeApi) -> None:
     assert api.lists == 1
 
 
-async def test_not_ready_is_known_by_serving_and_terminating_is_marked(api: FakeKubeApi) -> None:
+async def test_unready_endpoints_are_included_and_terminating_ones_marked(api: FakeKubeApi) -> None:
     api.put(
         "engine-a",
         endpoint("10.0.0.1", pod="ready", ready=True, serving=True),
         endpoint("10.0.0.2", pod="loading", ready=True, serving=False),
-        endpoint("10.0.0.3", pod="leaving", ready=True, serving=True, terminating=True),
-        endpoint("10.0.0.4", pod="silent", ready=None),
+        endpoint("10.0.0.3", pod="terminating", ready=True, serving=True, terminating=True),
+        endpoint("10.0.0.4", pod="unknown", ready=None),
     )
     async with discovering(api) as sets:
-        found = {item.name: (item.ready, item.terminating) for item in await following(sets)}
-    assert found == {
-        "ready": (True, False),
-        "loading": (False, False),
-        "leaving": (False, True),
-        "silent": (True, False),
-    }
+        found = {item.uid.removeprefix("uid-of-"): item.terminating for item in await following(sets)}
+    assert found == {"ready": False, "loading": False, "terminating": True, "unknown": False}
 
 
 async def test_a_replaced_pod_is_another_endpoint(api: FakeKubeApi) -> None:
@@ -120,7 +115,7 @@ async def test_a_pod_in_two_slices_is_one_endpoint_and_terminating_wins(api: Fak
     api.put("engine-v4", endpoint("10.0.0.1", pod="engine-0"))
     async with discovering(api) as sets:
         (only,) = await following(sets)
-    assert (only.address, only.ready, only.terminating) == ("10.0.0.1:50051", False, True)
+    assert (only.address, only.terminating) == ("10.0.0.1:50051", True)
 
 
 async def test_an_ipv6_address_is_bracketed(api: FakeKubeApi) -> None:

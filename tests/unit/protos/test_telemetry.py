@@ -66,7 +66,7 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         assert exported(receiver) == ("boat", "crossing")
 
 
-def test_another_protocol_is_told_and_means_no_traces(
+def test_an_unsupported_protocol_is_logged_and_disables_tracing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")

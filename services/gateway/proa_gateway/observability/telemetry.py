@@ -1,4 +1,4 @@
-"""Request traces of the gateway: a SERVER span for each request, a child for each stage, a CLIENT span for each attempt.
+"""Request traces of the gateway: a SERVER span a request, a child span a stage, a CLIENT span an attempt.
 
 Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
 """
@@ -75,7 +75,7 @@ class RequestTrace:
         presence_penalty: float | None = None,
         stop: Sequence[str] = (),
     ) -> None:
-        """Set the attributes of a parsed request. `operation` is `chat` or `text_completion`. None: not set by the client."""
+        """Set the attributes of a parsed request. `operation` is `chat` or `text_completion`. None: not given."""
         if not self.is_recording:
             return
         values: dict[str, AttributeValue | None] = {
