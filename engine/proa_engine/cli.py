@@ -152,7 +152,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         tls = _tls_files(arguments)
     except ValueError as error:
         return _fail(str(error), status=2)
-    from proa_engine.server.serve import ServeOptions, StartError, serve
+    from proa_engine.server.options import ServeOptions
+    from proa_engine.server.serve import StartError, serve
 
     options = ServeOptions(
         config=config,

@@ -69,6 +69,11 @@ class EngineConfig:
             )
 
     @property
+    def model_name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or ("proa-builtin" if self.model == "builtin" else self.model)
+
+    @property
     def num_speculative_tokens(self) -> int:
         """Most draft tokens that a request's decode carries."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens

@@ -1,81 +1,77 @@
-"""Prometheus metrics of the engine, in a registry handed in.
+"""The engine's Prometheus metrics. Names are vLLM's; three latencies also have their GenAI semantic convention names.
 
-A step is taken in as a whole: counts are summed first and added once, latencies that many requests share are added
-together, so that 256 plain tokens cost microseconds. Families are made when somebody reads them. Knows neither gRPC
-nor tensors. Names are vLLM's, with the same latencies under those of the GenAI semantic conventions.
+A new metric: declare it in `__init__` (a histogram), `_gauges` or `_counters`, and set it in an `observe_` method.
 """
 
 import threading
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, SchedulerStats
+from proa_engine.config import EngineConfig
 from proa_engine.core.types import StepOutputs
-
-PROVIDER_NAME = "proa"
-# Seconds; latency buckets start at 1 ms, because a decode step does.
-REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
-TOKEN_BUCKETS = tuple(2.0**exponent for exponent in range(18))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
-    """What `vllm:cache_config_info` tells endpoint pickers."""
-
-    block_size: int
-    num_gpu_blocks: int
-    enable_prefix_caching: bool
-
-
-def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
-    """Answer GET /metrics on a thread of its own; returns what stops it. Raises OSError where the port is taken."""
-    server, thread = start_http_server(port, addr=host, registry=registry)
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
+from proa_engine.metric_families import (
+    COUNT_BUCKETS,
+    REQUEST_BUCKETS,
+    TOKEN_BUCKETS,
+    TTFT_BUCKETS,
+    CounterByLabel,
+    Histogram,
+    counter,
+    gauge,
+)
 
 
 class EngineMetrics:
-    """The engine's metrics. Steps may be observed on one thread and read on another. Times are in seconds."""
+    """Counts what steps output. One thread may observe while another scrapes. Times are in seconds."""
 
-    def __init__(self, registry: CollectorRegistry, *, model_name: str, cache_config: CacheConfig) -> None:
-        self._model_name = model_name
-        self._cache_config = cache_config
+    def __init__(self, registry: CollectorRegistry, config: EngineConfig, *, num_gpu_blocks: int) -> None:
+        self._config = config
+        self._num_gpu_blocks = num_gpu_blocks
+        self._labels = {"model_name": config.model_name, "engine": "0"}
         self._lock = threading.Lock()
-        self._lives: dict[str, _Life] = {}
-        self._last_token: dict[str, float] = {}  # request_id -> Unix seconds, of unfinished requests
+        self._requests: dict[str, _RequestTimes] = {}  # request_id -> times of an unfinished request
+        self._last_token: dict[str, float] = {}  # request_id -> Unix seconds of an unfinished request's last token
         self._stats = SchedulerStats()
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
-        self._finishes: Counter[str] = Counter({reason.name.lower(): 0 for reason in FinishReason})
-        self._rejections: Counter[str] = Counter()
-        self._first_token = _Histogram(FIRST_TOKEN_BUCKETS)
-        self._inter_token = _Histogram(PER_TOKEN_BUCKETS)
-        self._per_token = _Histogram(PER_TOKEN_BUCKETS)
-        self._e2e = _Histogram(REQUEST_BUCKETS)
-        self._queue = _Histogram(REQUEST_BUCKETS)
-        self._prefill = _Histogram(REQUEST_BUCKETS)
-        self._decode = _Histogram(REQUEST_BUCKETS)
-        self._inference = _Histogram(REQUEST_BUCKETS)
-        self._request_prompt_tokens = _Histogram(TOKEN_BUCKETS)
-        self._request_generation_tokens = _Histogram(TOKEN_BUCKETS)
-        self._step = _Histogram(PER_TOKEN_BUCKETS)
+        self._finishes = CounterByLabel("finished_reason", (reason.name.lower() for reason in FinishReason))
+        self._rejections = CounterByLabel("reason")
+        self._histograms: list[Histogram] = []
+        add = self._add_histogram
+        self._first_token = add(
+            "vllm:time_to_first_token_seconds", "Seconds from queueing to the first token.", TTFT_BUCKETS
+        )
+        self._inter_token = add(
+            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a request.", TOKEN_BUCKETS
+        )
+        self._per_token = add(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean seconds per token of a finished request, without its first token.",
+            TOKEN_BUCKETS,
+        )
+        self._e2e = add("vllm:e2e_request_latency_seconds", "Seconds from queueing to the end.")
+        self._queue = add("vllm:request_queue_time_seconds", "Seconds from queueing to the first step.")
+        self._prefill = add("vllm:request_prefill_time_seconds", "Seconds from the first step to the first token.")
+        self._decode = add("vllm:request_decode_time_seconds", "Seconds from first token to the end.")
+        self._inference = add("vllm:request_inference_time_seconds", "Seconds from first step to the end.")
+        self._request_prompt_tokens = add("vllm:request_prompt_tokens", "Prompt tokens per request.", COUNT_BUCKETS)
+        self._request_generation_tokens = add(
+            "vllm:request_generation_tokens", "Generated tokens per request.", COUNT_BUCKETS
+        )
+        self._step = add(
+            "proa_engine_step_duration_seconds", "Seconds from scheduling a step to its outputs.", TOKEN_BUCKETS
+        )
         registry.register(self)
 
     def observe_outputs(self, outputs: StepOutputs) -> None:
-        """Take in one step. Its outputs are not changed."""
+        """Count one step's outputs, which are not changed."""
         now = outputs.timestamp
-        plain: list[str] = []  # one token and nothing else to say; handled together, in C
+        # Outputs of one token and nothing else are counted together, in C: microseconds for 256 of them.
+        plain: list[str] = []
         with self._lock:
             self._stats = outputs.stats
             for output in outputs.outputs:
@@ -87,184 +83,121 @@ class EngineMetrics:
             last_token = self._last_token
             for moment, count in Counter(map(last_token.get, plain)).items():
                 if moment is not None:
-                    self._inter_token.add(now - moment, count)
+                    self._inter_token.observe(now - moment, count)
             last_token.update(dict.fromkeys(plain, now))
 
     def observe_step(self, duration: float) -> None:
-        """Take in how long one step took, from planning it to its outputs."""
+        """Count a step that took `duration` seconds from scheduling to its outputs."""
         with self._lock:
-            self._step.add(duration)
-
-    def observe_stats(self, stats: SchedulerStats) -> None:
-        """Take in statistics where there was no step: an idle engine's heartbeat."""
-        with self._lock:
-            self._stats = stats
+            self._step.observe(duration)
 
     def observe_rejection(self, reason: str) -> None:
-        """Count a request that was not taken: `resource_exhausted`, `invalid_argument`, …"""
+        """Count a refused request. `reason` is a gRPC status code in lower case."""
         with self._lock:
-            self._rejections[reason] += 1
-
-    def forget_request(self, request_id: str) -> None:
-        """Count a request as aborted that no output will finish. Unknown ids are ignored."""
-        with self._lock:
-            self._last_token.pop(request_id, None)
-            if self._lives.pop(request_id, None):
-                self._finishes[FinishReason.ABORT.name.lower()] += 1
+            self._rejections.counts[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """All families; called by the registry."""
+        """All metric families. The registry calls this at each scrape."""
         with self._lock:
-            families = [*self._gauges(), *self._counters(), *self._histograms()]
+            families = [*self._gauges(), *self._counters(), *self._render_histograms()]
         yield from families
 
-    def _observe_output(self, output: EngineCoreOutput, now: float) -> None:
-        life = self._lives.get(output.request_id)
-        if life is None:
-            life = self._lives[output.request_id] = _Life()
-        for event in output.events:
-            self._observe_event(life, output, event)
-        if count := len(output.new_token_ids):
-            self._generation_tokens += count
-            if last := self._last_token.get(output.request_id):
-                self._inter_token.add((now - last) / count, count)
-            self._last_token[output.request_id] = now
-        if output.finish_reason is not None:
-            del self._lives[output.request_id]
-            self._last_token.pop(output.request_id, None)
-            self._observe_finish(life, output, output.finish_reason, now)
-
-    def _observe_event(self, life: "_Life", output: EngineCoreOutput, event: Event) -> None:
-        if event.type is EventType.QUEUED:
-            life.queued = event.timestamp
-        elif event.type is EventType.SCHEDULED:
-            life.scheduled = event.timestamp
-            self._queue.add(event.timestamp - (life.queued or event.timestamp))
-        elif event.type is EventType.FIRST_TOKEN:
-            life.first_token = event.timestamp
-            self._first_token.add(event.timestamp - (life.queued or event.timestamp))
-            self._prefill.add(event.timestamp - (life.scheduled or event.timestamp))
-            self._prompt_tokens += output.num_prompt_tokens or 0
-            self._cached_tokens += output.num_cached_tokens or 0
-
-    def _observe_finish(self, life: "_Life", output: EngineCoreOutput, reason: FinishReason, now: float) -> None:
-        self._finishes[reason.name.lower()] += 1
-        num_output_tokens = output.num_output_tokens or 0
-        self._request_prompt_tokens.add(output.num_prompt_tokens or 0)
-        self._request_generation_tokens.add(num_output_tokens)
-        self._e2e.add(now - (life.queued or now))
-        if life.scheduled:
-            self._inference.add(now - life.scheduled)
-        if life.first_token:
-            self._decode.add(now - life.first_token)
-            if num_output_tokens > 1:
-                self._per_token.add((now - life.first_token) / (num_output_tokens - 1))
-
     def _gauges(self) -> Iterator[Metric]:
-        stats = self._stats
-        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", stats.num_running_reqs)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting_reqs)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV cache in use, 0 to 1.", stats.kv_cache_usage)
-        config = self._cache_config
-        info = {
-            "block_size": str(config.block_size),
-            "num_gpu_blocks": str(config.num_gpu_blocks),
-            "enable_prefix_caching": str(config.enable_prefix_caching),
+        stats, labels = self._stats, self._labels
+        yield gauge("vllm:num_requests_running", "Requests running now.", labels, stats.num_running_reqs)
+        yield gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", labels, stats.num_waiting_reqs)
+        yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
+        cache = {
+            "block_size": str(self._config.block_size),
+            "num_gpu_blocks": str(self._num_gpu_blocks),
+            "enable_prefix_caching": str(self._config.enable_prefix_caching),
         }
-        yield self._gauge("vllm:cache_config_info", "The KV cache's configuration.", 1, info)
+        yield gauge("vllm:cache_config_info", "Configuration of the KV cache, as labels.", labels | cache, 1)
         lora = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        yield self._gauge("vllm:lora_requests_info", "LoRA adapters in use.", 1, lora)
+        yield gauge("vllm:lora_requests_info", "LoRA adapters in use, as labels; none yet.", labels | lora, 1)
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._stats
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
-            ("prefix_cache_hits", "Prompt tokens found there.", stats.prefix_cache_hits),
-            ("num_preemptions", "Requests whose memory was given to another.", stats.num_preemptions),
-            ("spec_decode_num_drafts", "Times that a request had drafts in a step.", stats.spec_decode_num_drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.spec_decode_num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Those accepted.", stats.spec_decode_num_accepted_tokens),
-            ("prompt_tokens", "Prompt tokens computed or found cached.", self._prompt_tokens),
-            ("prompt_tokens_cached", "Those that came from the prefix cache.", self._cached_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
+            ("num_preemptions", "Requests preempted because the KV cache was full.", stats.num_preemptions),
+            ("spec_decode_num_drafts", "Drafts verified, one per request and step.", stats.spec_decode_num_drafts),
+            ("spec_decode_num_draft_tokens", "Draft tokens verified.", stats.spec_decode_num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.spec_decode_num_accepted_tokens),
+            ("prompt_tokens", "Prompt tokens of started requests, computed or cached.", self._prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", self._cached_tokens),
             ("generation_tokens", "Generated tokens.", self._generation_tokens),
+            ("request_success", "Finished requests, by finished_reason.", self._finishes),
+            ("admission_rejections", "Refused requests, by gRPC status code as reason.", self._rejections),
         ):
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            family.add_metric(self._labels, value)
-            yield family
-        yield self._by_reason("vllm:request_success", "Finished requests.", "finished_reason", self._finishes)
-        yield self._by_reason("vllm:admission_rejections", "Requests not taken.", "reason", self._rejections)
+            yield counter(f"vllm:{name}", text, self._labels, value)
 
-    def _histograms(self) -> Iterator[Metric]:
-        for name, text, histogram in (
-            ("time_to_first_token_seconds", "From the queue to the first token.", self._first_token),
-            ("inter_token_latency_seconds", "Between two tokens of a request.", self._inter_token),
-            ("request_time_per_output_token_seconds", "Mean of a request after its first token.", self._per_token),
-            ("e2e_request_latency_seconds", "From the queue to the end.", self._e2e),
-            ("request_queue_time_seconds", "From the queue to the first step.", self._queue),
-            ("request_prefill_time_seconds", "From the first step to the first token.", self._prefill),
-            ("request_decode_time_seconds", "From the first token to the end.", self._decode),
-            ("request_inference_time_seconds", "From the first step to the end.", self._inference),
-            ("request_prompt_tokens", "Prompt tokens of a request.", self._request_prompt_tokens),
-            ("request_generation_tokens", "Generated tokens of a request.", self._request_generation_tokens),
-        ):
-            yield histogram.family(f"vllm:{name}", text, _LABELS, self._labels)
-        yield self._step.family("proa_engine_step_duration_seconds", "Duration of a step.", _LABELS, self._labels)
-        values = ("text_completion", PROVIDER_NAME, self._model_name)
-        for name, text, histogram in (
-            ("request_duration_seconds", "From the queue to the end.", self._e2e),
-            ("time_to_first_token_seconds", "From the queue to the first token.", self._first_token),
-            ("time_per_output_token_seconds", "Mean of a request after its first token.", self._per_token),
-        ):
-            yield histogram.family(f"gen_ai_server_{name}", text, _GEN_AI, values)
+    def _render_histograms(self) -> Iterator[Metric]:
+        for histogram in self._histograms:
+            yield histogram.family(self._labels)
+        labels = {
+            "gen_ai_operation_name": "text_completion",
+            "gen_ai_provider_name": "proa",
+            "gen_ai_request_model": self._config.model_name,
+        }
+        yield self._e2e.family(labels, "gen_ai_server_request_duration_seconds")
+        yield self._first_token.family(labels, "gen_ai_server_time_to_first_token_seconds")
+        yield self._per_token.family(labels, "gen_ai_server_time_per_output_token_seconds")
 
-    @property
-    def _labels(self) -> tuple[str, str]:
-        return (self._model_name, "0")
+    def _observe_output(self, output: EngineCoreOutput, now: float) -> None:
+        times = self._requests.get(output.request_id)
+        if times is None:
+            times = self._requests[output.request_id] = _RequestTimes()
+        for event in output.events:
+            self._observe_event(times, output, event)
+        if count := len(output.new_token_ids):
+            self._generation_tokens += count
+            if last := self._last_token.get(output.request_id):
+                self._inter_token.observe((now - last) / count, count)
+            self._last_token[output.request_id] = now
+        if output.finish_reason is not None:
+            del self._requests[output.request_id]
+            self._last_token.pop(output.request_id, None)
+            self._observe_finish(times, output, output.finish_reason, now)
 
-    def _gauge(self, name: str, text: str, value: float, info: dict[str, str] | None = None) -> Metric:
-        extra = info or {}
-        family = GaugeMetricFamily(name, text, labels=(*_LABELS, *extra))
-        family.add_metric((*self._labels, *extra.values()), value)
-        return family
+    def _observe_event(self, times: "_RequestTimes", output: EngineCoreOutput, event: Event) -> None:
+        if event.type is EventType.QUEUED:
+            times.queued = event.timestamp
+        elif event.type is EventType.SCHEDULED:
+            times.scheduled = event.timestamp
+            self._queue.observe(event.timestamp - (times.queued or event.timestamp))
+        elif event.type is EventType.FIRST_TOKEN:
+            times.first_token = event.timestamp
+            self._first_token.observe(event.timestamp - (times.queued or event.timestamp))
+            self._prefill.observe(event.timestamp - (times.scheduled or event.timestamp))
+            self._prompt_tokens += output.num_prompt_tokens or 0
+            self._cached_tokens += output.num_cached_tokens or 0
 
-    def _by_reason(self, name: str, text: str, label: str, counts: Counter[str]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
-        for reason, count in counts.items():
-            family.add_metric((*self._labels, reason), count)
-        return family
+    def _observe_finish(
+        self, times: "_RequestTimes", output: EngineCoreOutput, reason: FinishReason, now: float
+    ) -> None:
+        self._finishes.counts[reason.name.lower()] += 1
+        num_output_tokens = output.num_output_tokens or 0
+        self._request_prompt_tokens.observe(output.num_prompt_tokens or 0)
+        self._request_generation_tokens.observe(num_output_tokens)
+        self._e2e.observe(now - (times.queued or now))
+        if times.scheduled:
+            self._inference.observe(now - times.scheduled)
+        if times.first_token:
+            self._decode.observe(now - times.first_token)
+            if num_output_tokens > 1:
+                self._per_token.observe((now - times.first_token) / (num_output_tokens - 1))
 
-
-_LABELS = ("model_name", "engine")
-_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+    def _add_histogram(self, name: str, text: str, bounds: Sequence[float] = REQUEST_BUCKETS) -> Histogram:
+        self._histograms.append(Histogram(name, text, bounds))
+        return self._histograms[-1]
 
 
 @dataclass(slots=True)
-class _Life:
-    """Moments of an unfinished request, Unix seconds; zero: not yet."""
+class _RequestTimes:
+    """When an unfinished request reached its stages, in Unix seconds; zero: not yet."""
 
     queued: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
-
-
-class _Histogram:
-    """Bucket counts that take the same value many times at once, which prometheus_client's do not."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)  # the last is +Inf
-        self._sum = 0.0
-
-    def add(self, value: float, count: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def family(self, name: str, text: str, labels: Sequence[str], values: Sequence[str]) -> HistogramMetricFamily:
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
-        family = HistogramMetricFamily(name, text, labels=labels)
-        family.add_metric(values, buckets, self._sum)
-        return family

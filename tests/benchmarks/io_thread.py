@@ -21,7 +21,8 @@ from core_step import InstantExecutor
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts, assemble_engine
-from proa_engine.server.serve import EngineServer, ServeOptions
+from proa_engine.server.options import ServeOptions
+from proa_engine.server.serve import EngineServer
 
 NUM_REQUESTS = 256
 MAX_MODEL_LEN = 1 << 20

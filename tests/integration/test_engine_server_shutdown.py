@@ -118,7 +118,7 @@ async def test_request_that_outlasts_the_drain_is_given_up() -> None:
 
 
 async def test_step_that_never_ends_does_not_keep_a_drained_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(shutdown, "EXIT_SECONDS", 0.1)
     hang = Hang()
     with running_server(hang.executor, drain_timeout=0.1) as server:
         async with server.channel() as channel:

@@ -8,15 +8,17 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, SamplingParams, SchedulerStats
+from proa_engine.config import EngineConfig
 from proa_engine.core.factory import make_core
 from proa_engine.core.types import StepOutputs
-from proa_engine.metrics import CacheConfig, EngineMetrics, serve_metrics
+from proa_engine.metrics import EngineMetrics
+from proa_engine.server.metrics_server import serve_metrics
 from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
 from support.fake_executor import FakeExecutor
 from support.processes import free_port
 from support.scrape import Scrape
 
-CACHE = CacheConfig(block_size=4, num_gpu_blocks=64, enable_prefix_caching=True)
+CONFIG = EngineConfig(model="m", block_size=4)
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str]) -> bytes:
@@ -61,7 +63,7 @@ def scrape(registry: CollectorRegistry) -> Scrape:
 
 def test_an_engines_page_counts_what_its_core_did() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     run_core(metrics, [request("a"), request("b", prompt=range(20, 32))], [request("again")])
     page = scrape(registry)
     assert page.value("vllm:generation_tokens_total", model_name="m", engine="0") == 15
@@ -81,17 +83,17 @@ def test_an_engines_page_counts_what_its_core_did() -> None:
 
 def test_an_aborted_request_is_counted_and_forgotten() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     run_core(metrics, [request("a", max_tokens=50)], abort=["a"])
     page = scrape(registry)
     assert page.value("vllm:request_success_total", finished_reason="abort") == 1
-    assert not metrics._lives
+    assert not metrics._requests
     assert not metrics._last_token
 
 
 def test_the_names_that_endpoint_pickers_read_are_there_from_the_start() -> None:
     registry = CollectorRegistry()
-    EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     page = scrape(registry)
     assert page.names >= {
         "vllm:num_requests_running",
@@ -107,7 +109,7 @@ def test_the_names_that_endpoint_pickers_read_are_there_from_the_start() -> None
 
 def test_latency_buckets_start_at_one_millisecond() -> None:
     registry = CollectorRegistry()
-    EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     GatewayMetrics(gateway := CollectorRegistry())
     for each in (registry, gateway):
         bounds: dict[str, float] = {}
@@ -119,14 +121,10 @@ def test_latency_buckets_start_at_one_millisecond() -> None:
 
 def test_latencies_land_in_their_buckets() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     moments = [(EventType.QUEUED, 10.0), (EventType.SCHEDULED, 10.25), (EventType.FIRST_TOKEN, 12.0)]
     first = EngineCoreOutput(
-        request_id="a",
-        client_index=0,
-        new_token_ids=[1],
-        events=[Event(*each) for each in moments],
-        num_prompt_tokens=3,
+        request_id="a", new_token_ids=[1], events=[Event(*each) for each in moments], num_prompt_tokens=3
     )
     plain = EngineCoreOutput(request_id="a", new_token_ids=[1])
     for output, now in ((first, 12.0), (plain, 12.0015), (plain, 12.0115)):
@@ -143,7 +141,7 @@ def test_latencies_land_in_their_buckets() -> None:
 
 def test_an_engines_page_is_served_until_it_is_stopped() -> None:
     registry = CollectorRegistry()
-    EngineMetrics(registry, model_name="m", cache_config=CACHE)
+    EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     port = free_port()
     stop = serve_metrics(registry, "127.0.0.1", port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

@@ -16,7 +16,8 @@ from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor
 from proa_engine.engine_parts import EngineParts, assemble_engine
-from proa_engine.server.serve import EngineServer, ServeOptions
+from proa_engine.server.options import ServeOptions
+from proa_engine.server.serve import EngineServer
 from support.fake_executor import VOCAB_SIZE, FakeExecutor
 
 CLIENT_OPTIONS = (

@@ -1,1 +1,1 @@
-"""The engine's gRPC server: everything between the wire and the core."""
+"""The engine's gRPC server."""

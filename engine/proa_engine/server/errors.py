@@ -1,21 +1,21 @@
-"""The server's typed errors and the one table that turns them into gRPC status codes.
+"""The server's errors and their gRPC status codes.
 
 EngineError
-├── InvalidRequest      the caller's mistake; another engine would say the same
+├── InvalidRequest      the request is wrong; every engine would refuse it
 ├── RequestIdInUse      an unfinished request has this id
-├── QueueFull           the waiting queue is full; another engine may take it
-├── SlowReader          a session's reader let too much pile up
-├── NoPrefixCache       asked for events of a cache that is switched off
+├── QueueFull           the waiting queue is full; another engine may take the request
+├── SlowReader          a session has too many unread bytes
+├── NoPrefixCache       KV events requested, but prefix caching is off
 ├── NotReady            the model is still loading
-├── Draining            the engine is on its way out and admits nothing new
-└── EngineDead          the engine cannot go on
+├── Draining            the engine is shutting down and admits no new requests
+└── EngineDead          the engine has failed
 """
 
 import grpc
 
 
 class EngineError(Exception):
-    """What a caller is told in a sentence. `retryable`: another engine may take the request."""
+    """An error for the caller; the message is a sentence. `retryable`: another engine may take the request."""
 
     retryable = False
 
@@ -63,7 +63,7 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     EngineDead: grpc.StatusCode.UNAVAILABLE,
 }
 
-# The core's rejections, by the code it gives them.
+# By `Rejection.code` of the core.
 REJECTIONS: dict[str, type[EngineError]] = {
     "resource_exhausted": QueueFull,
     "invalid_argument": InvalidRequest,
@@ -76,6 +76,6 @@ def status_code(error: EngineError) -> grpc.StatusCode:
 
 
 def status_number(error: EngineError) -> int:
-    """The code as a number, as it travels in `Rejected`."""
+    """The numeric code, for `Rejected.code`."""
     number: int = status_code(error).value[0]
     return number

@@ -1,4 +1,4 @@
-"""GenerateCall: one request of one caller. Its outputs merge while the caller does not read."""
+"""GenerateCall: the output stream of one Generate call. Outputs merge while the caller does not read."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from proa_engine.server.request_router import RequestRouter
 
 
 class GenerateCall:
-    """A client of the frontend with a single request."""
+    """An output stream with a single request, which is aborted if the `async with` block ends before it does."""
 
-    def __init__(self, frontend: RequestRouter) -> None:
-        self._frontend = frontend
-        self._client = frontend.attach(self)
+    def __init__(self, router: RequestRouter) -> None:
+        self._router = router
+        self._stream_id = router.add_stream(self)
         self._pending: EngineCoreOutput | None = None
         self._finished = False
         self._error: EngineError | None = None
@@ -22,10 +22,10 @@ class GenerateCall:
 
     def submit(self, request: EngineCoreRequest) -> None:
         """Raises EngineError."""
-        self._frontend.submit(self._client, request)
+        self._router.submit(self._stream_id, request)
 
     async def next_output(self) -> EngineCoreOutput | None:
-        """What is new, `None` after the last. Raises EngineError."""
+        """Wait for output and return it, merged; `None` after the last one. Raises EngineError."""
         while self._pending is None and not self._finished:
             if self._error is not None:
                 raise self._error
@@ -40,8 +40,7 @@ class GenerateCall:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """The caller is gone or has everything; what is unfinished is aborted."""
-        self._frontend.detach(self._client)
+        self._router.remove_stream(self._stream_id)
 
     def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
         for output in outputs:
@@ -55,7 +54,7 @@ class GenerateCall:
         self.fail(error)
 
     def drain(self) -> None:
-        """The request goes on to its end."""
+        """Nothing to do: the request runs to its end."""
 
     def fail(self, error: EngineError) -> None:
         self._error = error

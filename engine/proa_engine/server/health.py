@@ -1,8 +1,8 @@
-"""Health: what probes are told, from the few facts that decide it.
+"""Health: the grpc.health.v1 statuses, computed from the state of the engine. Runs on the I/O thread.
 
 `` and the engine's service are readiness: the model is loaded, a gateway has opened a session or ten seconds have
-passed since loading, nothing is draining, no step is late. `startup` is loaded. `liveness` is that the process can
-still be of use. Runs on the I/O thread.
+passed since loading, the engine is not draining and no step is late. `startup`: the model is loaded. `liveness`: the
+engine has not failed.
 """
 
 from dataclasses import dataclass, replace
@@ -12,31 +12,32 @@ from grpc_health.v1.health import aio
 
 from proa_engine.server import convert
 
-SETTLE_SECONDS = 10.0  # after loading, for gateways to open a session
+GATEWAY_WAIT_SECONDS = 10.0  # after loading, for a gateway to open a session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthFacts:
+class HealthState:
     loaded: bool = False
-    settled: bool = False  # a gateway has opened a session, or it had the time to
+    gateway_wait_over: bool = False  # a gateway has opened a session, or GATEWAY_WAIT_SECONDS have passed
     draining: bool = False
     step_late: bool = False
     dead: bool = False
 
     def statuses(self) -> dict[str, bool]:
         """Service name -> whether it is serving."""
-        ready = self.loaded and self.settled and not (self.draining or self.step_late or self.dead)
+        ready = self.loaded and self.gateway_wait_over and not (self.draining or self.step_late or self.dead)
         return {"": ready, convert.SERVICE: ready, "startup": self.loaded, "liveness": not self.dead}
 
 
 class Health:
-    """Keeps grpc.health.v1 in step with the facts."""
+    """The health service: `update` changes the state and publishes the statuses that follow from it."""
 
     def __init__(self) -> None:
-        self.facts = HealthFacts()
+        self.state = HealthState()
         self.servicer = aio.HealthServicer()
 
     async def update(self, **changes: Any) -> None:
-        self.facts = replace(self.facts, **changes)
-        for service, serving in self.facts.statuses().items():
+        """Change fields of `HealthState`."""
+        self.state = replace(self.state, **changes)
+        for service, serving in self.state.statuses().items():
             await self.servicer.set(service, convert.health_to_pb(serving))

@@ -1,6 +1,6 @@
-"""IoThread: the one thread that does all gRPC input and output, with its own event loop.
+"""IoThread: the thread that does all gRPC input and output, with an event loop of its own.
 
-It answers from the first second, before the model is loaded, and goes on when the main thread hangs.
+It serves health before the model is loaded, and while the main thread hangs.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SERVER_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
-    # A client whose node lost its power sends no FIN; what it left must not keep its blocks for long.
+    # A client whose node lost power sends no FIN. Detect it, so that its requests are aborted and their blocks freed.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.http2.ping_timeout_ms", 3000),
@@ -45,7 +45,8 @@ class IoThread:
         credentials: grpc.ServerCredentials | None = None,
         health_address: str | None = None,
     ) -> None:
-        """Without credentials the address speaks plaintext. At `health_address` there is health alone, in plaintext."""
+        """`credentials` None: plaintext. `health_address` serves the health service alone, in plaintext; None: it is
+        served at `address` only."""
         self._address = address
         self._credentials = credentials
         self._health_address = health_address
@@ -58,24 +59,24 @@ class IoThread:
         self._thread = threading.Thread(target=self._run, name="proa-io", daemon=True)
 
     def start(self) -> int:
-        """The port that was bound. Raises OSError where the address cannot be had."""
+        """Start serving; return the bound port. Raises OSError if the address cannot be bound."""
         self._thread.start()
         return self._started.result()
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
-        """Any thread: run a function on this one."""
+        """Schedule a function on this thread. Callable from any thread."""
         self._loop.call_soon_threadsafe(function, *args)
 
     def run(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Any thread: run a coroutine on this one."""
+        """Schedule a coroutine on this thread. Callable from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def add_reader(self, descriptor: int, function: Callable[[], None]) -> None:
-        """Any thread: call the function on this one whenever the descriptor can be read."""
+        """Call a function on this thread whenever the descriptor is readable. Callable from any thread."""
         self.call_soon(self._loop.add_reader, descriptor, function)
 
     def stop(self, grace: float) -> None:
-        """Close the server, give calls this many seconds to end, and wait for the thread."""
+        """Stop the servers, cancel calls that last longer than `grace` seconds, and join the thread."""
         self._grace = grace
         self.call_soon(self._stop.set)
         self._thread.join()

@@ -1,7 +1,8 @@
-"""KvEvents' way to subscribers: each has one pending message into which later steps' changes merge.
+"""KvEventPublisher: sends changes of the prefix cache to SubscribeKvEvents calls. Runs on the I/O thread.
 
-Runs on the I/O thread. A subscriber begins without knowing anything, and asks the core for a snapshot when it reads;
-one that reads so slowly that its changes are longer than a snapshot would be begins again.
+Each subscription has one pending message into which later steps' changes merge. It starts with a snapshot, which it
+requests from the core on its first read. If the merged changes outgrow the cache itself, it starts over with a new
+snapshot.
 """
 
 import asyncio
@@ -12,28 +13,28 @@ from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from proa_engine.server.errors import EngineError
 
 
-class FollowedCore(Protocol):
-    """What the feed needs of the engine core; any thread."""
+class KvEventSource(Protocol):
+    """The part of `EngineCore` that subscriptions call. Every method is thread-safe."""
 
     def follow_kv_events(self) -> None: ...
 
     def unfollow_kv_events(self) -> None: ...
 
 
-class _Knows(Enum):
-    NOTHING = auto()
-    SOON = auto()  # a snapshot has been asked for
-    ALL = auto()  # with what is pending
+class _Snapshot(Enum):
+    NEEDED = auto()
+    REQUESTED = auto()
+    TAKEN = auto()  # later changes are merged into what is pending
 
 
 class KvSubscription:
-    """One subscriber. To be used in a `with`."""
+    """One subscriber, as a context manager that unsubscribes at its end."""
 
-    def __init__(self, feed: "KvFeed", core: FollowedCore, max_pending: int) -> None:
-        self._feed = feed
+    def __init__(self, publisher: "KvEventPublisher", core: KvEventSource, max_pending: int) -> None:
+        self._publisher = publisher
         self._core = core
         self._max_pending = max_pending
-        self._knows = _Knows.NOTHING
+        self._snapshot = _Snapshot.NEEDED
         self._pending = KvChanges()
         self._sequence = 0
         self._error: EngineError | None = None
@@ -43,15 +44,16 @@ class KvSubscription:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._feed.unsubscribe(self, self._core)
+        self._publisher.unsubscribe(self, self._core)
 
     async def next_message(self) -> tuple[int, KvChanges]:
-        """What is new, with its sequence number. Raises EngineError when the engine leaves."""
+        """Wait for changes; return a sequence number, counted from 1, and the changes. Raises EngineError when the
+        engine drains or fails."""
         while not self._pending:
             if self._error is not None:
                 raise self._error
-            if self._knows is _Knows.NOTHING:
-                self._knows = _Knows.SOON
+            if self._snapshot is _Snapshot.NEEDED:
+                self._snapshot = _Snapshot.REQUESTED
                 self._core.follow_kv_events()
             self._wake.clear()
             await self._wake.wait()
@@ -59,14 +61,14 @@ class KvSubscription:
         self._sequence += 1
         return self._sequence, changes
 
-    def deliver(self, news: KvEventBatch) -> None:
-        if self._knows is _Knows.ALL:
-            self._pending.merge(news.changes)
-        elif self._knows is _Knows.SOON and news.snapshot is not None:
-            self._knows = _Knows.ALL
-            self._pending = KvChanges.snapshot(news.snapshot)
+    def deliver(self, batch: KvEventBatch) -> None:
+        if self._snapshot is _Snapshot.TAKEN:
+            self._pending.merge(batch.changes)
+        elif self._snapshot is _Snapshot.REQUESTED and batch.snapshot is not None:
+            self._snapshot = _Snapshot.TAKEN
+            self._pending = KvChanges.snapshot(batch.snapshot)
         if len(self._pending) > self._max_pending:
-            self._knows = _Knows.NOTHING
+            self._snapshot = _Snapshot.NEEDED
             self._pending = KvChanges()
         self._wake.set()
 
@@ -75,28 +77,28 @@ class KvSubscription:
         self._wake.set()
 
 
-class KvFeed:
-    """All subscribers. The core tells of its cache only while there are any."""
+class KvEventPublisher:
+    """All subscriptions. The core reports changes only while there are any."""
 
     def __init__(self) -> None:
         self._subscriptions: set[KvSubscription] = set()
 
-    def subscribe(self, core: FollowedCore, num_blocks: int) -> KvSubscription:
-        """For a cache of `num_blocks`, which bounds what waits for the subscriber."""
+    def subscribe(self, core: KvEventSource, num_blocks: int) -> KvSubscription:
+        """Subscribe to a cache of `num_blocks`, which is also the maximum of pending changes."""
         subscription = KvSubscription(self, core, max_pending=num_blocks)
         self._subscriptions.add(subscription)
         return subscription
 
-    def unsubscribe(self, subscription: KvSubscription, core: FollowedCore) -> None:
+    def unsubscribe(self, subscription: KvSubscription, core: KvEventSource) -> None:
         self._subscriptions.remove(subscription)
         if not self._subscriptions:
             core.unfollow_kv_events()
 
-    def deliver(self, news: KvEventBatch) -> None:
+    def deliver(self, batch: KvEventBatch) -> None:
         for subscription in self._subscriptions:
-            subscription.deliver(news)
+            subscription.deliver(batch)
 
     def fail(self, error: EngineError) -> None:
-        """Nothing more will come."""
+        """End all subscriptions: nothing more is delivered."""
         for subscription in self._subscriptions:
             subscription.fail(error)

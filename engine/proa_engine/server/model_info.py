@@ -4,20 +4,13 @@ from importlib.metadata import version
 
 from proa.blocks import BLOCK_HASH_VERSION
 from proa.contract import ModelInfo
-from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import EngineParts
-
-BUILTIN_NAME = "proa-builtin"
-
-
-def served_name(config: EngineConfig) -> str:
-    return config.served_model_name or (BUILTIN_NAME if config.model == "builtin" else config.model)
 
 
 def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
     config = parts.config
     return ModelInfo(
-        model_name=served_name(config),
+        model_name=config.model_name,
         model=config.model,
         revision=config.revision or "",
         max_model_len=parts.limits.max_model_len,

@@ -1,4 +1,4 @@
-"""RequestObserver: tells telemetry and metrics what happens to requests. Runs on the I/O thread."""
+"""RequestObserver: reports requests to tracing and metrics. Runs on the I/O thread."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ class RequestObserver:
     tracer: EngineTracer
     metrics: EngineMetrics
 
-    def started(self, request: EngineCoreRequest) -> dict[str, str]:
-        """The trace headers to submit it with: they name the engine's span, or nothing if it is not sampled."""
+    def on_request(self, request: EngineCoreRequest) -> dict[str, str]:
+        """Start the request's span. Returns the trace headers that name it, empty if the trace is not sampled."""
         return self.tracer.start_request(request)
 
-    def stepped(self, outputs: StepOutputs) -> None:
+    def on_outputs(self, outputs: StepOutputs) -> None:
         self.metrics.observe_outputs(outputs)
         self.tracer.observe_outputs(outputs.outputs)
 
-    def refused(self, reason: str) -> None:
-        """A request that did not reach the core."""
+    def on_refused(self, reason: str) -> None:
+        """Count a request that was refused before `on_request`."""
         self.metrics.observe_rejection(reason)
 
-    def rejected(self, request_id: str, reason: str, message: str) -> None:
-        """A request that was started, and that the core did not take."""
+    def on_rejected(self, request_id: str, reason: str, message: str) -> None:
+        """Count a request that the core rejected, and end its span."""
         self.metrics.observe_rejection(reason)
         self.tracer.end_request(request_id, reason, message)

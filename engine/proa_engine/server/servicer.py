@@ -1,4 +1,4 @@
-"""EngineServicer: the contract's methods. Each turns its message into a call, and the answer into a message."""
+"""EngineServicer: the methods of EngineService, each a conversion around one call of the request router."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,52 +18,52 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(service_pb2_grpc.EngineServiceServicer):
-    """Thin over the frontend. `on_session` is called when a gateway has opened a session."""
+    """`on_session` is called whenever a gateway opens a session."""
 
-    def __init__(self, frontend: RequestRouter, on_session: Callable[[], None]) -> None:
-        self._frontend = frontend
+    def __init__(self, router: RequestRouter, on_session: Callable[[], None]) -> None:
+        self._router = router
         self._on_session = on_session
 
     async def Generate(self, request: service_pb2.GenerateRequest, context: Context) -> None:
-        async with _answering(context), GenerateCall(self._frontend) as call:
+        async with _status_on_error(context), GenerateCall(self._router) as call:
             metadata = context.invocation_metadata() or ()
             call.submit(convert.request_from_pb(request.request, now=time.time(), metadata=metadata))
             while (output := await call.next_output()) is not None:
                 await context.write(convert.generate_to_pb(output))
 
     async def Session(self, messages: AsyncIterator[service_pb2.SessionRequest], context: Context) -> None:
-        async with _answering(context):
-            await Session(self._frontend, self._on_session).run(messages, context.write)
+        async with _status_on_error(context):
+            await Session(self._router, self._on_session).run(messages, context.write)
 
     async def Abort(self, request: service_pb2.AbortRequest, context: Context) -> service_pb2.AbortResponse:
-        self._frontend.abort(request.request_ids)
+        self._router.abort(request.request_ids)
         return convert.abort_to_pb()
 
     async def GetModelInfo(
         self, request: service_pb2.GetModelInfoRequest, context: Context
     ) -> service_pb2.GetModelInfoResponse:
-        async with _answering(context):
-            return convert.model_info_to_pb(self._frontend.engine.info)
+        async with _status_on_error(context):
+            return convert.model_info_to_pb(self._router.engine.info)
 
     async def GetTokenizer(self, request: service_pb2.GetTokenizerRequest, context: Context) -> None:
-        async with _answering(context):
-            for part in convert.tokenizer_files_to_pb(self._frontend.engine.tokenizer_files):
+        async with _status_on_error(context):
+            for part in convert.tokenizer_files_to_pb(self._router.engine.tokenizer_files):
                 await context.write(part)
 
     async def GetLoad(self, request: service_pb2.GetLoadRequest, context: Context) -> service_pb2.GetLoadResponse:
-        return convert.load_to_pb(self._frontend.load())
+        return convert.load_to_pb(self._router.load())
 
     async def SubscribeKvEvents(self, request: service_pb2.SubscribeKvEventsRequest, context: Context) -> None:
-        async with _answering(context):
-            with self._frontend.subscribe_kv_events() as subscription:
+        async with _status_on_error(context):
+            with self._router.subscribe_kv_events() as subscription:
                 while True:
                     await context.write(convert.kv_events_to_pb(*await subscription.next_message()))
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):
-    """Answers bytes that are no message with INVALID_ARGUMENT, where gRPC would say UNKNOWN and log a traceback.
+    """Answers undecodable bytes with INVALID_ARGUMENT, where gRPC would answer UNKNOWN and log a traceback.
 
-    In the stream of a Session they arrive as None.
+    In a Session's stream an undecodable message becomes `None`, which the session rejects.
     """
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -73,21 +73,22 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):
         changes: dict[str, Any] = {"request_deserializer": convert.tolerant(handler.request_deserializer)}
         if not handler.request_streaming:
             kind = "unary_stream" if handler.response_streaming else "unary_unary"
-            changes[kind] = _refusing_none(getattr(handler, kind))
+            changes[kind] = _reject_undecodable(getattr(handler, kind))
         return handler._replace(**changes)
 
 
-def _refusing_none(method: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
-    async def refuse_or_call(request: Any, context: Context) -> Any:
+def _reject_undecodable(method: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+    async def reject_or_call(request: Any, context: Context) -> Any:
         if request is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not a message of this method")
         return await method(request, context)
 
-    return refuse_or_call
+    return reject_or_call
 
 
 @asynccontextmanager
-async def _answering(context: Context) -> AsyncIterator[None]:
+async def _status_on_error(context: Context) -> AsyncIterator[None]:
+    """Abort the call with the status code and message of an EngineError."""
     try:
         yield
     except EngineError as error:

@@ -1,8 +1,8 @@
-"""Shutdown: how a serving process leaves, politely or not. Health is always the first to know.
+"""ShutdownHandler: ends the serving process on a signal or after a failure. Health changes before anything else.
 
-asked to (a signal)   NOT_SERVING, sessions are told, what runs finishes; a second signal ends it at once
-a step raises         NOT_SERVING, sessions fail, exit 1
-a step hangs          NOT_SERVING when it is late; when there is no more hope, sessions fail, exit 1
+a signal           NOT_SERVING, sessions get Draining, running requests finish, exit 0; a second signal exits at once
+a step raises      NOT_SERVING, sessions fail, exit 1
+a step hangs       NOT_SERVING while it is late; when it is hung, sessions fail, exit 1
 """
 
 import asyncio
@@ -18,102 +18,107 @@ from typing import Any
 from proa_engine.server.errors import Draining, EngineDead
 from proa_engine.server.health import Health
 from proa_engine.server.request_router import RequestRouter
-from proa_engine.server.watchdog import Verdict
+from proa_engine.server.watchdog import StepStatus
 
-FAREWELL_SECONDS = 0.5  # for last words to reach the network
-LEAVE_SECONDS = 8.0  # for the last step to end and the workers to leave, once nothing is waited for
+FLUSH_SECONDS = 0.5  # for the last messages and statuses to reach clients
+EXIT_SECONDS = 8.0  # after draining, for the last step to end and the workers to exit
 
 _log = logging.getLogger(__name__)
 
 
-class Shutdown:
-    """Its methods belong to different threads; each says to which."""
+class ShutdownHandler:
+    """Each method's docstring names the thread that calls it."""
 
     def __init__(
         self,
-        frontend: RequestRouter,
+        router: RequestRouter,
         health: Health,
         *,
         run_on_io_thread: Callable[[Coroutine[Any, Any, None]], "Future[None]"],
-        last_rites: Callable[[], None],
+        flush_traces: Callable[[], None],
         drain_timeout: float,
         exit_process: Callable[[int], None] = os._exit,
     ) -> None:
-        """`last_rites` is called before a process that cannot go on exits, and may take what is left of its time."""
-        self._frontend = frontend
+        """`flush_traces` runs on a thread of its own before a failed process exits, for at most `FLUSH_SECONDS`."""
+        self._router = router
         self._health = health
         self._run_on_io_thread = run_on_io_thread
-        self._last_rites = last_rites
+        self._flush_traces = flush_traces
         self._drain_timeout = drain_timeout
         self._exit_process = exit_process
         self._draining: asyncio.Task[None] | None = None
+        self._num_ranks = 1
         self._stop: Callable[[], None] | None = None
         self._fail_executor: Callable[[str], None] | None = None
-        self.failure: str | None = None  # set by any thread: why the process cannot go on. The watchdog acts on it.
-        self.gone = threading.Event()
+        self.failure: str | None = None  # why the engine failed; set by any thread, the watchdog calls `fail` with it
+        self.exited = threading.Event()
 
-    def on_loaded(self, stop: Callable[[], None], fail_executor: Callable[[str], None]) -> None:
-        """I/O thread: from now on there is a loop to stop, an executor to give up and requests to wait for."""
+    def on_loaded(self, stop: Callable[[], None], fail_executor: Callable[[str], None], *, num_ranks: int) -> None:
+        """I/O thread. `stop` ends the engine loop; `fail_executor` makes all calls that wait for the executor raise."""
+        self._num_ranks = num_ranks
         self._stop = stop
         self._fail_executor = fail_executor
 
     def on_signal(self, number: signal.Signals) -> None:
         """I/O thread."""
         if self._draining is not None:
-            _log.warning("%s again: leaving at once", number.name)
+            _log.warning("%s again: exiting at once", number.name)
             self._exit_process(128 + number)
         elif self._stop is None:
-            _log.info("%s while loading: leaving", number.name)
+            _log.info("%s while loading: exiting", number.name)
             self._exit_process(0)
         else:
-            _log.info("%s: finishing what runs, for at most %.0f s", number.name, self._drain_timeout)
+            _log.info("%s: draining running requests for at most %.0f s", number.name, self._drain_timeout)
             self._draining = asyncio.get_running_loop().create_task(self._drain(self._stop))
 
-    def on_verdict(self, verdict: Verdict, age: float, num_ranks: int) -> None:
-        """Watchdog thread: the running step is late, is not any more, or will not end."""
-        if verdict is Verdict.DEAD:
-            suspects = f"; one of the tensor-parallel ranks 0 to {num_ranks - 1} hangs" if num_ranks > 1 else ""
-            self.die(f"a step has been running for {age:.1f} s and does not end{suspects}")
+    def on_step_status(self, status: StepStatus, age: float) -> None:
+        """Watchdog thread. `age` is the running step's, in seconds."""
+        if status is StepStatus.HUNG:
+            suspects = (
+                f"; one of the tensor-parallel ranks 0 to {self._num_ranks - 1} hangs" if self._num_ranks > 1 else ""
+            )
+            self.fail(f"a step has been running for {age:.1f} s and does not end{suspects}")
             return
-        late = verdict is Verdict.LATE
+        late = status is StepStatus.LATE
         if late:
-            _log.error("a step is late: it has been running for %.1f s; NOT_SERVING until it ends", age)
+            _log.error("step late: running for %.1f s; NOT_SERVING until it ends", age)
         else:
             _log.info("steps are on time again")
-        self._wait(self._health.update(step_late=late))
+        self._run_and_wait(self._health.update(step_late=late))
 
-    def die(self, reason: str) -> None:
-        """Watchdog thread: tell everybody and exit with status 1. A hung device cannot be left more politely."""
-        _log.critical("the engine cannot go on: %s", reason)
-        self._wait(self._health.update(dead=True))
-        self._wait(self._fail(EngineDead(f"the engine cannot go on: {reason}")))
+    def fail(self, reason: str) -> None:
+        """Watchdog thread: fail all requests and exit with status 1. A hung device call cannot be stopped, so the
+        process does not wait for the main thread."""
+        _log.critical("engine failed, exiting: %s", reason)
+        self._run_and_wait(self._health.update(dead=True))
+        self._run_and_wait(self._fail_requests(EngineDead(f"the engine cannot go on: {reason}")))
         if self._fail_executor is not None:
             self._fail_executor(reason)
-        threading.Thread(target=self._last_rites, name="proa-last-rites", daemon=True).start()
-        time.sleep(FAREWELL_SECONDS)
+        threading.Thread(target=self._flush_traces, name="proa-flush-traces", daemon=True).start()
+        time.sleep(FLUSH_SECONDS)
         self._exit_process(1)
-        self.gone.set()
+        self.exited.set()
 
     async def _drain(self, stop: Callable[[], None]) -> None:
         await self._health.update(draining=True)
-        self._frontend.drain()
+        self._router.drain()
         try:
             async with asyncio.timeout(self._drain_timeout):
-                await self._frontend.wait_until_idle()
+                await self._router.wait_until_idle()
         except TimeoutError:
-            _log.warning("requests still run after %.0f s; they are given up", self._drain_timeout)
-            self._frontend.fail(Draining("the engine shut down before this request could finish"))
+            _log.warning("drain timeout: requests still running after %.0f s are failed", self._drain_timeout)
+            self._router.fail(Draining("the engine shut down before this request could finish"))
         stop()
-        await asyncio.sleep(LEAVE_SECONDS)  # ended when the main thread stops this one
-        _log.error("the running step does not end: leaving all the same")
+        await asyncio.sleep(EXIT_SECONDS)  # the main thread cancels this task when its last step has ended
+        _log.error("running step does not end: exiting without it")
         self._exit_process(1)
 
-    async def _fail(self, error: EngineDead) -> None:
-        self._frontend.fail(error)
+    async def _fail_requests(self, error: EngineDead) -> None:
+        self._router.fail(error)
 
-    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it on the I/O thread, but do not wait for a thread that hangs."""
+    def _run_and_wait(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the I/O thread, and wait for at most one second, as that thread may hang too."""
         try:
             self._run_on_io_thread(work).result(timeout=1.0)
         except TimeoutError:
-            _log.error("the I/O thread does not answer")
+            _log.error("I/O thread does not answer")

@@ -1,7 +1,7 @@
-"""Signals that arrive even while the main thread hangs in a device call.
+"""Handle signals even while the main thread hangs in a device call.
 
-Python runs signal handlers on the main thread only, between two of its instructions; the byte that the interpreter
-writes to its wake-up descriptor comes at once, and another thread can read it.
+Python runs signal handlers on the main thread only, between two bytecode instructions. The byte that the interpreter
+writes to the wake-up file descriptor arrives at once, and another thread can read it.
 """
 
 import signal
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 
 class SignalPipe:
-    """Turns signals into calls on the thread that polls `fileno()`. Made on the main thread."""
+    """Turns signals into calls on the thread that polls `fileno()`. Construct it on the main thread."""
 
     def __init__(self, signals: Iterable[signal.Signals], on_signal: Callable[[signal.Signals], None]) -> None:
         self._on_signal = on_signal

@@ -1,6 +1,6 @@
-"""The server's side of mutual TLS: credentials that follow their files, so that nothing restarts for a new certificate.
+"""Server credentials for (mutual) TLS that reload their files when these change.
 
-Streams that run keep the certificates they began with.
+Only new connections use a new certificate.
 """
 
 import grpc
@@ -9,11 +9,12 @@ from proa.tls import TlsIdentity, TlsSource
 
 
 def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
-    """gRPC asks for them at each new connection. Clients must show a certificate where an authority is named."""
+    """Credentials that are checked for new files at each connection. With an authority, clients must show a
+    certificate that it signed."""
     used = source.current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """On gRPC's own threads, one at a time; `None`: no change."""
+        """Return the configuration, or `None` if unchanged. gRPC calls this on its own threads, one at a time."""
         nonlocal used
         identity = source.current()
         if identity is used:
@@ -23,7 +24,7 @@ def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used),
-        fetch,  # type: ignore[arg-type]  # the stub knows of no None
+        fetch,  # type: ignore[arg-type]  # the stub does not allow None
         require_client_authentication=used.authority is not None,
     )
 

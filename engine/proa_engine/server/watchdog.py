@@ -1,7 +1,7 @@
-"""Watchdog: knows when the current step began, and says when it is late and when there is no more hope.
+"""Watchdog: a thread that detects late and hung steps.
 
-A step is late after 5 s plus ten times the largest warm-up step; an idle engine is never late. The thread lives apart
-from the one that steps and the one that talks, so it can act when either hangs.
+A step is late after `step_timeout` (5 s) plus ten times the longest warm-up step, and hung after a grace period more.
+An idle engine is never late. The watchdog runs apart from the main thread and the I/O thread, as either may hang.
 """
 
 import threading
@@ -10,56 +10,58 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-STEP_SECONDS = 5.0
 WARM_UP_FACTOR = 10
 POLL_SECONDS = 0.2
+GRACE_SECONDS = 60.0  # from late to hung, for a step of a single process
+GRACE_SECONDS_PARALLEL = 0.0  # with several ranks, where a late step means that a collective hangs
 
 
-class Verdict(Enum):
-    FINE = auto()
+class StepStatus(Enum):
+    ON_TIME = auto()  # also: no step is running
     LATE = auto()
-    DEAD = auto()
+    HUNG = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class StepLimits:
-    """In seconds: how long a step may run before it is late, and for how much longer there is hope."""
+class StepDeadlines:
+    """Seconds from a step's start until it is late, and from then until it is hung."""
 
     late: float
-    hope: float
+    grace: float
 
     @classmethod
-    def from_warm_up(cls, largest_step: float, *, step_timeout: float = STEP_SECONDS, hope: float) -> "StepLimits":
-        return cls(late=step_timeout + WARM_UP_FACTOR * largest_step, hope=hope)
+    def from_warm_up(cls, longest_step: float, *, step_timeout: float, num_ranks: int) -> "StepDeadlines":
+        grace = GRACE_SECONDS_PARALLEL if num_ranks > 1 else GRACE_SECONDS
+        return cls(late=step_timeout + WARM_UP_FACTOR * longest_step, grace=grace)
 
-    def judge(self, step_age: float | None) -> Verdict:
-        """`None`: no step is running."""
+    def status(self, step_age: float | None) -> StepStatus:
+        """The status of a step that started `step_age` seconds ago. `None`: no step is running."""
         if step_age is None or step_age <= self.late:
-            return Verdict.FINE
-        return Verdict.LATE if step_age <= self.late + self.hope else Verdict.DEAD
+            return StepStatus.ON_TIME
+        return StepStatus.LATE if step_age <= self.late + self.grace else StepStatus.HUNG
 
 
 class Watchdog:
-    """A thread that looks at the running step five times a second, and at whether the engine still stands."""
+    """Checks the running step, and whether the engine has failed, every `POLL_SECONDS`."""
 
     def __init__(
         self,
-        limits: StepLimits,
+        deadlines: StepDeadlines,
         *,
         step_started_at: Callable[[], float | None],
         failure: Callable[[], str | None],
-        on_verdict: Callable[[Verdict, float], None],
+        on_step_status: Callable[[StepStatus, float], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """`on_verdict` is told of each change, with the step's age in seconds; `failure` says why the engine cannot go
-        on, once it cannot, and `on_failure` is told.
-        Both are called on this thread."""
-        self._limits = limits
+        """`step_started_at` returns the start of the running step on the monotonic clock, `failure` why the engine
+        failed, or `None`. `on_step_status` is called at each change of status, with the step's age in seconds;
+        `on_failure` once, with the failure. All four are called on the watchdog thread."""
+        self._deadlines = deadlines
         self._step_started_at = step_started_at
         self._failure = failure
-        self._on_verdict = on_verdict
+        self._on_step_status = on_step_status
         self._on_failure = on_failure
-        self._verdict = Verdict.FINE
+        self._status = StepStatus.ON_TIME
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proa-watchdog", daemon=True)
 
@@ -75,13 +77,13 @@ class Watchdog:
             if (failure := self._failure()) is not None:
                 self._on_failure(failure)
                 return
-            self.look(time.monotonic())
+            self.check_step(time.monotonic())
 
-    def look(self, now: float) -> None:
-        """Judge the running step at this moment of the monotonic clock."""
+    def check_step(self, now: float) -> None:
+        """Compare the running step with its deadlines. `now` is on the monotonic clock."""
         started_at = self._step_started_at()
         age = None if started_at is None else now - started_at
-        verdict = self._limits.judge(age)
-        if verdict is not self._verdict:
-            self._verdict = verdict
-            self._on_verdict(verdict, age or 0.0)
+        status = self._deadlines.status(age)
+        if status is not self._status:
+            self._status = status
+            self._on_step_status(status, age or 0.0)

@@ -14,7 +14,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from proa_engine.cli import make_parser as engine_parser
-from proa_engine.metrics import CacheConfig, EngineMetrics
+from proa_engine.config import EngineConfig
+from proa_engine.metrics import EngineMetrics
 from proa_gateway.cli import make_parser as gateway_parser
 from proa_gateway.observability.metrics import GatewayMetrics
 from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render
@@ -86,11 +87,7 @@ def exported() -> set[str]:
     """Prometheus time series names of the gateway's and the engine's metrics."""
     registry = CollectorRegistry()
     gateway = GatewayMetrics(registry)
-    engine = EngineMetrics(
-        CollectorRegistry(),
-        model_name="m",
-        cache_config=CacheConfig(block_size=16, num_gpu_blocks=1, enable_prefix_caching=True),
-    )
+    engine = EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), num_gpu_blocks=1)
     families = [*registry.collect(), *gateway.collect(), *engine.collect()]
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
     return {family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))}

@@ -1,63 +1,63 @@
-"""The busy loop, and how its outputs reach the I/O thread."""
+"""The engine loop, and the queue that takes its outputs to the I/O thread."""
 
 from collections.abc import Callable
 
 from proa.contract import SchedulerStats
 from proa_engine.core.types import StepOutputs
-from proa_engine.server.engine_loop import EngineLoop, Handoff
+from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 
 
 def step_outputs(step: int) -> StepOutputs:
     return StepOutputs([], SchedulerStats(), 0.0, step)
 
 
-def test_outputs_that_gather_take_one_wake_up() -> None:
+def test_one_wake_up_delivers_all_queued_steps() -> None:
     scheduled: list[Callable[[], None]] = []
-    taken: list[int] = []
-    handoff = Handoff(scheduled.append, lambda outputs: taken.append(outputs.step), errors_are_not_expected)
+    delivered: list[int] = []
+    output_queue = OutputQueue(scheduled.append, lambda outputs: delivered.append(outputs.step), unexpected_error)
 
     for step in (1, 2, 3):
-        handoff.put(step_outputs(step))
+        output_queue.put(step_outputs(step))
     scheduled[0]()
-    handoff.put(step_outputs(4))
+    output_queue.put(step_outputs(4))
     scheduled[1]()
 
     assert len(scheduled) == 2
-    assert taken == [1, 2, 3, 4]
+    assert delivered == [1, 2, 3, 4]
 
 
-def test_output_put_while_others_are_taken_is_not_forgotten() -> None:
+def test_step_queued_during_delivery_is_delivered() -> None:
     scheduled: list[Callable[[], None]] = []
-    taken: list[int] = []
+    delivered: list[int] = []
 
-    def take(outputs: StepOutputs) -> None:
-        taken.append(outputs.step)
+    def deliver(outputs: StepOutputs) -> None:
+        delivered.append(outputs.step)
         if outputs.step == 1:
-            handoff.put(step_outputs(2))
+            output_queue.put(step_outputs(2))
 
-    handoff = Handoff(scheduled.append, take, errors_are_not_expected)
-    handoff.put(step_outputs(1))
+    output_queue = OutputQueue(scheduled.append, deliver, unexpected_error)
+    output_queue.put(step_outputs(1))
     for wake_up in scheduled:
         wake_up()
 
-    assert taken == [1, 2]
+    assert delivered == [1, 2]
 
 
-def test_error_while_delivering_is_told() -> None:
+def test_error_while_delivering_is_reported() -> None:
     scheduled: list[Callable[[], None]] = []
     errors: list[Exception] = []
 
-    def take(outputs: StepOutputs) -> None:
+    def deliver(outputs: StepOutputs) -> None:
         raise KeyError("gone")
 
-    Handoff(scheduled.append, take, errors.append).put(step_outputs(1))
+    OutputQueue(scheduled.append, deliver, errors.append).put(step_outputs(1))
     scheduled[0]()
 
     assert [type(error) for error in errors] == [KeyError]
 
 
 class ScriptedCore:
-    """Has work for some steps, then waits, and is woken by `stop`."""
+    """Has work for `num_steps` steps, then calls `on_idle`."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -80,20 +80,20 @@ class ScriptedCore:
         pass
 
 
-def test_loop_hands_over_what_steps_say_and_stops() -> None:
+def test_loop_queues_the_outputs_of_steps_until_stopped() -> None:
     core = ScriptedCore(num_steps=4)
-    taken: list[int] = []
+    delivered: list[int] = []
     durations: list[float] = []
-    handoff = Handoff(lambda drain: drain(), lambda outputs: taken.append(outputs.step), errors_are_not_expected)
-    loop = EngineLoop(core, handoff, durations.append)
+    output_queue = OutputQueue(lambda drain: drain(), lambda outputs: delivered.append(outputs.step), unexpected_error)
+    loop = EngineLoop(core, output_queue, durations.append)
     core.on_idle = loop.stop
 
     loop.run()
 
-    assert taken == [3, 1]
+    assert delivered == [3, 1]
     assert len(durations) == 2
     assert min(durations) >= 0
 
 
-def errors_are_not_expected(error: Exception) -> None:
+def unexpected_error(error: Exception) -> None:
     raise error

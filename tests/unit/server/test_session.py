@@ -9,11 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, ModelInfo, SchedulerStats
 from proa.engine.v1 import service_pb2
+from proa_engine.config import EngineConfig
 from proa_engine.core.types import Rejection, StepOutputs
-from proa_engine.metrics import CacheConfig, EngineMetrics
+from proa_engine.metrics import EngineMetrics
 from proa_engine.server.errors import SlowReader
+from proa_engine.server.loaded_engine import LoadedEngine
 from proa_engine.server.observer import RequestObserver
-from proa_engine.server.request_router import LoadedEngine, RequestRouter
+from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session
 from proa_engine.telemetry import EngineTracer
 from support.engine_client import engine_request, wait_until
@@ -92,21 +94,20 @@ class Gateway:
 
 
 class World:
-    """A frontend over a fake core, and one session on it."""
+    """A router over a fake core, and one session on it."""
 
     def __init__(self, **options: int) -> None:
         self.core = FakeCore()
-        self.frontend = RequestRouter()
-        cache = CacheConfig(block_size=16, num_gpu_blocks=8, enable_prefix_caching=True)
-        metrics = EngineMetrics(CollectorRegistry(), model_name="m", cache_config=cache)
+        self.router = RequestRouter()
+        metrics = EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), num_gpu_blocks=8)
         observer = RequestObserver(EngineTracer(), metrics)
-        self.frontend.open(LoadedEngine(self.core, MODEL, (), lambda request: None, observer, instance_id="i"))
+        self.router.start(LoadedEngine(self.core, MODEL, (), lambda request: None, observer, instance_id="i"))
         self.gateway = Gateway()
-        self.session = Session(self.frontend, lambda: None, **options)
+        self.session = Session(self.router, lambda: None, **options)
         self.running = asyncio.create_task(self.session.run(self.gateway.messages(), self.gateway.write))
 
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
-        self.frontend.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections))
+        self.router.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections))
 
     def output(self, handle: int, *token_ids: int, **fields: object) -> EngineCoreOutput:
         client = self.core.submitted[0].client_index
@@ -216,7 +217,7 @@ async def test_rejection_by_the_core_names_the_handle() -> None:
 
 async def test_drained_session_ends_with_its_last_request() -> None:
     async with world(num_requests=1) as made:
-        made.frontend.drain()
+        made.router.drain()
         await heard(made, lambda: made.gateway.heard[-1].HasField("draining"))
         made.step(made.output(1, 5, finish_reason=FinishReason.STOP))
         await made.running

@@ -8,7 +8,7 @@ import pytest
 
 from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from proa_engine.server.errors import Draining
-from proa_engine.server.kv_events import KvFeed, KvSubscription
+from proa_engine.server.kv_events import KvEventPublisher, KvSubscription
 
 NUM_BLOCKS = 8
 
@@ -69,58 +69,58 @@ class Reader:
         return changes
 
 
-async def begin(feed: KvFeed, cache: Cache) -> Reader:
+async def begin(publisher: KvEventPublisher, cache: Cache) -> Reader:
     """A subscriber that has asked for its snapshot and got it."""
-    reader = Reader(feed.subscribe(cache, NUM_BLOCKS))
+    reader = Reader(publisher.subscribe(cache, NUM_BLOCKS))
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    feed.deliver(cache.news())
+    publisher.deliver(cache.news())
     assert (await reading).is_snapshot
     return reader
 
 
 async def test_a_late_subscriber_gets_a_snapshot_and_the_others_only_what_changed() -> None:
-    feed, cache = KvFeed(), Cache()
-    early = await begin(feed, cache)
-    feed.deliver(cache.news(stored=[b"a", b"b"]))
+    publisher, cache = KvEventPublisher(), Cache()
+    early = await begin(publisher, cache)
+    publisher.deliver(cache.news(stored=[b"a", b"b"]))
     assert (await early.read()).stored.keys() == {b"a", b"b"}
-    late = await begin(feed, cache)
+    late = await begin(publisher, cache)
     assert late.held == {b"a", b"b"}
-    feed.deliver(cache.news(stored=[b"c"], removed=[b"a"]))
+    publisher.deliver(cache.news(stored=[b"c"], removed=[b"a"]))
     for reader in (early, late):
         changes = await reader.read()
         assert (changes.is_snapshot, [*changes.stored], [*changes.removed]) == (False, [b"c"], [b"a"])
 
 
 async def test_what_changed_between_subscribing_and_the_snapshot_is_not_told_twice() -> None:
-    feed, cache = KvFeed(), Cache()
-    reader = Reader(feed.subscribe(cache, NUM_BLOCKS))
-    feed.deliver(cache.news(stored=[b"a"]))  # it has not even asked
+    publisher, cache = KvEventPublisher(), Cache()
+    reader = Reader(publisher.subscribe(cache, NUM_BLOCKS))
+    publisher.deliver(cache.news(stored=[b"a"]))  # it has not even asked
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    feed.deliver(cache.news(stored=[b"b"]))
+    publisher.deliver(cache.news(stored=[b"b"]))
     assert [*(await reading).stored] == [b"a", b"b"]
 
 
 async def test_a_slow_subscriber_gets_one_message_and_a_very_slow_one_a_new_snapshot() -> None:
-    feed, cache = KvFeed(), Cache()
-    reader = await begin(feed, cache)
+    publisher, cache = KvEventPublisher(), Cache()
+    reader = await begin(publisher, cache)
     for name in (b"a", b"b"):
-        feed.deliver(cache.news(stored=[name]))
+        publisher.deliver(cache.news(stored=[name]))
     assert [*(await reader.read()).stored] == [b"a", b"b"]
-    feed.deliver(cache.news(stored=[b"%d" % number for number in range(5)], removed=[b"a", b"b"]))
-    feed.deliver(cache.news(stored=[b"x", b"y"]))
+    publisher.deliver(cache.news(stored=[b"%d" % number for number in range(5)], removed=[b"a", b"b"]))
+    publisher.deliver(cache.news(stored=[b"x", b"y"]))
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    feed.deliver(cache.news())
+    publisher.deliver(cache.news())
     assert (await reading).is_snapshot
     assert reader.held == cache.held.keys()
 
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whoever_reads_in_the_end_knows_what_is_held(seed: int) -> None:
-    rng, feed, cache = random.Random(seed), KvFeed(), Cache(seed)
-    readers = [await begin(feed, cache) for _ in range(3)]
+    rng, publisher, cache = random.Random(seed), KvEventPublisher(), Cache(seed)
+    readers = [await begin(publisher, cache) for _ in range(3)]
 
     async def follow(reader: Reader, patience: float) -> None:
         while True:
@@ -131,10 +131,10 @@ async def test_whoever_reads_in_the_end_knows_what_is_held(seed: int) -> None:
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         following = [group.create_task(follow(*pair)) for pair in zip(readers, (1.0, 0.3, 0.05), strict=True)]
         for _ in range(300):
-            feed.deliver(cache.random_news())
+            publisher.deliver(cache.random_news())
             await asyncio.sleep(0)
         while any(reader.held != cache.held.keys() for reader in readers):
-            feed.deliver(cache.news())
+            publisher.deliver(cache.news())
             await asyncio.sleep(0)
         for task in following:
             task.cancel()
@@ -143,8 +143,8 @@ async def test_whoever_reads_in_the_end_knows_what_is_held(seed: int) -> None:
 
 
 async def test_the_core_is_told_when_the_last_subscriber_leaves() -> None:
-    feed, cache = KvFeed(), Cache()
-    first, second = await begin(feed, cache), await begin(feed, cache)
+    publisher, cache = KvEventPublisher(), Cache()
+    first, second = await begin(publisher, cache), await begin(publisher, cache)
     with first.subscription:
         pass
     assert cache.follows
@@ -154,10 +154,10 @@ async def test_the_core_is_told_when_the_last_subscriber_leaves() -> None:
 
 
 async def test_an_engine_that_leaves_ends_every_subscription() -> None:
-    feed, cache = KvFeed(), Cache()
-    reader = await begin(feed, cache)
+    publisher, cache = KvEventPublisher(), Cache()
+    reader = await begin(publisher, cache)
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    feed.fail(Draining("bye"))
+    publisher.fail(Draining("bye"))
     with pytest.raises(Draining, match="bye"):
         await reading
