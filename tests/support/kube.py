@@ -21,6 +21,9 @@ _READ_METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0
 _KILL_AT_NEXT_WORK = "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))"
 _POLL_SECONDS = 2.0
 
+# For engines: they share few cores in these tests, and spinning threads would stall each other.
+ONE_THREAD = {"name": "OMP_NUM_THREADS", "value": "1"}
+
 
 def run(*command: str, timeout: float = 300, check: bool = True, stdin: str = "") -> str:
     """Run a command and return its standard output. Raises AssertionError with both outputs if it fails."""
@@ -55,11 +58,14 @@ class Release:
         run("kubectl", "create", "namespace", self.namespace)
         run("kubectl", "label", "namespace", self.namespace, "pod-security.kubernetes.io/enforce=restricted")
 
-    def install(self, **values: str) -> None:
-        """Install or upgrade with `--set` values (`__` stands for a dot) and wait until all pods are ready."""
+    def install(self, **values: Any) -> None:
+        """Install or upgrade and wait until all pods are ready.
+
+        `values` by path, with `__` for a dot: text as for `--set`, anything else as JSON.
+        """
         self._wait_for(*self._helm_upgrade(values), "--wait", "--timeout=10m", timeout=660)
 
-    def upgrade(self, **values: str) -> None:
+    def upgrade(self, **values: Any) -> None:
         """Install or upgrade without waiting."""
         run(*self._helm_upgrade(values))
 
@@ -111,13 +117,15 @@ class Release:
         )
         return "\n".join(self.kubectl(*command, check=False) for command in commands)
 
-    def _helm_upgrade(self, values: dict[str, str]) -> list[str]:
-        values = {"engine__image__tag": self.tag, "gateway__image__tag": self.tag} | values
-        settings = [f"--set={key.replace('__', '.')}={value}" for key, value in values.items()]
-        # One OpenMP thread: engines share few cores here, and spinning threads would stall each other.
-        threads = '--set-json=engines.builtin.env=[{"name": "OMP_NUM_THREADS", "value": "1"}]'
-        command = ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace]
-        return [*command, f"--set=image.registry={self.registry}", threads, *settings]
+    def _helm_upgrade(self, values: dict[str, Any]) -> list[str]:
+        images = {"image__registry": self.registry, "engine__image__tag": self.tag, "gateway__image__tag": self.tag}
+        settings = [
+            f"--set={path.replace('__', '.')}={value}"
+            if isinstance(value, str)
+            else f"--set-json={path.replace('__', '.')}={json.dumps(value)}"
+            for path, value in (images | {"engines__builtin__env": [ONE_THREAD]} | values).items()
+        ]
+        return ["helm", "upgrade", "--install", self.name, str(CHART), "--namespace", self.namespace, *settings]
 
     def _wait_for(self, *command: str, timeout: float) -> None:
         """Run a command that waits for pods. Reports changes of pods, warnings and image pulls while it runs.
