@@ -1,7 +1,7 @@
-"""Request traces of the engine: `llm_request` and its stages. Steps and ranks: step_spans.py, worker_spans.py.
+"""Request traces of the engine: the span `llm_request` and its stages, from the requests' lifecycle events.
 
-It knows neither gRPC nor tensors: stages come from lifecycle events, context from the request's trace headers. Names
-follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai.
+Names follow the GenAI semantic conventions, https://github.com/open-telemetry/semantic-conventions-genai. Spans of
+steps are in step_spans.py, spans of ranks in worker_spans.py.
 """
 
 import time
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
-from proa.telemetry import make_tracer_provider
+from proa.telemetry import PROVIDER_NAME, extract_context, inject_headers, make_tracer_provider, set_error
 from proa_engine.core.executor import Executor
 from proa_engine.step_spans import TracedExecutor
 
@@ -24,62 +23,57 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 TRACE_HEADERS = ("traceparent", "tracestate")
-PROVIDER_NAME = "proa"
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True)
-class _Traced:
+class _TracedRequest:
     span: Span
-    num_known: int  # tokens that it came with
-    num_chunks: int = 0  # steps that computed a part of those
+    num_prompt_tokens: int  # tokens resumed from another engine included
+    num_chunks: int = 0  # steps that computed a part of them
     events: list[Event] = field(default_factory=list)
 
 
 class EngineTracer:
-    """Spans of requests in this engine: `llm_request` over `queue`, `prefill` and `decode`.
+    """Makes the span `llm_request` with the children `queue`, `prefill` and `decode` for each sampled request.
 
-    Calls may come from any thread, but those for one request in order. Without a provider every call is a no-op.
+    Methods may be called from any thread, those for one request in order. Without a provider all are no-ops.
     """
 
     def __init__(self, provider: "TracerProvider | None" = None, *, model_name: str = "") -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("proa_engine") if provider else trace.NoOpTracer()
         self._model_name = model_name
-        self._traced: dict[str, _Traced] = {}  # only sampled requests
+        self._traced: dict[str, _TracedRequest] = {}  # only sampled requests
 
     @classmethod
     def from_environment(cls, *, model_name: str) -> "EngineTracer":
         return cls(make_tracer_provider("proa-engine"), model_name=model_name)
 
     def start_request(self, request: EngineCoreRequest) -> dict[str, str]:
-        """Begin `llm_request`, now, under the request's trace headers.
+        """Start `llm_request` as a child of the request's trace headers.
 
-        Returns the headers that make it the parent of the workers' spans; empty unless the trace is sampled.
-        They replace the request's own `trace_headers` on its way to the core.
+        Return the headers for the workers' spans, which replace the request's own; empty unless the trace is sampled.
         """
         if self._provider is None:
             return {}
-        parent = _PROPAGATOR.extract(request.trace_headers, context=Context())
+        parent = extract_context(request.trace_headers)
         attributes = _request_attributes(request, self._model_name)
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes)
         if not span.get_span_context().trace_flags.sampled:
             return {}
-        self._traced[request.request_id] = _Traced(
-            span, num_known=len(request.prompt_token_ids) + len(request.resumed_token_ids)
+        self._traced[request.request_id] = _TracedRequest(
+            span, num_prompt_tokens=len(request.prompt_token_ids) + len(request.resumed_token_ids)
         )
-        headers: dict[str, str] = {}
-        _PROPAGATOR.inject(headers, trace.set_span_in_context(span, Context()))
-        return headers
+        return inject_headers(span)
 
     def trace_steps(self, executor: Executor) -> Executor:
-        """The executor, its steps traced where anything is."""
+        """Wrap the executor to trace its steps; return it unchanged without a provider."""
         if self._provider is None:
             return executor
         return TracedExecutor(executor, self._tracer, self._count_chunk)
 
     def observe_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Take in one step's lifecycle events, and end the spans of requests that finished."""
+        """Record the lifecycle events of one step and end the spans of finished requests."""
         if not self._traced:
             return
         for output in outputs:
@@ -89,24 +83,25 @@ class EngineTracer:
                     self._finish(output, output.finish_reason)
 
     def end_request(self, request_id: str, error_type: str, message: str = "") -> None:
-        """End a request that no output will finish. Unknown ids are ignored."""
+        """End a request that fails without an output. Unknown IDs are ignored."""
         if traced := self._traced.pop(request_id, None):
             end = time.time_ns()
             self._stages(traced, end, error_type)
-            _fail(traced.span, error_type, message)
+            set_error(traced.span, error_type, message)
             traced.span.end(end)
 
     def shutdown(self) -> None:
-        """End what is open, send what is left and stop. Waits no longer than the exporter's own timeout."""
+        """End all spans, export them and stop. Waits at most for the exporter's timeout."""
         for request_id in list(self._traced):
             self.end_request(request_id, "shutdown")
         if self._provider is not None:
             self._provider.shutdown()
 
-    def _count_chunk(self, request_id: str, num_known: int) -> None:
-        """A preempted request that comes back with output of its own does not begin its prefill again."""
+    def _count_chunk(self, request_id: str, num_tokens: int) -> None:
+        """Count a prefill step. A preempted request that is computed again has more tokens, its output, and does not
+        count."""
         traced = self._traced.get(request_id)
-        if traced is not None and num_known == traced.num_known:
+        if traced is not None and num_tokens == traced.num_prompt_tokens:
             traced.num_chunks += 1
 
     def _finish(self, output: EngineCoreOutput, reason: FinishReason) -> None:
@@ -124,11 +119,13 @@ class EngineTracer:
             }
         )
         if error_type is not None:
-            _fail(traced.span, error_type, output.error)
+            set_error(traced.span, error_type, output.error)
         traced.span.end(end)
 
-    def _stages(self, traced: _Traced, end: int, error_type: str | None, cached_tokens: int | None = None) -> None:
-        """Make the stages' spans from the events: each lasts from its own event to the next stage's, or to the end."""
+    def _stages(
+        self, traced: _TracedRequest, end: int, error_type: str | None, cached_tokens: int | None = None
+    ) -> None:
+        """Make the stages' spans. Each lasts from its own event to the next stage's, or to `end`."""
         first: dict[EventType, int] = {}
         for event in traced.events:
             first.setdefault(event.type, _nanoseconds(event.timestamp))
@@ -147,7 +144,7 @@ class EngineTracer:
                 if event.type in _MOMENTS and start <= moment and (moment < stop or is_last):
                     span.add_event(_MOMENTS[event.type], timestamp=moment)
             if is_last and error_type is not None:
-                _fail(span, error_type, "")
+                set_error(span, error_type)
             span.end(stop)
 
 
@@ -187,8 +184,3 @@ def _optional_attributes(params: SamplingParams) -> dict[str, AttributeValue]:
 
 def _nanoseconds(timestamp: float) -> int:
     return int(timestamp * 1e9)
-
-
-def _fail(span: Span, error_type: str, message: str) -> None:
-    span.set_attribute("error.type", error_type)
-    span.set_status(Status(StatusCode.ERROR, message or None))

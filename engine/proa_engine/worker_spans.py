@@ -1,24 +1,20 @@
-"""Spans of the ranks: one for each request that a rank computes, child of the engine's `llm_request`."""
+"""WorkerTracer: a span for each request that a rank computes, child of the engine's `llm_request`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.trace import Span
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from proa.telemetry import make_tracer_provider
+from proa.telemetry import extract_context, make_tracer_provider
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_PROPAGATOR = TraceContextTextMapPropagator()
-
 
 class WorkerTracer:
-    """One `worker.rank` span for each request a rank computes, child of the engine's. No-op without a provider."""
+    """Makes the spans `worker.rank` of one rank. Without a provider all methods are no-ops."""
 
     def __init__(self, rank: int, provider: "TracerProvider | None" = None) -> None:
         self._rank = rank
@@ -31,15 +27,15 @@ class WorkerTracer:
         return cls(rank, make_tracer_provider("proa-engine-worker"))
 
     def start(self, request_id: str, headers: Mapping[str, str]) -> None:
-        """Begin a request's span; a preempted request that comes back begins another. Empty headers: not traced."""
+        """Start a request's span, also when it is resumed after a preemption. Empty headers: not traced."""
         if not headers or self._provider is None:
             return
-        parent = _PROPAGATOR.extract(headers, context=Context())
+        parent = extract_context(headers)
         attributes: dict[str, AttributeValue] = {"proa.worker.rank": self._rank, "proa.request.id": request_id}
         self._spans[request_id] = self._tracer.start_span("worker.rank", parent, attributes=attributes)
 
     def finish(self, request_id: str) -> None:
-        """End a request's span, because it finished or was preempted. Unknown ids are ignored."""
+        """End the span of a request that finished or was preempted. Unknown IDs are ignored."""
         if span := self._spans.pop(request_id, None):
             span.end()
 

@@ -130,7 +130,7 @@ async def test_a_deletion_missed_while_the_watch_was_down_is_seen_by_the_relist(
     async with discovering(api) as sets:
         await until(sets, {"10.0.0.1:50051", "10.0.0.2:50051"})
         await watching(api)
-        api.delete("engine-a", tell=False)
+        api.delete("engine-a", notify=False)
         api.drop_watches()
         await until(sets, {"10.0.0.2:50051"})
 
@@ -149,7 +149,7 @@ async def test_a_lost_event_is_made_good_by_the_timer(api: FakeKubeApi) -> None:
     async with discovering(api, relist_seconds=1) as sets:
         assert await following(sets) == frozenset()
         await watching(api)
-        api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"), tell=False)
+        api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"), notify=False)
         await until(sets, {"10.0.0.1:50051"})
 
 
@@ -163,7 +163,7 @@ async def test_the_last_set_stays_while_the_api_server_is_away(api: FakeKubeApi)
         upcoming = asyncio.ensure_future(anext(sets))
         await becomes_true(lambda: len(api.selectors) >= 4)  # it keeps asking
         assert not upcoming.done()
-        api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"), tell=False)
+        api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"), notify=False)
         api.broken = False
         async with asyncio.timeout(15):
             assert {item.address for item in await upcoming} == {"10.0.0.1:50051", "10.0.0.2:50051"}

@@ -101,7 +101,7 @@ async def test_an_api_server_away_for_longer_than_a_watch_and_a_relist_costs_no_
     staying, dying, returning, coming = engines
     loop = asyncio.get_running_loop()
     known, num_calls = set(clients(gateway)), len(api.selectors)
-    api.away = True
+    api.unreachable = True
     api.drop_watches()
     ends_at = loop.time() + OUTAGE
     await asyncio.gather(dying.stop(), returning.stop())
@@ -113,9 +113,9 @@ async def test_an_api_server_away_for_longer_than_a_watch_and_a_relist_costs_no_
     assert len(api.selectors) > num_calls + 3  # it asked all the time
     await returning.start(int(staying.address.rpartition(":")[2]), HOSTS[2])
     await until(lambda: usable(gateway) == {staying.address, returning.address})  # nobody had to list it
-    api.put("slice", *(endpoint(HOSTS[which], pod=f"pod-{HOSTS[which]}") for which in (0, 2, 3)), tell=False)
+    api.put("slice", *(endpoint(HOSTS[which], pod=f"pod-{HOSTS[which]}") for which in (0, 2, 3)), notify=False)
     assert set(clients(gateway)) == known
-    api.away = False
+    api.unreachable = False
     there = {staying.address, returning.address, coming.address}
     await until(lambda: usable(gateway) == set(clients(gateway)) == there)
     assert (await gateway.chat(max_tokens=1)).status_code == 200

@@ -1,4 +1,4 @@
-"""One trace a request over both processes: the gateway's own process and an engine server, one OTLP receiver."""
+"""One trace for each request over a gateway process and an engine server, received over OTLP."""
 
 import secrets
 import time
@@ -71,7 +71,7 @@ def client(receiver: OtlpReceiver, tokenizer_folder: Path) -> Iterator[httpx.Cli
 
 
 class Caller:
-    """A traced caller, and the spans of its trace."""
+    """A client with a trace of its own, and the spans of that trace."""
 
     def __init__(self, receiver: OtlpReceiver) -> None:
         self.trace_id = secrets.token_hex(16)
@@ -80,7 +80,7 @@ class Caller:
         self._receiver = receiver
 
     def spans(self, *names: str) -> dict[str, ReceivedSpan]:
-        """By name, once there are as many of each name as are asked for; then nothing else may be there."""
+        """Wait for as many spans of each name as given, check that there are no others, and return them by name."""
         wanted = Counter(names)
         self._receiver.wait(lambda spans: Counter(s.name for s in spans if s.trace_id == self.trace_id) >= wanted)
         found = [span for span in self._receiver.spans if span.trace_id == self.trace_id]
@@ -108,7 +108,7 @@ def test_a_request_is_one_trace_with_a_complete_parent_chain(
     for child, parent in PARENTS.items():
         assert spans[child].parent_id == spans[parent].span_id, child
         assert spans[parent].start <= spans[child].start <= spans[child].end, child
-        assert spans[child].end <= spans[parent].end + 1_000_000, child  # what ends last is told last
+        assert spans[child].end <= spans[parent].end + 1_000_000, child  # the parent may be ended a little later
     assert {span.service for name, span in spans.items() if name in ("llm_request", "decode")} == {"proa-engine"}
     root, engine = spans[ROOT].attributes, spans["llm_request"].attributes
     assert root["gen_ai.usage.output_tokens"] == engine["gen_ai.usage.output_tokens"] == 6
@@ -123,7 +123,7 @@ def test_a_request_is_one_trace_with_a_complete_parent_chain(
     receiver.wait(lambda spans: sum(span.name == "step" and span.links == linked for span in spans) == 6)
 
 
-def test_each_choice_is_an_attempt_of_its_own(client: httpx.Client, caller: Caller, receiver: OtlpReceiver) -> None:
+def test_each_choice_has_its_own_attempt(client: httpx.Client, caller: Caller, receiver: OtlpReceiver) -> None:
     client.post(ROUTE, json=body(n=3), headers=caller.headers)
     stages = ("route", "Generate", "llm_request", "queue", "prefill", "decode")
     caller.spans(ROOT, "tokenize", "admission", *stages, *stages, *stages)
@@ -133,7 +133,7 @@ def test_each_choice_is_an_attempt_of_its_own(client: httpx.Client, caller: Call
     assert len(attempts) == 3
 
 
-def test_a_client_that_goes_away_leaves_an_ended_trace(client: httpx.Client, caller: Caller) -> None:
+def test_a_disconnected_client_leaves_an_ended_trace(client: httpx.Client, caller: Caller) -> None:
     with client.stream("POST", ROUTE, json=body(max_tokens=800), headers=caller.headers) as answer:
         next(answer.iter_lines())
     spans = caller.spans(ROOT, *PARENTS)
@@ -141,7 +141,7 @@ def test_a_client_that_goes_away_leaves_an_ended_trace(client: httpx.Client, cal
     assert failed == {ROOT: "client_disconnected", "Generate": "aborted", "llm_request": "abort", "decode": "abort"}
 
 
-def test_a_refused_request_leaves_an_ended_trace(client: httpx.Client, caller: Caller) -> None:
+def test_a_rejected_request_leaves_an_ended_trace(client: httpx.Client, caller: Caller) -> None:
     answer = client.post(ROUTE, json=body(max_tokens=5000), headers=caller.headers)
     assert answer.status_code == 400
     spans = caller.spans(ROOT, "tokenize", "admission")
@@ -160,9 +160,9 @@ def test_a_caller_without_a_trace_gets_a_new_one(client: httpx.Client, receiver:
     assert (root.name, root.parent_id) == (ROOT, "")
 
 
-def test_an_engine_that_dies_leaves_ended_spans(receiver: OtlpReceiver, tokenizer_folder: Path, caller: Caller) -> None:
+def test_a_failing_engine_leaves_ended_spans(receiver: OtlpReceiver, tokenizer_folder: Path, caller: Caller) -> None:
     with serving(tokenizer_folder, fail_at=20) as client:
         answer = client.post(ROUTE, json=body(max_tokens=800), headers=caller.headers)
         assert "error" in answer.text
-        spans = caller.spans(ROOT, *PARENTS, "route")  # there is nobody who could go on
+        spans = caller.spans(ROOT, *PARENTS, "route")  # again, for a second engine, of which there is none
     assert {name for name, span in spans.items() if span.failed} == {ROOT, "Generate", "llm_request", "decode", "route"}

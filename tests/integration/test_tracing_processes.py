@@ -1,4 +1,4 @@
-"""What real processes tell of themselves: gateway, engine and a second rank make one trace and two pages of metrics."""
+"""One trace and two metrics pages from real processes: gateway, engine and a second rank."""
 
 import secrets
 import urllib.request
@@ -47,7 +47,7 @@ def chat(stack: Stack, **headers: str) -> None:
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_one_trace_runs_from_the_http_request_to_each_rank(stack: Stack) -> None:
+def test_one_trace_covers_the_http_request_and_each_rank(stack: Stack) -> None:
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
     chat(stack, traceparent=f"00-{trace_id}-{caller}-01")
     stages = ("tokenize", "admission", "route", "Generate", "llm_request", "queue", "prefill", "decode")

@@ -1,8 +1,9 @@
-"""Traces of each hull alone, received over OTLP: the engine's stages and the gateway's."""
+"""Spans of the engine's and the gateway's tracers, each alone, received over OTLP."""
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -52,7 +53,7 @@ def seconds(start: int, end: int) -> float:
     return round((end - start) / 1e9, 6)
 
 
-def test_stages_last_exactly_as_long_as_the_lifecycle_events_say(receiver: OtlpReceiver) -> None:
+def test_stages_start_and_end_at_the_lifecycle_events(receiver: OtlpReceiver) -> None:
     tracer = EngineTracer.from_environment(model_name="m")
     tracer.start_request(request())
     tracer.observe_outputs(
@@ -102,7 +103,7 @@ def test_an_aborted_request_ends_its_spans_as_failed(receiver: OtlpReceiver) -> 
     assert spans["llm_request"].attributes["error.type"] == "abort"
 
 
-def test_a_rejected_request_and_one_cut_off_by_shutdown_are_ended(receiver: OtlpReceiver) -> None:
+def test_spans_end_for_a_rejected_request_and_at_shutdown(receiver: OtlpReceiver) -> None:
     tracer = EngineTracer.from_environment(model_name="m")
     tracer.start_request(request())
     tracer.end_request("r", "resource_exhausted", "the queue is full")
@@ -111,7 +112,7 @@ def test_a_rejected_request_and_one_cut_off_by_shutdown_are_ended(receiver: Otlp
     assert [span.attributes["error.type"] for span in receiver.spans] == ["resource_exhausted", "shutdown"]
 
 
-def test_each_rank_makes_a_child_of_the_engines_span(receiver: OtlpReceiver) -> None:
+def test_each_rank_makes_a_child_span_of_the_engines_span(receiver: OtlpReceiver) -> None:
     engine = EngineTracer.from_environment(model_name="m")
     headers = engine.start_request(request())
     workers = [WorkerTracer.from_environment(rank) for rank in range(2)]
@@ -136,7 +137,7 @@ def test_a_trace_that_is_not_sampled_makes_no_span_and_no_worker_headers(receive
     assert receiver.spans == []
 
 
-def test_a_gateway_request_is_one_chain_down_to_the_attempt(receiver: OtlpReceiver) -> None:
+def test_the_gateways_spans_are_children_of_the_request_span(receiver: OtlpReceiver) -> None:
     tracer = GatewayTracer.from_environment()
     trace = tracer.start_request({"traceparent": PARENT}, "/v1/chat/completions")
     trace.set_request(operation="chat", model="m", stream=True, max_tokens=4)
@@ -159,7 +160,7 @@ def test_a_gateway_request_is_one_chain_down_to_the_attempt(receiver: OtlpReceiv
     assert root.attributes["gen_ai.response.finish_reasons"] == ["stop"]
 
 
-def test_a_stage_that_raises_is_ended_as_failed(receiver: OtlpReceiver) -> None:
+def test_a_stage_that_raises_has_a_failed_span(receiver: OtlpReceiver) -> None:
     tracer = GatewayTracer.from_environment()
     trace = tracer.start_request({}, "/v1/completions")
     with pytest.raises(ValueError, match="too long"), trace.span("admission"):
@@ -184,7 +185,7 @@ def test_standard_variables_name_the_service_and_choose_the_sampler(
     assert [(span.service, span.name) for span in receiver.spans] == [("renamed", "POST /kept")]
 
 
-def test_importing_telemetry_loads_no_sdk_and_sets_no_global_provider() -> None:
+def test_importing_telemetry_imports_no_sdk_and_sets_no_global_provider() -> None:
     check = (
         "import sys, proa_engine.telemetry, proa_gateway.observability.telemetry\n"
         "from opentelemetry import trace\n"
@@ -196,7 +197,7 @@ def test_importing_telemetry_loads_no_sdk_and_sets_no_global_provider() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, env={**os.environ, **environment})
 
 
-def test_without_an_endpoint_nothing_is_traced_but_the_callers_context_passes_on(
+def test_without_an_endpoint_nothing_is_recorded_but_the_clients_trace_context_is_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
@@ -210,9 +211,13 @@ def test_without_an_endpoint_nothing_is_traced_but_the_callers_context_passes_on
     engine.shutdown()
 
 
-def test_a_collector_that_is_away_does_not_hold_up_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_with_an_unreachable_collector_waits_at_most_for_the_export_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # seconds; the default is 10
     tracer = GatewayTracer.from_environment()
     tracer.start_request({}, "/v1/completions").finish(status=200)
+    started = time.monotonic()
     tracer.shutdown()
+    assert time.monotonic() - started < 5

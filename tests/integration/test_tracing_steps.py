@@ -50,7 +50,7 @@ def by_request(receiver: OtlpReceiver) -> dict[str, str]:
     return {span.attributes["proa.request.id"]: span.span_id for span in named(receiver, "llm_request")}
 
 
-def test_each_step_of_a_sampled_request_links_to_it_and_is_nobodys_child(receiver: OtlpReceiver) -> None:
+def test_each_step_of_a_sampled_request_links_to_it_and_has_no_parent(receiver: OtlpReceiver) -> None:
     traced = TracedRun()
     traced.submit(make_request("a", range(5), max_tokens=4), sampled=True)
     traced.finish()
@@ -62,7 +62,7 @@ def test_each_step_of_a_sampled_request_links_to_it_and_is_nobodys_child(receive
     assert all(span.end >= span.start for span in steps)
 
 
-def test_a_step_tells_of_all_that_run_and_links_to_the_sampled(receiver: OtlpReceiver) -> None:
+def test_a_step_counts_all_requests_and_links_to_the_sampled_ones(receiver: OtlpReceiver) -> None:
     traced = TracedRun()
     for name in "abc":
         traced.submit(make_request(name, range(3), max_tokens=3), sampled=name != "b")
@@ -73,7 +73,7 @@ def test_a_step_tells_of_all_that_run_and_links_to_the_sampled(receiver: OtlpRec
         assert step.attributes["proa.step.running_requests"] == 3
 
 
-def test_steps_without_a_sampled_request_are_not_told(receiver: OtlpReceiver) -> None:
+def test_steps_without_a_sampled_request_have_no_span(receiver: OtlpReceiver) -> None:
     traced = TracedRun()
     traced.submit(make_request("short", range(3), max_tokens=2), sampled=True)
     traced.submit(make_request("long", range(3), max_tokens=20), sampled=False)
@@ -82,7 +82,7 @@ def test_steps_without_a_sampled_request_are_not_told(receiver: OtlpReceiver) ->
     assert len(traced.run.batches()) == 20
 
 
-def test_prefill_counts_its_chunks_and_no_decode_steps(receiver: OtlpReceiver) -> None:
+def test_prefill_counts_its_chunks_but_not_decode_steps(receiver: OtlpReceiver) -> None:
     traced = TracedRun(max_num_batched_tokens=8)
     traced.submit(make_request("a", range(20), max_tokens=6), sampled=True)
     traced.finish()
@@ -91,7 +91,7 @@ def test_prefill_counts_its_chunks_and_no_decode_steps(receiver: OtlpReceiver) -
     assert prefill.attributes["gen_ai.usage.cache_read.input_tokens"] == 0
 
 
-def test_recomputing_after_preemption_is_no_chunk_of_the_prefill(receiver: OtlpReceiver) -> None:
+def test_recomputing_after_preemption_does_not_count_as_a_prefill_chunk(receiver: OtlpReceiver) -> None:
     traced = TracedRun(num_blocks=10)
     traced.submit(make_request("first", range(12), max_tokens=24), sampled=False)
     traced.submit(make_request("last", range(20, 32), max_tokens=24), sampled=True)
@@ -103,7 +103,7 @@ def test_recomputing_after_preemption_is_no_chunk_of_the_prefill(receiver: OtlpR
     assert decode.events.keys() >= {"first_token", "preempted", "resumed"}
 
 
-def test_a_step_that_fails_is_told_as_failed(receiver: OtlpReceiver) -> None:
+def test_a_failed_step_has_a_failed_span(receiver: OtlpReceiver) -> None:
     traced = TracedRun()
     traced.run.executor.fail_at = 1
     traced.submit(make_request("a"), sampled=True)
@@ -115,7 +115,7 @@ def test_a_step_that_fails_is_told_as_failed(receiver: OtlpReceiver) -> None:
     assert step.attributes["error.type"] == "RuntimeError"
 
 
-def test_without_tracing_there_is_nothing_between_core_and_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tracing_the_executor_is_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     executor = FakeExecutor()
     assert EngineTracer.from_environment(model_name="m").trace_steps(executor) is executor

@@ -1,6 +1,6 @@
-"""Cable: a TCP connection's way to a server that can be cut, so that both ends hear nothing more: no FIN, no RST.
+"""Cable: a TCP proxy that can stop forwarding without FIN or RST, as after a power failure.
 
-What a power cut looks like from outside, but for the kernel's acknowledgements, which a sender does not see.
+The kernel still acknowledges what a sender sends, which it does not notice.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class Cable:
-    """Leads from `address` to a server's. `cut` silences what is connected; `mend` lets new connections through."""
+    """Forwards connections from `address` to `target`. `cut` stops all forwarding, `mend` resumes it."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
@@ -33,7 +33,7 @@ class Cable:
         self._intact.clear()
 
     def mend(self) -> None:
-        """What was sent in the meantime arrives."""
+        """Data sent since `cut` is forwarded now."""
         self._intact.set()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

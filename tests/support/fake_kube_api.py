@@ -1,4 +1,4 @@
-"""A small API server: EndpointSlices of one namespace by list and watch, with the failures that real ones have."""
+"""A fake Kubernetes API server: list and watch of EndpointSlices in one namespace, with the failures of real ones."""
 
 import json
 import queue
@@ -27,15 +27,15 @@ def endpoint(
 
 
 class FakeKubeApi:
-    """Serves on 127.0.0.1 in threads. `put` and `delete` change the state and tell the watchers."""
+    """Serves on 127.0.0.1 in threads. `put` and `delete` change the slices and notify the watches."""
 
     def __init__(self) -> None:
         self.lists = 0
         self.watches = 0
-        self.away = False  # every new call's connection is closed without an answer
-        self.broken = False  # every new call is answered with 500
-        self.gone_next_watch = False  # the next watch is told 410
-        self.answering = threading.Event()  # cleared: lists hang
+        self.unreachable = False  # close every new connection without a response
+        self.broken = False  # respond to every new request with 500
+        self.gone_next_watch = False  # the next watch gets an ERROR event, 410 Gone
+        self.answering = threading.Event()  # cleared: list requests hang
         self.answering.set()
         self.selectors: list[str] = []
         self._slices: dict[str, dict[str, Any]] = {}
@@ -58,8 +58,8 @@ class FakeKubeApi:
         self._server.shutdown()
         self._server.server_close()
 
-    def put(self, name: str, *endpoints: dict[str, Any], service: str = "engine", tell: bool = True) -> None:
-        """Create or replace a slice. `tell=False`: the event is lost."""
+    def put(self, name: str, *endpoints: dict[str, Any], service: str = "engine", notify: bool = True) -> None:
+        """Create or replace a slice. `notify=False`: watches miss the event."""
         with self._lock:
             self._version += 1
             kind = "MODIFIED" if name in self._slices else "ADDED"
@@ -72,15 +72,15 @@ class FakeKubeApi:
                 "endpoints": list(endpoints),
                 "ports": [{"name": "grpc", "port": 50051, "protocol": "TCP"}],
             }
-            self._tell(kind, self._slices[name], tell)
+            self._notify(kind, self._slices[name], notify)
 
-    def delete(self, name: str, *, tell: bool = True) -> None:
+    def delete(self, name: str, *, notify: bool = True) -> None:
         with self._lock:
             self._version += 1
-            self._tell("DELETED", self._slices.pop(name), tell)
+            self._notify("DELETED", self._slices.pop(name), notify)
 
     def drop_watches(self) -> None:
-        """Break every open watch in the middle."""
+        """Close every open watch without an end."""
         with self._lock:
             for watcher in self._watchers:
                 watcher.put(None)
@@ -90,15 +90,15 @@ class FakeKubeApi:
     def num_watchers(self) -> int:
         return len(self._watchers)
 
-    def _tell(self, kind: str, body: dict[str, Any], tell: bool) -> None:
-        if tell:
+    def _notify(self, kind: str, body: dict[str, Any], notify: bool) -> None:
+        if notify:
             event = {"type": kind, "object": body}
             self._history.append((self._version, event))
             for watcher in self._watchers:
                 watcher.put(event)
 
     def _subscribe(self, version: int) -> "queue.Queue[dict[str, Any] | None]":
-        """The events since a version, and those to come."""
+        """Return a queue of the events after `version`, past and future."""
         events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with self._lock:
             self._watchers.append(events)
@@ -114,7 +114,7 @@ class FakeKubeApi:
             def do_GET(self) -> None:
                 query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
                 api.selectors.append(query.get("labelSelector", ""))
-                if api.away:
+                if api.unreachable:
                     self.close_connection = True
                 elif api.broken:
                     self._answer(500, {"kind": "Status", "status": "Failure", "code": 500})

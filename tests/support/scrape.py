@@ -1,4 +1,4 @@
-"""Prometheus text as values."""
+"""Parse a page of Prometheus metrics."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -6,7 +6,7 @@ Labels = frozenset[tuple[str, str]]
 
 
 class Scrape:
-    """The samples of one page of metrics."""
+    """The samples and metric types of one page."""
 
     def __init__(self, page: str) -> None:
         self.types = {family.name: family.type for family in text_string_to_metric_families(page)}
@@ -21,7 +21,7 @@ class Scrape:
         return {name for name, _ in self.samples}
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of the samples of this name that have these labels. Raises KeyError where there is none."""
+        """Return the sum of the samples with this name and these labels. Raises KeyError if there are none."""
         wanted = labels.items()
         found = [value for (other, has), value in self.samples.items() if other == name and has >= wanted]
         if not found:
