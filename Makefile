@@ -36,11 +36,17 @@ cluster-up: ## a cluster in Docker with kind, both images in it
 setup: ## make .venv with everything locked (PYTHON, TORCH_INDEX); a no-op once done
 	@scripts/setup
 
-test: lint types imports verify-protos chart-checks unit ## everything that has to pass
+test: setup ## style, types, imports, contract, chart, unit and integration tests, in under six minutes
+	@$(MAKE) -j2 unit lint types imports verify-protos chart-checks
+
+test-all: test system ## `test`, then the tests that start engines, gateways and ranks as processes
 
 # One thread a process: tests share the cores with the processes they start, and torch's idle threads spin.
 unit: setup ## the unit and integration tests alone (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest $(PYTEST_ARGS)
+
+system: setup ## the tests with real processes alone (PYTEST_ARGS)
+	OMP_NUM_THREADS=1 pytest tests/system $(PYTEST_ARGS)
 
 test-gpu: ## on a GPU, with the Python that is there: kernels, models, engines (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
@@ -101,4 +107,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images cluster-up train evaluate setup test unit test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak images cluster-up train evaluate setup test test-all unit system test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
