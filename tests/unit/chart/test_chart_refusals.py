@@ -91,7 +91,7 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             {"enginePool.modelVolume.claimName": "weights", "enginePool.model": "/modelsbig"},
             "model /modelsbig is not a folder under /models",
         ),
-        (HTTP_ROUTE, "gateway.httpRoute belongs to no Gateway; name one in parentRefs"),
+        (HTTP_ROUTE, "gateway.httpRoute.parentRefs is empty"),
     ],
 )
 def test_a_wrong_value_is_rejected_with_a_sentence(values: dict[str, Any], sentence: str) -> None:

@@ -91,7 +91,7 @@ def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
 
 
 @pytest.mark.parametrize(
-    ("key", "asked"),
+    ("key", "expected"),
     [
         (None, ("/v1/chat/completions", None)),
         ({"name": "a", "key": "sesame"}, ("/v1/chat/completions", "Bearer sesame")),
@@ -99,7 +99,7 @@ def fake_gateway() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
     ],
 )
 def test_helm_test_sends_a_chat_request_or_checks_readiness_if_it_has_no_key(
-    key: dict[str, str] | None, asked: tuple[str, str | None], tmp_path: Path
+    key: dict[str, str] | None, expected: tuple[str, str | None], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
     if key:
@@ -108,10 +108,10 @@ def test_helm_test_sends_a_chat_request_or_checks_readiness_if_it_has_no_key(
     with fake_gateway() as (url, requests):
         command = [sys.executable, "-c", script.replace("/etc/proa/keys/keys.json", str(keys)), url, "m"]
         subprocess.run(command, check=True, capture_output=True)
-    assert requests == [asked]
+    assert requests == [expected]
 
 
 def test_helm_test_sends_a_request_to_every_pools_model() -> None:
     objects = render({"engines": {"big": {"model": "org/big"}}})
-    asked = {document["spec"]["containers"][0]["args"][-1] for (kind, _), document in objects.items() if kind == "Pod"}
-    assert asked == {"proa-builtin", "org/big"}
+    models = {document["spec"]["containers"][0]["args"][-1] for (kind, _), document in objects.items() if kind == "Pod"}
+    assert models == {"proa-builtin", "org/big"}
