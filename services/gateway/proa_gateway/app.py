@@ -12,13 +12,14 @@ from proa_gateway.admission.auth import Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
-from proa_gateway.http import BodyLimit, KeepServerSend, error_handlers
+from proa_gateway.http import BodyLimit, error_handlers
 from proa_gateway.routes import router
+from proa_gateway.streaming import ServerSendMiddleware
 
 
 def create_app(config: GatewayConfig) -> ASGIApp:
     """The gateway runs from the application's start-up to its shutdown."""
-    return KeepServerSend(create_fastapi(config))
+    return ServerSendMiddleware(create_fastapi(config))
 
 
 def create_fastapi(config: GatewayConfig) -> FastAPI:

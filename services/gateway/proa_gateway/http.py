@@ -1,11 +1,6 @@
-"""What HTTP needs around the routes: answers that end with their client, a limit on bodies, errors as OpenAI's.
+"""HTTP around the routes: the limit on request bodies, and errors as OpenAI's error object."""
 
-Plain ASGI where every event of a stream would pass through; FastAPI's handlers elsewhere. Knows nothing of engines.
-"""
-
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -16,50 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
 
-_log = logging.getLogger(__name__)
-_SERVER_SEND = "proa.server_send"
 Handler = Callable[..., Awaitable[Response]]
 _CODES = {"missing": "missing_required_parameter", "json_invalid": "invalid_json"}
 
 
-class ClientBoundResponse(Response):
-    """Runs `work`, which answers through ASGI's `send`, and cancels it when the client goes away.
-
-    `work` is given two of them: the usual one, with which an answer must begin, and the server's own, for events of
-    an answer that has begun. Every layer of the application wraps `send` once more to see whether an answer has
-    begun, which is half a microsecond an event.
-    """
-
-    def __init__(self, work: Callable[[Send, Send], Coroutine[Any, Any, None]]) -> None:
-        super().__init__()
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        working = asyncio.create_task(self._work(send, scope[_SERVER_SEND]))
-        watching = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-        finally:
-            working.cancel()
-            watching.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
-
-
-class KeepServerSend:
-    """Outermost: keeps the server's own `send` where `ClientBoundResponse` finds it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_SERVER_SEND] = send
-        await self._app(scope, receive, send)
-
-
 class BodyLimit:
-    """Middleware that refuses bodies over a number of bytes, by their header or as they come."""
+    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -96,14 +53,14 @@ def gateway_error_response(error: GatewayError) -> JSONResponse:
 def error_handlers(
     observe: Callable[[Request, int, str], None],
 ) -> dict[type[Exception], Handler]:
-    """Every error of the application as OpenAI's error object. `observe` is told each one's status and type."""
+    """Exception handlers for the application. `observe` is called with each error's status and type."""
 
     async def on_gateway_error(request: Request, error: GatewayError) -> Response:
         observe(request, error.status, error.code or type(error).__name__)
         return gateway_error_response(error)
 
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
-        if isinstance(error.body, bytes):  # FastAPI has not read it as JSON
+        if isinstance(error.body, bytes):  # FastAPI did not parse it as JSON
             sent = request.headers.get("content-type", "")[:80]
             message = f"The body must be JSON, sent with the header Content-Type: application/json, not {sent!r}."
             return await on_gateway_error(request, UnsupportedMediaType(message))
@@ -112,7 +69,7 @@ def error_handlers(
         return JSONResponse(body, 400)
 
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        if isinstance(error.__cause__, GatewayError):  # raised while FastAPI was reading the body
+        if isinstance(error.__cause__, GatewayError):  # raised while FastAPI read the body
             return await on_gateway_error(request, error.__cause__)
         observe(request, error.status_code, str(error.status_code))
         body = error_object(f"{request.method} {request.url.path}: {error.detail}", "invalid_request_error")
@@ -130,7 +87,7 @@ def error_handlers(
 
 
 def validation_error_object(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Says the first thing that is wrong."""
+    """The error object of a pydantic validation error; it has the first of `errors`."""
     error = errors[0]
     if error["type"] == "json_invalid":
         reason = error.get("ctx", {}).get("error", "")
@@ -142,13 +99,8 @@ def validation_error_object(errors: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _param(location: Sequence[str | int]) -> str:
-    """`messages[0].content`, as OpenAI names it."""
+    """The field's path as OpenAI writes it: `messages[0].content`."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

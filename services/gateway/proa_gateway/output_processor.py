@@ -1,7 +1,7 @@
-"""OutputProcessor: turns one sequence's tokens into text as the engine sends them, and ends it at a stop string.
+"""OutputProcessor: turns one sequence's tokens into text as they arrive from the engine, and cuts it at stop strings.
 
-The token it is called with is in the client's socket when the call returns, unless somebody is slow. Knows nothing
-of engines' choice, gRPC, HTTP or JSON.
+There is no queue between engine and client: when `token` returns, the token's event is in the client's socket, unless
+the client reads too slowly.
 """
 
 from array import array
@@ -23,17 +23,17 @@ _NAMES: dict[FinishReason, FinishName] = {
 
 @dataclass(slots=True)
 class Delta:
-    """What became certain of a sequence since the last one."""
+    """Output of a sequence since its previous delta, without what a stop string may still cut off."""
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # only where the consumer wants tokens; likewise logprobs
+    token_ids: list[int] = field(default_factory=list)  # empty unless `wants_tokens`, like `logprobs`
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # whole, on the first delta
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # all of them, in the first delta
     finish_reason: FinishName | None = None
-    stop_reason: int | str | None = None  # the stop token or string
+    stop_reason: int | str | None = None  # the stop token or stop string; None for an end-of-sequence token
 
     def merge(self, later: "Delta") -> None:
-        """Makes this one say all that both say, but for the text: many merges of that are the caller's to do well."""
+        """Append `later`, except its text: repeated concatenation takes quadratic time, so callers join texts."""
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs
@@ -41,42 +41,44 @@ class Delta:
         self.stop_reason = later.stop_reason
 
 
-class Consumer(Protocol):
-    """Whom the text is for. Calls must return at once."""
+class DeltaSink(Protocol):
+    """Receives a sequence's output. Calls must not block."""
 
     def text(self, text: str) -> None:
-        """Text, and nothing else to say."""
+        """A delta that has nothing but text."""
 
     def delta(self, delta: Delta) -> None: ...
 
 
-class SequenceOwner(Protocol):
-    """Who looks after a sequence's life."""
+class SequenceListener(Protocol):
+    """Is notified when a sequence starts, ends or fails."""
 
     def started(self, sequence: "OutputProcessor") -> None:
-        """The first output came."""
+        """The engine sent the first token."""
 
     def ended(self, sequence: "OutputProcessor") -> None:
-        """The last delta has been given. A sequence cut at a stop string is still running in its engine."""
+        """The sink has the last delta. After a stop string the engine still runs the request: abort it."""
 
     def failed(self, sequence: "OutputProcessor", error: GatewayError, *, retryable: bool) -> None: ...
 
 
 class OutputProcessor:
-    """One output sequence; the `OutputSink` of its engine request.
+    """Processes the output of one sequence; the `OutputSink` of its engine request.
 
-    `num_tokens` are those that stand for the text: what the usage counts. `received` also holds those that were cut
-    off, and is how far the engine is; another engine can go on from there, and its outputs come here like the first's.
-    Without a `stream` only the prompt matters: the output is dropped, and ends for its length.
+    After a failover the next engine's output continues the same sequence.
+
+    `received`: all output token ids from the engine, so that another engine can resume after them.
+    `num_tokens`: output tokens for the usage; those cut off by a stop string do not count.
     """
 
     __slots__ = (
-        "_consumer",
+        "_discards",
         "_held_ids",
         "_held_logprobs",
-        "_owner",
+        "_listener",
         "_plain_push",
         "_prompt_logprobs",
+        "_sink",
         "_stream",
         "_wants_tokens",
         "finish_reason",
@@ -86,31 +88,33 @@ class OutputProcessor:
     )
 
     def __init__(
-        self, stream: TextStream | None, consumer: Consumer, owner: SequenceOwner, *, wants_tokens: bool
+        self, stream: TextStream | None, sink: DeltaSink, listener: SequenceListener, *, wants_tokens: bool
     ) -> None:
-        self._stream = stream
-        self._consumer = consumer
-        self._owner = owner
+        """Without a `stream` only the prompt is scored: the output is discarded, and its finish reason is "length".
+        `wants_tokens`: deltas have token ids and log probabilities."""
+        self._discards = stream is None
+        self._stream: TextStream | _DiscardedText = stream or _DiscardedText()
+        self._sink = sink
+        self._listener = listener
         self._wants_tokens = wants_tokens
-        self._plain_push = stream.plain.push if stream and stream.plain is not None and not wants_tokens else None
-        self._held_ids: list[int] = []  # received, but not yet sure to stay
+        plain = self._stream.plain
+        self._plain_push = plain.push if plain is not None and not wants_tokens else None
+        self._held_ids: list[int] = []  # received, but a stop string may still cut them off
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self.received = array("I")
         self.num_tokens = 0
-        self.num_cached_tokens = 0  # of the prompt, by the engine that gave the first token
+        self.num_cached_tokens = 0  # prompt tokens from the prefix cache of the engine that sent the first token
         self.finish_reason: FinishName | None = None
 
     def token(self, token_id: int) -> None:
         if not self.received:
-            self._owner.started(self)
+            self._listener.started(self)
         self.received.append(token_id)
         if self._plain_push is not None:
             self.num_tokens += 1
             if text := self._plain_push((token_id,)):
-                self._consumer.text(text)
-            return
-        if self._stream is None:
+                self._sink.text(text)
             return
         if self._wants_tokens:
             self._held_ids.append(token_id)
@@ -119,40 +123,36 @@ class OutputProcessor:
         if self._wants_tokens or delta.stop_string is not None:
             self._give(delta, None, None)
         elif delta.text:
-            self._consumer.text(delta.text)
+            self._sink.text(delta.text)
 
     def output(self, output: EngineOutput) -> None:
         if output.finish_reason is FinishReason.ERROR:
-            self._owner.failed(self, InternalError(f"the engine failed: {output.error}"), retryable=False)
+            self._listener.failed(self, InternalError(f"the engine failed: {output.error}"), retryable=False)
             return
         if output.num_cached_tokens is not None and not self.received:
             self.num_cached_tokens = output.num_cached_tokens
         self._prompt_logprobs += output.prompt_logprobs
         token_ids = output.new_token_ids
         if not self.received and (token_ids or output.finish_reason is not None):
-            self._owner.started(self)
+            self._listener.started(self)
         self.received.extend(token_ids)
         if self._wants_tokens:
             self._held_ids += token_ids
             self._held_logprobs += output.logprobs
-        delta = self._push(token_ids, output.finish_reason)
+        if output.finish_reason is None:
+            delta = self._stream.push(token_ids)
+        else:
+            delta = self._stream.finish(token_ids, stop_token=output.finish_reason is FinishReason.STOP)
         self.num_tokens += delta.num_tokens
-        if self._stream is None and output.finish_reason is FinishReason.STOP:
+        if self._discards and output.finish_reason is FinishReason.STOP:
             self._give(delta, FinishReason.LENGTH, None)
         elif token_ids or output.finish_reason is not None:
             self._give(delta, output.finish_reason, output.stop_reason)
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         if not self.received:
-            self._prompt_logprobs.clear()  # the next engine is asked for all of them
-        self._owner.failed(self, error, retryable=retryable)
-
-    def _push(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextDelta:
-        if self._stream is None:
-            return TextDelta("", 0)
-        if finish_reason is None:
-            return self._stream.push(token_ids)
-        return self._stream.finish(token_ids, stop_token=finish_reason is FinishReason.STOP)
+            self._prompt_logprobs.clear()  # the next engine sends all of them again
+        self._listener.failed(self, error, retryable=retryable)
 
     def _give(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
         given = Delta(delta.text, *self._take(delta.num_tokens))
@@ -162,13 +162,25 @@ class OutputProcessor:
             given.finish_reason, given.stop_reason = _NAMES[finish_reason], stop_reason
         if given.text or given.token_ids or given.finish_reason is not None:
             given.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-            self._consumer.delta(given)
+            self._sink.delta(given)
         if given.finish_reason is not None:
             self.finish_reason = given.finish_reason
-            self._owner.ended(self)
+            self._listener.ended(self)
 
     def _take(self, num_tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
-        """The oldest held tokens, which are now sure to stay."""
+        """Remove the oldest held tokens, which nothing can cut off any more."""
         ids, self._held_ids = self._held_ids[:num_tokens], self._held_ids[num_tokens:]
         logprobs, self._held_logprobs = self._held_logprobs[:num_tokens], self._held_logprobs[num_tokens:]
         return ids, logprobs
+
+
+class _DiscardedText:
+    """Used in place of a `TextStream`: tokens add no text and do not count."""
+
+    plain = None
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        return TextDelta("", 0)
+
+    def finish(self, token_ids: Sequence[int], *, stop_token: bool) -> TextDelta:
+        return TextDelta("", 0)

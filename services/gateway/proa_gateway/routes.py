@@ -1,5 +1,6 @@
 """The gateway's HTTP routes. Each is a line or two over what it stands for."""
 
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -9,10 +10,11 @@ from pydantic import BaseModel
 
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway
-from proa_gateway.http import ClientBoundResponse
+from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
+from proa_gateway.streaming import WriterResponse
 
 router = APIRouter()
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -85,10 +87,9 @@ async def get_version() -> dict[str, str]:
     return {"version": version("proa-gateway")}
 
 
-def _generate(handler: ChatHandler | CompletionHandler, request: Request) -> Response:
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
+def _generate(handler: EndpointHandler, request: Request) -> Response:
     serving, caller = _gateway(request).serving, request.state.caller
-    return ClientBoundResponse(lambda send, send_event: serving.respond(handler, caller, headers, send, send_event))
+    return WriterResponse(partial(serving.respond, handler, caller, request.headers))
 
 
 def _gateway(request: Request) -> Gateway:

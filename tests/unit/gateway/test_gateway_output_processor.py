@@ -1,4 +1,4 @@
-"""Tokens to deltas: what a sequence's consumer is given, and when it ends."""
+"""OutputProcessor: a sequence's tokens to the deltas that its sink receives, and when it ends."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ EOS = 0
 
 @dataclass
 class Recorder:
-    """Consumer and owner at once."""
+    """A sink and a listener."""
 
     texts: list[str] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Recorder:
         self.events.append(f"failed {type(error).__name__} {retryable}")
 
 
-def make_dropping() -> tuple[OutputProcessor, Recorder]:
+def make_discarding() -> tuple[OutputProcessor, Recorder]:
     recorder = Recorder()
     return OutputProcessor(None, recorder, recorder, wants_tokens=True), recorder
 
@@ -59,7 +59,7 @@ def logprobs(token_ids: list[int]) -> list[TokenLogprobs]:
     return [TokenLogprobs(token_id, -1.0, 1) for token_id in token_ids]
 
 
-def test_plain_tokens_become_text_as_they_come() -> None:
+def test_each_plain_token_becomes_text_at_once() -> None:
     sequence, recorder = make()
     for token_id in ids("The quick brown"):
         sequence.token(token_id)
@@ -69,7 +69,7 @@ def test_plain_tokens_become_text_as_they_come() -> None:
     assert sequence.num_tokens == 3
 
 
-def test_a_character_over_several_tokens_comes_whole() -> None:
+def test_a_character_split_over_tokens_is_emitted_whole() -> None:
     sequence, recorder = make()
     for token_id in ids("👩‍👩‍👧 €"):
         sequence.token(token_id)
@@ -78,7 +78,7 @@ def test_a_character_over_several_tokens_comes_whole() -> None:
     assert sequence.num_tokens == len(sequence.received) == len(ids("👩‍👩‍👧 €"))
 
 
-def test_the_end_token_counts_and_shows_nothing() -> None:
+def test_the_end_token_counts_and_adds_no_text() -> None:
     sequence, recorder = make()
     sequence.token(ids("The")[0])
     sequence.output(EngineOutput(new_token_ids=[EOS], finish_reason=FinishReason.STOP))
@@ -104,7 +104,7 @@ def test_a_stop_string_cuts_text_tokens_and_logprobs_alike(size: int) -> None:
     assert recorder.events == ["started", "ended"]
 
 
-def test_text_that_may_become_a_stop_string_is_held_back_and_let_go() -> None:
+def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     sequence, recorder = make(stop=["two five"])
     for token_id in ids("one two"):
         sequence.token(token_id)
@@ -115,7 +115,7 @@ def test_text_that_may_become_a_stop_string_is_held_back_and_let_go() -> None:
     assert recorder.deltas[-1].finish_reason == "length"
 
 
-def test_tokens_wait_for_their_logprobs_text() -> None:
+def test_tokens_and_logprobs_come_with_their_text() -> None:
     sequence, recorder = make(wants_tokens=True, stop=["xyz"])
     chunk = ids("one")
     sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
@@ -133,13 +133,13 @@ def test_prompt_logprobs_come_with_the_first_delta() -> None:
     assert [len(delta.prompt_logprobs) for delta in recorder.deltas] == [2, 0]
 
 
-def test_an_engines_error_is_a_failure_that_nobody_retries() -> None:
+def test_an_engine_error_is_a_failure_that_is_not_retried() -> None:
     sequence, recorder = make()
     sequence.output(EngineOutput(finish_reason=FinishReason.ERROR, error="NaN"))
     assert recorder.events == ["failed InternalError False"]
 
 
-def test_a_sequence_that_moves_goes_on_where_it_was() -> None:
+def test_a_sequence_continues_on_another_engine_where_it_stopped() -> None:
     sequence, recorder = make()
     whole = ids("A 👩‍👩‍👧 costs €5.")
     cut = len(ids("A 👩")) - 1  # in the middle of a character
@@ -156,8 +156,8 @@ def test_a_sequence_that_moves_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-def test_an_output_that_nobody_wants_leaves_its_prompts_logprobs_and_ends_for_its_length(reason: FinishReason) -> None:
-    sequence, recorder = make_dropping()
+def test_a_discarded_output_has_prompt_logprobs_and_finish_reason_length(reason: FinishReason) -> None:
+    sequence, recorder = make_discarding()
     sequence.output(EngineOutput(prompt_logprobs=logprobs([1, 2])))
     stop_reason = 5 if reason is FinishReason.STOP else None
     last = EngineOutput(new_token_ids=[5], logprobs=logprobs([5]), finish_reason=reason, stop_reason=stop_reason)
@@ -168,15 +168,15 @@ def test_an_output_that_nobody_wants_leaves_its_prompts_logprobs_and_ends_for_it
     assert list(sequence.received) == [5]
 
 
-def test_a_plain_token_that_nobody_wants_is_dropped_too() -> None:
-    sequence, recorder = make_dropping()
+def test_a_discarded_plain_token_does_not_count() -> None:
+    sequence, recorder = make_discarding()
     sequence.token(5)
     sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH))
     assert recorder.deltas == [Delta(finish_reason="length")]
     assert sequence.num_tokens == 0
 
 
-def test_prompt_logprobs_of_an_attempt_without_tokens_are_forgotten() -> None:
+def test_prompt_logprobs_of_an_attempt_without_tokens_are_dropped() -> None:
     sequence, recorder = make(wants_tokens=True)
     sequence.output(EngineOutput(prompt_logprobs=logprobs([1, 2])))
     sequence.failed(InternalError("lost"), retryable=True)

@@ -17,7 +17,7 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
-from proa_gateway.output_processor import Consumer, OutputProcessor
+from proa_gateway.output_processor import DeltaSink, OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.types import EngineRequest
 
@@ -59,12 +59,12 @@ class Generation:
         request: EngineRequest,
         hints: RoutingHints,
         stream: TextStream | None,
-        consumer: Consumer,
+        sink: DeltaSink,
         *,
         wants_tokens: bool,
     ) -> OutputProcessor:
-        """Add a sequence. Without a `stream` its output is dropped."""
-        sequence = OutputProcessor(stream, consumer, self, wants_tokens=wants_tokens)
+        """Add a sequence. Without a `stream` its output is discarded."""
+        sequence = OutputProcessor(stream, sink, self, wants_tokens=wants_tokens)
         self.sequences.append(sequence)
         self._running[sequence] = RequestAttempts(request, hints)
         return sequence
@@ -102,7 +102,7 @@ class Generation:
             attempts.cancel()
         self._running.clear()
 
-    # SequenceOwner
+    # SequenceListener
 
     def started(self, sequence: OutputProcessor) -> None:
         if self.first_token_at is None:

@@ -1,1 +1,1 @@
-"""The OpenAI API: what clients send, what they get back. Knows nothing of engines' connections or of gRPC."""
+"""The OpenAI API: requests, how they are served, responses."""

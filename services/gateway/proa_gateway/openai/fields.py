@@ -1,7 +1,6 @@
-"""Types of request fields that plain annotations cannot say: texts or lists of them, and what is not supported.
+"""Types of request fields that need more than plain annotations: a string or a list of them, unsupported fields, …
 
-Each validator tells the client which field is wrong and why; unions are resolved by hand, because pydantic reports
-an error for each of their branches.
+Unions are resolved by hand: pydantic would report an error for each of their branches.
 """
 
 from typing import Annotated, Any
@@ -9,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-_TEXT = {"type": "string"}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_STRING = {"type": "string"}
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
 def _refuse_unless(*neutral: object) -> AfterValidator:
@@ -22,13 +21,14 @@ def _refuse_unless(*neutral: object) -> AfterValidator:
     return AfterValidator(refuse)
 
 
-# Fields that would change what the request means, and are not honoured: any value but those that ask for nothing is
-# refused by name.
+# Unsupported fields: a value that would change the output is rejected.
 Unsupported = Annotated[Any, _refuse_unless(None, False, [], {}, ""), Field(description="Not supported.")]
 ToolChoice = Annotated[
-    Any, _refuse_unless(None, "none", "auto"), Field(description="Without tools `none` and `auto` are the same.")
+    Any, _refuse_unless(None, "none", "auto"), Field(description="Without tools, `none` and `auto` are the same.")
 ]
-OnlyText = Annotated[Any, _refuse_unless(None, ["text"], {"type": "text"}), Field(description="Only text.")]
+OnlyText = Annotated[
+    Any, _refuse_unless(None, ["text"], {"type": "text"}), Field(description="Only text is supported.")
+]
 
 
 def _text(value: str) -> str:
@@ -40,7 +40,7 @@ def _text(value: str) -> str:
 
 
 def _texts(value: object) -> object:
-    """The value as it is, once every text in it is known to be one. Not recursive: clients may nest deeply."""
+    """Check all strings in a JSON value. Not recursive: clients may nest deeply."""
     rest = [value]
     while rest:
         entry = rest.pop()
@@ -55,9 +55,9 @@ def _texts(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(_text)]
-"""What tokenizers take: JSON's escapes can also spell half a character."""
+"""A string that tokenizers accept: without the lone surrogates that JSON's escapes allow."""
 TemplateValue = Annotated[Any, AfterValidator(_texts)]
-"""Anything that a chat template may write into the prompt."""
+"""A JSON value that a chat template may write into the prompt."""
 
 
 def _variables(value: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _variables(value: dict[str, Any]) -> dict[str, Any]:
 
 
 TemplateVariables = Annotated[dict[Text, TemplateValue], AfterValidator(_variables)]
-"""A chat template's own variables by name."""
+"""The chat template's variables, by name."""
 
 
 def _as_list(value: object) -> object:
@@ -87,29 +87,23 @@ Strings = Annotated[
     BeforeValidator(_as_list),
     AfterValidator(_no_empty_string),
     Field(max_length=64),
-    WithJsonSchema({"anyOf": [_TEXT | {"minLength": 1}, {"type": "array", "items": _TEXT | {"minLength": 1}}]}),
+    WithJsonSchema({"anyOf": [_STRING | {"minLength": 1}, {"type": "array", "items": _STRING | {"minLength": 1}}]}),
 ]
-"""One non-empty text or several."""
+"""A non-empty string, or a list of them."""
 
 
 def _prompts(value: object) -> list[str | list[int]]:
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        return [_prompt(entry) for entry in value]
+    return [_prompt(value)]
+
+
+def _prompt(value: object) -> str | list[int]:
     if isinstance(value, str):
-        return [_text(value)]
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("invalid_type", "must be a string, a list of strings or lists of token ids")
-    if _is_ids(value):
-        return [value]
-    return [_text(entry) if isinstance(entry, str) else _ids(entry) for entry in value]
-
-
-def _is_ids(value: list[Any]) -> bool:
-    return all(type(entry) is int for entry in value)
-
-
-def _ids(value: object) -> list[int]:
-    if not isinstance(value, list) or not value or not _is_ids(value):
-        raise PydanticCustomError("invalid_type", "must be a string, a list of strings or lists of token ids")
-    return value
+        return _text(value)
+    if isinstance(value, list) and value and all(type(entry) is int for entry in value):
+        return value
+    raise PydanticCustomError("invalid_type", "must be a string, a list of strings or lists of token ids")
 
 
 Prompts = Annotated[
@@ -118,15 +112,15 @@ Prompts = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                _TEXT,
-                {"type": "array", "items": _TEXT, "minItems": 1},
-                _IDS,
-                {"type": "array", "items": _IDS, "minItems": 1},
+                _STRING,
+                {"type": "array", "items": _STRING, "minItems": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
             ]
         }
     ),
 ]
-"""One or more prompts, each a text or token ids."""
+"""One or more prompts, each a string or token ids."""
 
 
 def _content(value: object) -> str | None:
@@ -154,15 +148,15 @@ def _text_part(part: object) -> str:
 
 _PART = {
     "type": "object",
-    "properties": {"type": {"enum": ["text"]}, "text": _TEXT},
+    "properties": {"type": {"enum": ["text"]}, "text": _STRING},
     "required": ["type", "text"],
 }
 Content = Annotated[
     str | None,
     PlainValidator(_content),
-    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _PART}, {"type": "null"}]}),
 ]
-"""A message's text; parts of type text are joined by line ends."""
+"""A message's text; text parts are joined with newlines."""
 
 
 def _biases(value: dict[str, float]) -> dict[int, float]:
@@ -179,4 +173,4 @@ def _biases(value: dict[str, float]) -> dict[int, float]:
 
 
 LogitBias = Annotated[dict[str, float], AfterValidator(_biases)]
-"""Token id, as JSON's keys are texts -> what is added to its logit. The value's keys are integers."""
+"""Token id -> what is added to its logit. JSON's keys are strings; the validated value's are integers."""

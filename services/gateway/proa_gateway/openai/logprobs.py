@@ -1,7 +1,4 @@
-"""Log probabilities in the three shapes that clients know: chat's, completions' with text offsets, vLLM's prompt form.
-
-Knows the vocabulary, for a token's text and bytes; knows nothing of streams.
-"""
+"""Log probabilities in three JSON forms: OpenAI's for chat, OpenAI's for completions, vLLM's for prompts."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -10,7 +7,7 @@ from typing import Any
 from proa.text import Vocabulary
 from proa_gateway.types import TokenLogprobs
 
-# JSON has no infinity; vLLM's stand-in for a token that cannot come.
+# In place of minus infinity, which JSON lacks; as in vLLM.
 LOWEST = -9999.0
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
@@ -20,12 +17,12 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> d
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> list[dict[str, Any] | None]:
-    """One for each prompt token, None for the first: token id -> what is known of it."""
+    """For each prompt token, a dict of token id -> entry; None for the first token, which has no logprob."""
     return [None, *(_by_token_id(entry, vocabulary) for entry in entries)]
 
 
 class CompletionLogprobs:
-    """The parallel lists of `/v1/completions`; remembers where in the text the next token begins."""
+    """The parallel lists of `/v1/completions`. Tracks `text_offset`, so tokens must come in order."""
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
@@ -33,17 +30,17 @@ class CompletionLogprobs:
         self._offset = 0  # characters
         self._decoder = _Utf8Decoder("replace")
 
-    def echoed(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
-        """Of the prompt; there is none for its first token."""
+    def render_prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+        """The lists of an echoed prompt. `entries`: of all its tokens but the first, which has no logprob."""
         first: dict[str, list[Any]] = {
             "tokens": [_text(token_ids[0], self._vocabulary)],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": [self._next_offset(token_ids[0])],
         }
-        return join(first, self.of(entries))
+        return join(first, self.render(entries))
 
-    def of(self, entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+    def render(self, entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         vocabulary = self._vocabulary
         return {
             "tokens": [_text(entry.token_id, vocabulary) for entry in entries],
@@ -77,7 +74,7 @@ def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[s
 
 
 def _tops(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, float]:
-    """The likeliest tokens and the sampled one. Where two have the same text the likelier one stays."""
+    """The likeliest tokens and the sampled one. Of tokens with the same text, the likelier one is kept."""
     tops = {_text(entry.token_id, vocabulary): _finite(entry.logprob)}
     for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
         text = _text(token_id, vocabulary)

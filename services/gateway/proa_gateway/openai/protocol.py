@@ -1,5 +1,7 @@
-"""What OpenAI's clients send, with vLLM's extra fields. Unknown fields are ignored, as those clients expect; known
-ones that would change the answer and cannot be honoured are refused by name.
+"""Request bodies: OpenAI's fields and vLLM's extra ones.
+
+Unknown fields are ignored, as OpenAI does. Known fields that would change the output but are not supported are
+rejected by name.
 """
 
 from typing import Annotated, Literal
@@ -26,7 +28,7 @@ TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class StreamOptions(BaseModel):
-    """`continuous_usage_stats` puts usage so far into every event."""
+    """`include_usage`: usage in a last event. `continuous_usage_stats`: the usage so far in every event."""
 
     model_config = ConfigDict(strict=True)
 
@@ -35,11 +37,11 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What both routes share. None: the default, which for sampling is the model's own."""
+    """The fields that all generation endpoints have. None: the default; for sampling parameters the model's."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    model: str | None = Field(None, description="May be left out where only one model is served.")
+    model: str | None = Field(None, description="May be omitted if only one model is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Count | None = None
@@ -54,7 +56,7 @@ class GenerationRequest(BaseModel):
 
     user: Annotated[str, Field(max_length=256)] | None = None
 
-    # vLLM's
+    # vLLM's extra fields
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
@@ -83,9 +85,14 @@ class GenerationRequest(BaseModel):
     logprob_token_ids: Unsupported = None
     kv_transfer_params: Unsupported = None
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with an event that has the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
 
 class ChatMessage(BaseModel):
-    """One message. Fields beyond these are passed to the chat template as they are."""
+    """A message. Other fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, TemplateValue]

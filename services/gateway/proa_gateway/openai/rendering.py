@@ -1,7 +1,7 @@
-"""From deltas to OpenAI's JSON, as events of a stream or as one response.
+"""Deltas to OpenAI's JSON: events of a stream, or one response.
 
-What is the same in every event of a choice is made once: the common event, one token's text and nothing else, is
-those bytes around one JSON string. Knows nothing of sockets or engines.
+The bytes that all events of a choice share are rendered once. The common event, with one token's text and nothing else,
+is these bytes around one JSON string.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import orjson
 
 from proa.text import Vocabulary
+from proa_gateway.errors import GatewayError
 from proa_gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, join, prompt_logprobs
 from proa_gateway.output_processor import Delta
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +35,39 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a sequence goes on from. `text` is None where nobody will ask for it."""
+    """A tokenized prompt. `text` is None if the response does not need it."""
 
     token_ids: Sequence[int]
     text: str | None = None
 
 
 class Envelope:
-    """What every event or response of one HTTP request has around its choices."""
+    """The fields around the choices, the same in all events of one HTTP response."""
 
     def __init__(self, *, id: str, object: str, created: int, model: str, include_usage: bool = False) -> None:
-        self._head = {"id": id, "object": object, "created": created, "model": model}
+        self._fields = {"id": id, "object": object, "created": created, "model": model}
         self._include_usage = include_usage
 
-    def around(self, choice: bytes, *, usage: Usage | None = None) -> bytes:
+    def event(self, choice: bytes, usage: Usage | None = None) -> bytes:
         """An event with one choice, given as JSON."""
         return self.event_head + choice + self._event_tail(usage)
 
     @property
     def event_head(self) -> bytes:
-        return b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+        return b"data: " + orjson.dumps(self._fields)[:-1] + b',"choices":['
 
     @property
     def event_tail(self) -> bytes:
         return self._event_tail(None)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self.event_head + self._event_tail(usage)
+    def last_events(self, usage: Usage) -> bytes:
+        return (self.event(b"", usage) if self._include_usage else b"") + _DONE
 
-    def response(self, choices: Sequence[dict[str, Any]], usage: Usage, **extras: object) -> bytes:
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage.to_dict(), **extras})
+    def error_events(self, error: GatewayError) -> bytes:
+        return b"data: " + orjson.dumps(error.to_dict()) + b"\n\n" + _DONE
+
+    def response(self, choices: Sequence[dict[str, Any]], usage: Usage, **fields: object) -> bytes:
+        return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **fields})
 
     def _event_tail(self, usage: Usage | None) -> bytes:
         if usage is not None:
@@ -72,16 +76,16 @@ class Envelope:
 
 
 class Choice(Protocol):
-    """One choice's JSON. Stateful: deltas must come in order, and `opening` first."""
+    """Renders one choice. Stateful: `opening` comes first, and deltas come in order."""
 
     text_head: bytes
-    """An event is text_head, the text as a JSON string, text_tail, where there is nothing but text."""
+    """The event of a delta that has only text is `text_head`, the text as a JSON string, `text_tail`."""
     text_tail: bytes
-    goes_first: bool
-    """Whether something must be said before the first text, so that it cannot be such an event."""
+    begins_with_prompt: bool
+    """The first event has more than its delta, so it must come from `event`."""
 
     def opening(self) -> bytes:
-        """The event before the first delta's; empty where there is none."""
+        """The event before the first delta, or nothing."""
         ...
 
     def event(self, delta: Delta, usage: Usage | None = None) -> bytes: ...
@@ -92,13 +96,14 @@ class Choice(Protocol):
 
 
 class ChatChoice:
-    """`/v1/chat/completions`."""
+    """A choice of `/v1/chat/completions`."""
 
-    goes_first = False
+    begins_with_prompt = False
 
     def __init__(
         self, envelope: Envelope, index: int, vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
     ) -> None:
+        """`logprobs` and `token_ids`: whether the choice has these fields."""
         self._envelope = envelope
         self._index = index
         self._vocabulary = vocabulary
@@ -110,43 +115,48 @@ class ChatChoice:
     def opening(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._envelope.around(orjson.dumps(choice))
+        return self._envelope.event(orjson.dumps(choice))
 
     def event(self, delta: Delta, usage: Usage | None = None) -> bytes:
         content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
-        return self._envelope.around(orjson.dumps(self._choice(delta, "delta", content)), usage=usage)
+        return self._envelope.event(orjson.dumps(self._choice(delta, "delta", content)), usage)
 
     def final(self, delta: Delta) -> dict[str, Any]:
         return self._choice(delta, "message", {"role": "assistant", "content": delta.text, "refusal": None})
 
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
         logprobs = chat_logprobs(delta.logprobs, self._vocabulary) if self._logprobs else None
-        choice = {"index": self._index, name: message, "logprobs": logprobs, **_ending(delta)}
+        choice = {"index": self._index, name: message, "logprobs": logprobs, **_finish_fields(delta)}
         return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
 
 
 class CompletionChoice:
-    """`/v1/completions`. With `echo` the prompt is the beginning of the text."""
+    """A choice of `/v1/completions`. With `echo`, its text begins with the prompt."""
 
     def __init__(
         self,
         envelope: Envelope,
         index: int,
+        prompt: Prompt,
         vocabulary: Vocabulary,
         *,
+        echo: bool,
         logprobs: bool,
+        prompt_logprobs: bool,
         token_ids: bool,
         skip_special_tokens: bool,
-        echo: Prompt | None,
     ) -> None:
+        """`logprobs`, `prompt_logprobs` and `token_ids`: whether the choice has these fields."""
         self._envelope = envelope
         self._index = index
+        self._prompt = prompt
+        self._vocabulary = vocabulary
         self._logprobs = None
         if logprobs:
             self._logprobs = CompletionLogprobs(vocabulary, skip_special_tokens=skip_special_tokens)
+        self._prompt_logprobs = prompt_logprobs
         self._token_ids = token_ids
-        self._echo = echo
-        self.goes_first = echo is not None
+        self.begins_with_prompt = echo  # until the prompt is rendered
         self.text_head = envelope.event_head + b'{"index":%d,"text":' % index
         self.text_tail = b',"logprobs":null,"finish_reason":null}' + envelope.event_tail
 
@@ -154,40 +164,43 @@ class CompletionChoice:
         return b""
 
     def event(self, delta: Delta, usage: Usage | None = None) -> bytes:
-        return self._envelope.around(orjson.dumps(self.final(delta)), usage=usage)
+        return self._envelope.event(orjson.dumps(self._choice(delta)), usage)
 
     def final(self, delta: Delta) -> dict[str, Any]:
-        echo, self._echo = self._echo, None
-        text = (echo.text or "") + delta.text if echo else delta.text
-        choice = {"index": self._index, "text": text, "logprobs": self._lists(delta, echo), **_ending(delta)}
+        fields = prompt_fields(
+            self._prompt, delta, self._vocabulary, logprobs=self._prompt_logprobs, token_ids=self._token_ids
+        )
+        return self._choice(delta) | fields
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        echo, self.begins_with_prompt = self.begins_with_prompt, False
+        text = (self._prompt.text or "") + delta.text if echo else delta.text
+        logprobs = self._render_logprobs(delta, echo=echo)
+        choice = {"index": self._index, "text": text, "logprobs": logprobs, **_finish_fields(delta)}
         return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
 
-    def _lists(self, delta: Delta, echo: Prompt | None) -> dict[str, list[Any]] | None:
+    def _render_logprobs(self, delta: Delta, *, echo: bool) -> dict[str, list[Any]] | None:
         if self._logprobs is None:
             return None
-        if echo is None:
-            return self._logprobs.of(delta.logprobs)
-        echoed = self._logprobs.echoed(echo.token_ids, delta.prompt_logprobs)
-        return join(echoed, self._logprobs.of(delta.logprobs))
+        if not echo:
+            return self._logprobs.render(delta.logprobs)
+        prompt = self._logprobs.render_prompt(self._prompt.token_ids, delta.prompt_logprobs)
+        return join(prompt, self._logprobs.render(delta.logprobs))
 
 
-def prompt_extras(
+def prompt_fields(
     prompt: Prompt, result: Delta, vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
 ) -> dict[str, Any]:
-    """vLLM's fields on the prompt, where they are asked for."""
-    extras: dict[str, Any] = {}
+    """vLLM's response fields about the prompt, if requested."""
+    fields: dict[str, Any] = {}
     if logprobs:
-        extras["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs, vocabulary)
+        fields["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs, vocabulary)
     if token_ids:
-        extras["prompt_token_ids"] = list(prompt.token_ids)
-    return extras
+        fields["prompt_token_ids"] = list(prompt.token_ids)
+    return fields
 
 
-def error_event(error: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(error) + b"\n\n"
-
-
-def _ending(delta: Delta) -> dict[str, Any]:
+def _finish_fields(delta: Delta) -> dict[str, Any]:
     if delta.finish_reason is None:
         return {"finish_reason": None}
     return {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}

@@ -1,56 +1,68 @@
-"""Chat completions: messages become one prompt by the model's template, and choices are messages."""
+"""Chat completions: the model's chat template turns messages into one prompt, and choices are messages."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from proa.chat_template import ChatTemplateError
+from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
-from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_extras
+from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_fields
+from proa_gateway.openai.sampling import check_logprobs, check_max_tokens, sampling_params, text_stream
 from proa_gateway.output_processor import Delta
+from proa_gateway.types import SamplingParams
 
 
 class ChatHandler:
-    """One request to `/v1/chat/completions`; an `EndpointHandler`."""
+    """The `EndpointHandler` of `/v1/chat/completions`."""
 
-    operation: ClassVar[str] = "chat"
     route: ClassVar[str] = "/v1/chat/completions"
-    prompt_param: ClassVar[str] = "messages"
-    stream_object: ClassVar[str] = "chat.completion.chunk"
-    object: ClassVar[str] = "chat.completion"
+    operation: ClassVar[str] = "chat"
     id_prefix: ClassVar[str] = "chatcmpl-"
+    prompt_param: ClassVar[str] = "messages"
     num_prompts = 1
 
     def __init__(self, request: ChatCompletionRequest) -> None:
         self.request = request
 
-    async def prompts(self, model: ServedModel) -> list[Prompt]:
+    def validate(self) -> None:
+        check_max_tokens(self.request.max_tokens)
+        if self.request.top_logprobs and not self.request.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+
+    def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
+        request = self.request
+        check_logprobs("top_logprobs", request.top_logprobs, model.info)
+        return sampling_params(
+            request,
+            model,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs,
+        )
+
+    async def tokenize(self, model: ServedModel) -> list[Prompt]:
         request = self.request
         if model.tokenizer.chat_template is None:
             raise InvalidRequest(f"The model {model.name!r} has no chat template: use /v1/completions.", param="model")
-        generation_prompt = True if request.add_generation_prompt is None else request.add_generation_prompt
         try:
             text = model.tokenizer.chat_template.render(
-                [_for_template(message) for message in request.messages],
+                [_template_message(message) for message in request.messages],
                 request.chat_template_kwargs,
-                add_generation_prompt=generation_prompt,
+                add_generation_prompt=request.add_generation_prompt is not False,
             )
         except ChatTemplateError as error:
             raise InvalidRequest(
                 f"The model's chat template refuses the messages: {error}", param="messages"
             ) from error
-        # The template has written the special tokens already.
+        # The text has its special tokens already: the template writes them.
         token_ids = await model.tokenizer.encode(text, add_special_tokens=request.add_special_tokens or False)
         return [Prompt(token_ids, text)]
 
-    def context(self, prompt: Prompt) -> Sequence[int]:
-        """An answer begins a text of its own."""
-        return ()
-
-    def wants_tokens(self) -> bool:
-        request = self.request
-        return bool(request.logprobs or request.return_token_ids) or request.prompt_logprobs is not None
+    def envelope(self, id: str, created: int, model: str) -> Envelope:
+        name = "chat.completion.chunk" if self.request.stream else "chat.completion"
+        return Envelope(id=id, object=name, created=created, model=model, include_usage=self.request.include_usage)
 
     def choice(self, envelope: Envelope, index: int, prompt: Prompt, model: ServedModel) -> Choice:
         return ChatChoice(
@@ -61,11 +73,18 @@ class ChatHandler:
             token_ids=bool(self.request.return_token_ids),
         )
 
-    def extras(
-        self, choices: list[dict[str, Any]], prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
+    def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
+        return text_stream(self.request, model)
+
+    @property
+    def wants_tokens(self) -> bool:
+        request = self.request
+        return bool(request.logprobs or request.return_token_ids) or request.prompt_logprobs is not None
+
+    def response_fields(
+        self, prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
     ) -> dict[str, Any]:
-        """Fields beside the choices; here the prompt's stand at the top."""
-        return prompt_extras(
+        return prompt_fields(
             prompts[0],
             results[0],
             model.tokenizer.vocabulary,
@@ -74,10 +93,10 @@ class ChatHandler:
         )
 
 
-def _for_template(message: ChatMessage) -> dict[str, Any]:
-    """What templates know: `developer` is OpenAI's newer word for `system`."""
+def _template_message(message: ChatMessage) -> dict[str, Any]:
+    """The message as templates expect it: `developer` is OpenAI's newer name of `system`."""
     role = "system" if message.role == "developer" else message.role
-    known = {"role": role, "content": message.content or ""}
+    fields = {"role": role, "content": message.content or ""}
     if message.name is not None:
-        known["name"] = message.name
-    return {**(message.model_extra or {}), **known}
+        fields["name"] = message.name
+    return {**(message.model_extra or {}), **fields}

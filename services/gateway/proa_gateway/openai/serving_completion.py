@@ -1,68 +1,93 @@
-"""Completions: texts or token ids go on as they are, and choices are texts."""
+"""Completions: prompts are texts or token ids, and choices are texts."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.protocol import CompletionRequest
-from proa_gateway.openai.rendering import Choice, CompletionChoice, Envelope, Prompt, prompt_extras
-from proa_gateway.openai.sampling import check_token_ids
+from proa_gateway.openai.rendering import Choice, CompletionChoice, Envelope, Prompt
+from proa_gateway.openai.sampling import (
+    check_logprobs,
+    check_max_tokens,
+    check_token_ids,
+    given,
+    sampling_params,
+    text_stream,
+)
 from proa_gateway.output_processor import Delta
+from proa_gateway.types import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 class CompletionHandler:
-    """One request to `/v1/completions`; an `EndpointHandler`."""
+    """The `EndpointHandler` of `/v1/completions`."""
 
-    operation: ClassVar[str] = "text_completion"
     route: ClassVar[str] = "/v1/completions"
-    prompt_param: ClassVar[str] = "prompt"
-    stream_object: ClassVar[str] = "text_completion"
-    object: ClassVar[str] = "text_completion"
+    operation: ClassVar[str] = "text_completion"
     id_prefix: ClassVar[str] = "cmpl-"
+    prompt_param: ClassVar[str] = "prompt"
 
     def __init__(self, request: CompletionRequest) -> None:
         self.request = request
         self.num_prompts = len(request.prompt)
 
-    async def prompts(self, model: ServedModel) -> list[Prompt]:
-        return [await self._prompt(prompt, model) for prompt in self.request.prompt]
-
-    def context(self, prompt: Prompt) -> Sequence[int]:
-        """A completion goes on from its prompt's text."""
-        return prompt.token_ids
-
-    def wants_tokens(self) -> bool:
+    def validate(self) -> None:
         request = self.request
-        return request.logprobs is not None or bool(request.return_token_ids) or request.prompt_logprobs is not None
+        check_max_tokens(request.max_tokens, echo=bool(request.echo))
+        num_choices = request.n or 1
+        if (request.best_of or num_choices) != num_choices:
+            raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
+
+    def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
+        request = self.request
+        check_logprobs("logprobs", request.logprobs, model.info)
+        return sampling_params(
+            request,
+            model,
+            max_tokens=max(1, given(request.max_tokens, DEFAULT_MAX_TOKENS)),  # an engine samples at least one token
+            logprobs=request.logprobs,
+            prompt_logprobs=given(request.prompt_logprobs, request.logprobs if request.echo else None),
+        )
+
+    async def tokenize(self, model: ServedModel) -> list[Prompt]:
+        return [await self._tokenize(prompt, model) for prompt in self.request.prompt]
+
+    def envelope(self, id: str, created: int, model: str) -> Envelope:
+        include_usage = self.request.include_usage
+        return Envelope(id=id, object="text_completion", created=created, model=model, include_usage=include_usage)
 
     def choice(self, envelope: Envelope, index: int, prompt: Prompt, model: ServedModel) -> Choice:
         request = self.request
         return CompletionChoice(
             envelope,
             index,
+            prompt,
             model.tokenizer.vocabulary,
+            echo=bool(request.echo),
             logprobs=request.logprobs is not None,
+            prompt_logprobs=request.prompt_logprobs is not None,
             token_ids=bool(request.return_token_ids),
             skip_special_tokens=request.skip_special_tokens is not False,
-            echo=prompt if request.echo else None,
         )
 
-    def extras(
-        self, choices: list[dict[str, Any]], prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
+    def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
+        return None if self.request.max_tokens == 0 else text_stream(self.request, model, context=prompt.token_ids)
+
+    @property
+    def wants_tokens(self) -> bool:
+        request = self.request
+        return request.logprobs is not None or bool(request.return_token_ids) or request.prompt_logprobs is not None
+
+    def response_fields(
+        self, prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
     ) -> dict[str, Any]:
-        """Fields beside the choices: none, the prompts' stand in the choices."""
-        num_choices = len(choices) // len(prompts)
-        for index, choice in enumerate(choices):
-            choice |= prompt_extras(
-                prompts[index // num_choices],
-                results[index],
-                model.tokenizer.vocabulary,
-                logprobs=self.request.prompt_logprobs is not None,
-                token_ids=bool(self.request.return_token_ids),
-            )
+        """None: a response may have several prompts, so the fields about them are in the choices."""
         return {}
 
-    async def _prompt(self, prompt: str | list[int], model: ServedModel) -> Prompt:
+    async def _tokenize(self, prompt: str | list[int], model: ServedModel) -> Prompt:
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
             return Prompt(await model.tokenizer.encode(prompt, add_special_tokens=special), prompt)

@@ -1,0 +1,128 @@
+"""Responder: generates the choices of one request and writes them, as a stream of events or as one body."""
+
+from collections.abc import Sequence
+
+from proa_gateway.config import GatewayConfig
+from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import GatewayError
+from proa_gateway.openai.delta_sinks import ChoiceStream, DeltaCollector
+from proa_gateway.openai.rendering import Choice
+from proa_gateway.openai.request_context import RequestContext
+from proa_gateway.output_processor import DeltaSink
+from proa_gateway.streaming import ResponseWriter
+from proa_gateway.types import EngineRequest, SamplingParams
+
+
+class Responder:
+    """Call `stream` or `complete`, once.
+
+    Tokens do not pass through here: each sequence's sink writes or collects them. The coroutines only wait for the
+    first token, for a slow client and for the end.
+    """
+
+    def __init__(
+        self,
+        context: RequestContext,
+        generation: Generation,
+        model: ServedModel,
+        params: Sequence[SamplingParams],
+        config: GatewayConfig,
+    ) -> None:
+        """`params`: one for each choice of a prompt."""
+        self._context = context
+        self._handler = context.handler
+        self._generation = generation
+        self._model = model
+        self._params = params
+        self._config = config
+        self._prompts = [prompt for prompt in context.prompts for _ in params]  # one for each choice
+        self._envelope = self._handler.envelope(context.id, int(context.created), model.name)
+
+    async def stream(self, writer: ResponseWriter) -> None:
+        """Stream events. Raises `GatewayError` before the first token, while the status can still be an error's; later
+        errors are events."""
+        context, generation = self._context, self._generation
+        options = context.request.stream_options
+        continuous = options is not None and options.continuous_usage_stats
+        choices = self._choices()
+        streams = [
+            ChoiceStream(
+                choice,
+                writer,
+                interval=self._config.stream_interval,
+                on_pending=generation.wake,
+                usage=(lambda: context.usage) if continuous else None,
+            )
+            for choice in choices
+        ]
+        self._start(streams)
+        await generation.wait()
+        await writer.start_events(generation.wake, write_timeout=self._config.deadlines.slow_reader)
+        if opening := b"".join(choice.opening() for choice in choices):
+            writer.write(opening)
+        try:
+            await self._write_all(writer, streams)
+            last = self._envelope.last_events(context.usage)
+        except GatewayError as error:
+            context.error = error
+            await self._flush(writer, streams)
+            last = self._envelope.error_events(error)
+        await writer.end(last)
+
+    async def complete(self, writer: ResponseWriter) -> None:
+        """Write one body, once all sequences have ended. Raises `GatewayError`."""
+        context, generation = self._context, self._generation
+        collectors = [DeltaCollector() for _ in self._prompts]
+        self._start(collectors)
+        while not generation.finished:
+            await generation.wait()
+        results = [collector.result() for collector in collectors]
+        choices = [choice.final(result) for choice, result in zip(self._choices(), results, strict=True)]
+        fields = self._handler.response_fields(context.prompts, results, self._model)
+        await writer.send_json(self._envelope.response(choices, context.usage, **fields))
+
+    def _choices(self) -> list[Choice]:
+        return [
+            self._handler.choice(self._envelope, index, prompt, self._model)
+            for index, prompt in enumerate(self._prompts)
+        ]
+
+    def _start(self, sinks: Sequence[DeltaSink]) -> None:
+        """Send one engine request for each choice; its output goes to the choice's sink."""
+        context, handler = self._context, self._handler
+        for index, (prompt, sink) in enumerate(zip(self._prompts, sinks, strict=True)):
+            prompt_index, choice_index = divmod(index, len(self._params))
+            engine_request = EngineRequest(
+                request_id=f"{context.id}-{index}",
+                prompt_token_ids=prompt.token_ids,
+                sampling_params=self._params[choice_index],
+                priority=context.priority,
+                cache_salt=context.request.cache_salt or "",
+                arrival_time=context.created,
+            )
+            self._generation.add(
+                engine_request,
+                context.routing_hints[prompt_index],
+                handler.text_stream(prompt, self._model),
+                sink,
+                wants_tokens=handler.wants_tokens,
+            )
+        self._generation.start()
+
+    async def _write_all(self, writer: ResponseWriter, streams: Sequence[ChoiceStream]) -> None:
+        """Return when every sequence has ended and its last event is written. Only a slow client causes work here."""
+        while True:
+            await self._flush(writer, streams)
+            if self._generation.finished:
+                return
+            await self._generation.wait()
+
+    async def _flush(self, writer: ResponseWriter, streams: Sequence[ChoiceStream]) -> None:
+        """Write what is pending, as fast as the client reads. Raises `TimeoutError`."""
+        while True:
+            await writer.drain()
+            for stream in streams:
+                stream.flush()
+            if not writer.blocked:
+                return
