@@ -1,13 +1,13 @@
-"""The name of a KV cache block: a hash of everything its contents depend on. Knows nothing of who stores blocks.
+"""Hashes of KV cache blocks, over everything that a block's contents depend on.
 
-The engine's prefix cache and the gateway's router name blocks by the same function, so the router knows which engine
-holds which part of a prompt. A block's hash is the first 16 bytes of the SHA-256 over
+The engine's prefix cache and the gateway's router use the same hashes, so the router knows which engine has which part
+of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
 
     parent (16 bytes) | token ids | for each extra key: its length in bytes, the key
 
-with ids and lengths as little-endian uint32, where the first block's parent is the root of model and revision. Extra
-keys (cache salt, LoRA name; text as UTF-8) go into every block. All blocks of one chain have the same number of tokens.
-Test vectors, in hexadecimal:
+with token ids and lengths as little-endian uint32. The first block's parent is the root hash of model and revision.
+Extra keys (cache salt, LoRA name; text as UTF-8) are part of every block's hash. All blocks of a chain have the same
+number of tokens. Test vectors, in hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9
@@ -22,28 +22,28 @@ from hashlib import sha256
 from typing import Final
 
 BLOCK_HASH_VERSION: Final = 1
-"""Travels in `GetModelInfoResponse`; hashes of different versions have nothing to do with each other."""
+"""Part of `GetModelInfoResponse`. Hashes of different versions cannot be compared."""
 
 HASH_BYTES: Final = 16
 _TOKEN_BYTES: Final = 4
 
 
 def root_hash(model: str, revision: str) -> bytes:
-    """The parent of every first block: SHA-256 over "proa.blocks", the version, model and revision, cut to 16 bytes."""
+    """The parent of first blocks: the first 16 bytes of SHA-256 over "proa.blocks", version, model and revision."""
     return sha256(b"proa.blocks" + struct.pack("<I", BLOCK_HASH_VERSION) + _suffix([model, revision])).digest()[
         :HASH_BYTES
     ]
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str] = ()) -> bytes:
-    """The hash of one block after its parent. Raises `struct.error` for ids that are no uint32."""
+    """The hash of one block. Raises `struct.error` for token ids that do not fit a uint32."""
     return sha256(parent + _pack(token_ids) + _suffix(extra_keys)).digest()[:HASH_BYTES]
 
 
 def hash_blocks(
     parent: bytes, token_ids: Sequence[int], block_size: int, extra_keys: Sequence[bytes | str] = ()
 ) -> list[bytes]:
-    """The hashes of all full blocks of these tokens, in order; a last block that is not full has none."""
+    """The hashes of the full blocks of these tokens, in order."""
     data, suffix, hashes = _pack(token_ids), _suffix(extra_keys), []
     stride = block_size * _TOKEN_BYTES
     for end in range(stride, len(data) + 1, stride):

@@ -1,6 +1,6 @@
-"""The model's own chat template: messages in, one prompt text out.
+"""Chat templates: messages to one prompt text.
 
-Templates are programs that came with a model, so they run in a sandbox. Knows nothing of tokens or requests.
+A template is a Jinja program that comes with the model, so it runs in a sandbox.
 """
 
 import json
@@ -17,11 +17,11 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplateError(ValueError):
-    """The template does not take these messages; says why in its own words."""
+    """The template does not compile, or rejects the messages; has its error message."""
 
 
 class ChatTemplate:
-    """Compiled once. `special_tokens` (`bos_token`, `eos_token`, …) are visible to the template by name."""
+    """A compiled template. `special_tokens`: `bos_token`, `eos_token`, …, which templates use by name."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises `ChatTemplateError` for a source that does not compile."""
@@ -44,17 +44,17 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt. `variables` are the template's own (`enable_thinking`, …). Raises `ChatTemplateError`."""
+        """The prompt. `variables`: of the template (`enable_thinking`, …). Raises `ChatTemplateError`."""
         values = {**self._special_tokens, **(variables or {})}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(values)
-        except Exception as error:  # a model's program, over a client's values: it may fail in any way
+        except Exception as error:  # the template may raise anything for a client's values
             raise ChatTemplateError(str(error) or type(error).__name__) from error
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens of a `tokenizer_config.json`, where each is a text or an object with `content`."""
+    """Special tokens by name from `tokenizer_config.json`, where each is a string or an object with `content`."""
     found: dict[str, str] = {}
     for name, value in tokenizer_config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -64,7 +64,7 @@ def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def template_source(tokenizer_config: Mapping[str, Any], template_file: bytes | None) -> str | None:
-    """The template's text: its own file first, else the configuration's, of several the one named `default`."""
+    """The template's source: `template_file` if given, else the configuration's; of several, the `default` one."""
     if template_file is not None:
         return template_file.decode()
     value = tokenizer_config.get("chat_template")
@@ -74,7 +74,7 @@ def template_source(tokenizer_config: Mapping[str, Any], template_file: bytes | 
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what a model said, for training; to a prompt it is only its contents."""
+    """`{% generation %}` marks the assistant's text for training; in a prompt it renders its contents."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -90,7 +90,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as templates expect it: jinja2's own filter escapes HTML."""
+    """The `tojson` filter as in transformers; Jinja's own escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

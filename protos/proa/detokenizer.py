@@ -1,9 +1,12 @@
-"""From token ids to text: an incremental detokenizer that is UTF-8 safe. Knows nothing of stop strings or requests.
+"""Incremental detokenizer, UTF-8 safe.
 
-Every token adds its own bytes to a text, so pieces are looked up and joined. Two things cross the border of a token: a
-character whose bytes are spread over several (kept until it is whole; what is still broken when the text goes on or
-ends becomes U+FFFD), and the space that sentencepiece-like tokenizers drop at the start of a text. The text is that of
-`Tokenizer.decode` over all ids, and never depends on how they were divided into calls.
+Each token adds its own bytes, so a token's piece is looked up and appended. Two cases need more than one token:
+
+- A character's bytes may be split over several tokens. They are kept until it is complete; bytes that are invalid or
+  incomplete at the end become U+FFFD.
+- SentencePiece-like tokenizers drop a leading space at the start of a text.
+
+The text equals `Tokenizer.decode` over all ids, however they are divided into calls.
 """
 
 import json
@@ -15,11 +18,13 @@ from typing import Final
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_MAX_CONTEXT: Final = 8  # tokens looked at for a character begun before the output; the longest has four bytes
+_MAX_CONTEXT: Final = (
+    8  # tokens searched for an incomplete character before the output; a character has at most 4 bytes
+)
 
 
 class Vocabulary:
-    """The bytes that each token of a tokenizer adds to a text, found when first needed and kept."""
+    """The bytes that each token of a tokenizer adds to a text. Cached when first used."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -33,7 +38,7 @@ class Vocabulary:
         self._pieces = {skip: _Pieces(self, skip) for skip in (False, True)}
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds in the middle of a text, special tokens their names; empty for an unknown id."""
+        """The token's bytes in the middle of a text; for a special token its name, for an unknown id nothing."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -44,12 +49,12 @@ class Vocabulary:
         return self._decode([*self._anchor_ids, token_id]).removeprefix(self._anchor_text).encode()
 
     def first_token_bytes(self, token_id: int) -> bytes:
-        """What the token adds as the first of a text: some tokenizers drop a leading space there."""
+        """The token's bytes at the start of a text, where some tokenizers drop a leading space."""
         piece = self.token_bytes(token_id)
         return piece if self._byte_level or not piece.startswith(b" ") else self._decode([token_id]).encode()
 
     def is_skipped(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Whether the token adds nothing: it is unknown, or special and those are skipped."""
+        """Whether the token adds no text: its id is unknown, or it is special and special tokens are skipped."""
         return (skip_special_tokens and token_id in self._special_ids) or self._tokenizer.id_to_token(token_id) is None
 
     def pieces(self, skip_special_tokens: bool) -> "_Pieces":
@@ -60,7 +65,7 @@ class Vocabulary:
 
 
 class _Pieces(dict[int, str | bytes]):
-    """Token id -> its text, or its bytes where they are not whole characters. Fills itself."""
+    """Token id -> its text, or its bytes if they are not whole characters. Entries are added when first used."""
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         super().__init__()
@@ -79,23 +84,23 @@ class _Pieces(dict[int, str | bytes]):
 
 
 class Detokenizer:
-    """Turns the tokens of one output into text as they come."""
+    """Turns the tokens of one output into text."""
 
     __slots__ = ("_at_start", "_pending", "_pieces", "_skip", "_vocabulary")
 
     def __init__(
         self, vocabulary: Vocabulary, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
     ) -> None:
-        """`context` are the tokens before the output, where its text goes on from theirs; it adds no text itself."""
+        """`context`: the tokens before the output, if its text continues theirs. They add no text."""
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces(skip_special_tokens)
         self._skip = skip_special_tokens
-        self._pending = b""  # of a character that is not whole yet
+        self._pending = b""  # bytes of an incomplete character
         self._at_start = True
         self.push(context[-_MAX_CONTEXT:])
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Add tokens; returns the text that is complete with them."""
         if self._at_start:
             return self._push_first(token_ids)
         if len(token_ids) == 1:
@@ -103,7 +108,7 @@ class Detokenizer:
         return "".join([self._add(self._pieces[token_id]) for token_id in token_ids])
 
     def finish(self) -> str:
-        """The end of the text: bytes that never became a character."""
+        """The rest of the text: U+FFFD for an incomplete character."""
         text, self._pending = self._pending.decode(errors="replace"), b""
         return text
 
@@ -125,7 +130,7 @@ class Detokenizer:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """Undoes the alphabet in which byte-level tokenizers spell bytes; added tokens stand for themselves."""
+    """The bytes that a byte-level tokenizer's token stands for. Added tokens are plain text."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -133,7 +138,7 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Printable Latin-1 characters stand for their own byte, the characters from U+0100 for the others in order."""
+    """GPT-2's alphabet: printable Latin-1 characters are their own byte, U+0100 and up the other bytes in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,14 +1,12 @@
-"""From an output's tokens to what its reader sees: the detokenizer's text, cut at stop strings.
-
-Knows nothing of requests, gRPC or HTTP; the gateway and the offline `LLM` both use it, so that both cut alike.
+"""Incremental detokenization with stop strings, for the gateway and the offline `LLM`.
 
     vocabulary = Vocabulary(tokenizer)                       # one for each tokenizer, shared by all its streams
     stream = TextStream(vocabulary, stop=["\n\n"])           # one for each output
-    delta = stream.push([314, 15])                           # delta.text may go to the reader now
-    delta = stream.finish([2], stop_token=True)              # the last tokens, and all that was held back
+    delta = stream.push([314, 15])                           # delta.text is final
+    delta = stream.finish([2], stop_token=True)              # the last tokens, and all text that was held back
 
-Test vectors, with tokens written as what they add to the text (É1 and É2: the two bytes of é) and deltas as
-`text/num_tokens`, the last one of `finish`:
+Test vectors. Tokens are written as the text they add (É1 and É2: the two bytes of é), deltas as `text/num_tokens`; the
+last delta comes from `finish`.
 
     stop       tokens pushed one by one     deltas
     none       a b É1 É2 c                  a/1 b/1 /1 é/1 c/1 /0
@@ -31,22 +29,21 @@ __all__ = ["Detokenizer", "TextDelta", "TextStream", "Vocabulary"]
 
 
 class TextDelta(NamedTuple):
-    """What became certain: text that can no longer be part of a stop string, and the tokens it came from."""
+    """Text that can no longer become part of a stop string, and the number of its tokens."""
 
     text: str
     num_tokens: int
-    """Tokens, oldest first, that stay for good with this text: their logprobs may be sent along. Their sum over a
-    stream is what the output counts; tokens pushed but never counted were cut off with the stop string."""
+    """How many more of the pushed tokens, oldest first, belong to the output. Tokens that are never counted were cut
+    off with the stop string."""
     stop_string: str | None = None
-    """The stop string that ended the text. Nothing comes after it."""
+    """The stop string that ended the text, if one did."""
 
 
 class TextStream:
-    """The text of one output: a `Detokenizer` and, where there are stop strings, their matcher.
+    """The text of one output: a `Detokenizer` and a stop string matcher.
 
-    With stop strings, text is held back while it might still become one, and tokens are counted when their text is
-    let go. The text ends at the stop string that is completed first, the longest of those completed at once. Raises
-    `ValueError` for an empty stop string.
+    Text that may be the beginning of a stop string is held back, and its tokens count when it is released. The text
+    ends at the stop string that is complete first; if several are complete at once, at the longest.
     """
 
     __slots__ = (
@@ -71,7 +68,8 @@ class TextStream:
         min_tokens: int = 0,
         context: Sequence[int] = (),
     ) -> None:
-        """The first `min_tokens` tokens are not searched for stop strings. `context`: as for `Detokenizer`."""
+        """The first `min_tokens` tokens are not searched for stop strings. `context`: as for `Detokenizer`. Raises
+        `ValueError` for an empty stop string."""
         if not all(stop):
             raise ValueError("stop must not contain empty strings")
         self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=skip_special_tokens, context=context)
@@ -79,26 +77,26 @@ class TextStream:
         self._include_stop = include_stop_str_in_output
         self._stop_starts = re.compile("|".join(re.escape(string[0]) for string in stop))
         self._exempt = min_tokens if stop else 0
-        self._held = ""  # text that might still become a stop string; no stop string is in it whole
-        self._ends: list[int] = []  # for each token not counted yet, where its text ends in _held
-        self._counted = 0  # this much of _held is the rest of a token that was counted already
+        self._held = ""  # text that may become a stop string; never contains a whole one
+        self._ends: list[int] = []  # for each token that is not counted yet, where its text ends in _held
+        self._counted = 0  # length of the text at the start of _held whose token is counted already
         self._stopped_by: str | None = None
 
     @property
     def plain(self) -> Detokenizer | None:
-        """The detokenizer itself, where there are no stop strings: its `push` says all that `push` would, since every
-        token counts at once. For those who push a token at a time, and many."""
+        """The detokenizer, if there are no stop strings. Every token then counts at once, and calling the detokenizer's
+        `push` saves making a `TextDelta` for each."""
         return None if self._stop else self._detokenizer
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Takes the next tokens and gives what became certain. After a stop string, tokens are ignored."""
+        """Add the next tokens. After a stop string, tokens are ignored."""
         if not self._stop:
             return TextDelta(self._detokenizer.push(token_ids), len(token_ids))
         if self._stopped_by is not None:
             return TextDelta("", 0, self._stopped_by)
         if self._exempt:
             return self._push_exempt(token_ids)
-        if len(token_ids) == 1 and not self._ends and not self._held:  # the common case, in half the time
+        if len(token_ids) == 1 and not self._ends and not self._held:  # a shortcut for the common case: half the time
             self._held = self._detokenizer.push(token_ids)
             if self._held and not self._stop_starts.search(self._held):
                 text, self._held = self._held, ""
@@ -111,9 +109,9 @@ class TextStream:
         return self._release()
 
     def finish(self, token_ids: Sequence[int] = (), *, stop_token: bool = False) -> TextDelta:
-        """Takes the last tokens and gives everything that was held back; call it once.
+        """Add the last tokens and release all text that was held back. Call it once.
 
-        `stop_token` says that the last of them ended the output. It counts, but its text is shown only with
+        `stop_token`: the last token is a stop token. It counts, but its text is emitted only with
         `include_stop_str_in_output`.
         """
         hidden = 1 if stop_token and token_ids and not self._include_stop else 0
@@ -138,14 +136,14 @@ class TextStream:
 
     def _release(self) -> TextDelta:
         if not self._stop_starts.search(self._held):
-            return self._let_go(len(self._held))
+            return self._release_text(len(self._held))
         if (match := _first_stop(self._held, self._stop)) is not None:
             start, self._stopped_by = match
-            return self._let_go(start + len(self._stopped_by) if self._include_stop else start)
-        return self._let_go(_start_of_partial_stop(self._held, self._stop))
+            return self._release_text(start + len(self._stopped_by) if self._include_stop else start)
+        return self._release_text(_start_of_partial_stop(self._held, self._stop))
 
-    def _let_go(self, length: int) -> TextDelta:
-        """Lets this much of the held text go, and counts the fewest tokens whose text covers it."""
+    def _release_text(self, length: int) -> TextDelta:
+        """Release `length` characters of the held text, and count the fewest tokens whose text covers them."""
         text, self._held = self._held[:length], self._held[length:]
         num_tokens = 0
         if length > self._counted:
@@ -157,13 +155,13 @@ class TextStream:
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
-    """Start and name of the stop string completed first in the text, the longest of those."""
+    """The stop string that is complete first in the text, and its start; of several, the longest."""
     found = [(start + len(string), start, string) for string in stop if (start := text.find(string)) >= 0]
     return min(found)[1:] if found else None
 
 
 def _start_of_partial_stop(text: str, stop: Sequence[str]) -> int:
-    """Where the longest end of the text begins that is the beginning of a stop string; else the text's length."""
+    """Start of the text's longest suffix that is a prefix of a stop string; without one, the text's length."""
     first = len(text)
     for string in stop:
         start = text.find(string[0], max(0, len(text) - len(string) + 1), first)

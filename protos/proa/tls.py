@@ -1,6 +1,6 @@
-"""The files of one side of mutual TLS between gateway and engine, read anew for connections to come.
+"""TLS files of the gateway or of an engine, reloaded for new connections.
 
-A Secret that is mounted into a pod changes while the pod runs; nothing is to be restarted for it. Knows no gRPC.
+Kubernetes updates a mounted Secret while the pod runs; no restart is needed.
 """
 
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """PEM: this side's certificate with its key, where it has one, and who must have signed the other side's."""
+    """PEM data: the own certificate and its key, if any, and the authority that must have signed the peer's."""
 
     certificate: bytes | None
     key: bytes | None
@@ -24,7 +24,7 @@ class TlsIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Where the PEM files are. Raises `ValueError` for a certificate without its key, or the other way round."""
+    """Paths of the PEM files. Raises `ValueError` for a certificate without a key or a key without a certificate."""
 
     certificate: Path | None = option(
         None, "certificate of this process (PEM); read again for each new connection", flag="--tls-cert", metavar="FILE"
@@ -42,15 +42,17 @@ class TlsFiles:
             raise ValueError("a certificate and its key belong together: give both --tls-cert and --tls-key")
 
     def read(self) -> TlsIdentity:
-        """Raises `ValueError` with a sentence for files that cannot be used."""
+        """Raises `ValueError` if a file cannot be read."""
         return TlsIdentity(_read(self.certificate), _read(self.key), _read(self.authority))
 
     def check(self) -> None:
-        """Raises `ValueError` with a sentence where a file is not what it should be, or key and certificate differ."""
+        """Raises `ValueError` if a file is not valid PEM or the key is not the certificate's."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.certificate is not None and self.key is not None:
             try:
-                context.load_cert_chain(self.certificate, self.key, password="")  # never ask a terminal for one
+                context.load_cert_chain(
+                    self.certificate, self.key, password=""
+                )  # or OpenSSL would prompt on the terminal
             except (ssl.SSLError, OSError) as error:
                 pair = f"{self.certificate} and {self.key}"
                 raise ValueError(f"{pair} are not a certificate and its key in PEM: {error}") from None
@@ -62,29 +64,29 @@ class TlsFiles:
 
 
 class TlsSource:
-    """What the files hold now. Files that cannot be used are told of, and what was read before goes on."""
+    """The current identity from the files. Invalid files are logged, and the previous identity stays in use."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises `ValueError` with a sentence."""
+        """Raises `ValueError` if the files are invalid."""
         self._files = files
         self._identity = files.read()
-        self._complaint = ""
+        self._last_error = ""
         files.check()
 
     def current(self) -> TlsIdentity:
-        """The same object as long as the files do not change."""
+        """Read the files. Returns the same object until they change."""
         try:
             identity = self._files.read()
             if identity != self._identity:
                 self._files.check()
                 self._identity = identity
-                _log.info("the certificates of connections to come are new")
+                _log.info("TLS certificates reloaded, new connections use them")
         except ValueError as error:
-            if str(error) != self._complaint:
-                _log.error("certificates stay as they were: %s", error)
-            self._complaint = str(error)
+            if str(error) != self._last_error:
+                _log.error("TLS certificates not reloaded, the previous ones stay in use: %s", error)
+            self._last_error = str(error)
         else:
-            self._complaint = ""
+            self._last_error = ""
         return self._identity
 
 

@@ -1,4 +1,4 @@
-"""The files that make a model's tokenizer, and the digest that tells whether two engines have the same ones."""
+"""The files of a model's tokenizer, and their digest. Engines with equal digests have the same tokenizer."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ FILE_NAMES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""Sent by GetTokenizer where they exist, in this order, which is that of their names."""
+"""Sent by GetTokenizer if they exist, sorted by name."""
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The files that a model folder has, by name."""
+    """The tokenizer files in a model folder, by name."""
     return {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """SHA-256 in hexadecimal over name and data of each file, in the order of their names, each with its length
-    before it as eight little-endian bytes."""
+    """SHA-256 in hexadecimal over the name and data of each file, sorted by name; each name and each data is preceded
+    by its length as eight little-endian bytes."""
     state = hashlib.sha256()
     for name in sorted(files):
         for part in (name.encode(), files[name]):

@@ -1,28 +1,28 @@
-"""What can go wrong, as the client is told it. Knows OpenAI's error object and HTTP statuses, not how they are sent.
+"""The gateway's errors: their HTTP statuses and OpenAI's error object.
 
 GatewayError
-├── InvalidRequest       400  the client's mistake; says which parameter and why
-│   └── ContextOverflow  400  the prompt, or prompt and output, do not fit the model's context
-├── InvalidApiKey        401  a key is asked for, and there was none or a wrong one
-├── ModelNotFound        404  no engine serves this model
+├── InvalidRequest       400  a parameter is invalid; `param` names it
+│   └── ContextOverflow  400  prompt and output do not fit the model's context length
+├── InvalidApiKey        401  the API key is missing or unknown
+├── ModelNotFound        404  no engine serves the model
 ├── BodyTooLarge         413  the request body is over the limit
-├── UnsupportedMediaType 415  the body is not said to be JSON
-├── Overloaded           429  too much is waiting already; try again after `retry_after` seconds
-├── RateLimited          429  the API key has used up what it may
+├── UnsupportedMediaType 415  the Content-Type is not JSON
+├── Overloaded           429  a limit of the gateway or of an engine is reached
+├── RateLimited          429  a limit of the API key is reached
 ├── EngineUnavailable    503  no engine can take the request now
-├── QueueTimeout         503  waited for its turn for as long as may be
-├── ShuttingDown         503  waited for its turn when the gateway was told to end
-├── EngineLost           503  the engine went away with the request
-├── EngineTimeout        504  the engine lives but this request's next token did not come in time
-├── DeadlineExceeded     504  the request took longer than it was allowed, or than its client wanted to wait
-└── InternalError        500  our own fault
+├── QueueTimeout         503  the request waited in the gateway's queue for too long
+├── ShuttingDown         503  the gateway shut down while the request was in its queue
+├── EngineLost           503  the connection to the engine was lost while it ran the request
+├── EngineTimeout        504  a token did not come in time, though the engine is connected
+├── DeadlineExceeded     504  the request's time limit has passed
+└── InternalError        500  a fault of the gateway or an engine
 """
 
 from typing import Any, ClassVar
 
 
 class GatewayError(Exception):
-    """An error with OpenAI's four fields. `message` is for the client to read."""
+    """An error with OpenAI's four fields. Clients see `message`."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -39,7 +39,7 @@ class GatewayError(Exception):
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI's error object, as it stands in a response body or in an event of a stream."""
+        """OpenAI's error object, for a response body or an event of a stream."""
         return error_object(self.message, self.type, self.param, self.code)
 
 
@@ -82,7 +82,7 @@ class UnsupportedMediaType(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """`limit`: the gateway's that was met, as metrics call it; None: an engine's."""
+    """`limit`: the gateway limit that was reached, by its name in metrics; None: an engine's limit."""
 
     status = 429
     type = "rate_limit_error"
@@ -95,7 +95,7 @@ class Overloaded(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """`kind`: of what it was too much, `requests` or `tokens`."""
+    """`kind`: the limit that was reached, `requests` or `tokens`."""
 
     status = 429
     code = "rate_limit_exceeded"

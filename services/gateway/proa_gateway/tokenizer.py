@@ -1,7 +1,4 @@
-"""Tokenizer: a model's text rules, from its own files: encoding, decoding, chat template, generation defaults.
-
-Knows nothing of where the files came from, nor of requests.
-"""
+"""Tokenizer: a model's tokenizer, chat template and default sampling parameters, from the model's files."""
 
 import asyncio
 import json
@@ -15,13 +12,13 @@ import tokenizers
 from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
 
-# Longer texts, in characters, are encoded on another thread: this many take about half a millisecond.
-INLINE_CHARACTERS = 2000
+# Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
+MAX_INLINE_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What the model's `generation_config.json` says of sampling; used where a request says nothing."""
+    """Defaults of sampling parameters, from the model's `generation_config.json`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,15 +28,15 @@ class GenerationDefaults:
 
 
 class Tokenizer:
-    """Made once a model and shared. `executor` runs what is too long for the event loop."""
+    """One for each model. `executor` encodes long texts."""
 
     def __init__(self, files: Mapping[str, bytes], executor: Executor) -> None:
-        """Raises `ValueError` where there is no usable tokenizer.json. Takes up to seconds for large vocabularies."""
+        """Raises `ValueError` if tokenizer.json is missing or invalid. Takes up to seconds for large vocabularies."""
         if "tokenizer.json" not in files:
             raise ValueError("there is no tokenizer.json")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-        except Exception as error:  # tokenizers raises nothing more special
+        except Exception as error:  # tokenizers raises plain Exception
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -51,10 +48,10 @@ class Tokenizer:
         self.vocabulary = Vocabulary(self._tokenizer)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        if len(text) <= INLINE_CHARACTERS:
+        if len(text) <= MAX_INLINE_CHARACTERS:
             return self.encode_now(text, add_special_tokens=add_special_tokens)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._encode_released, text, add_special_tokens)
+        return await loop.run_in_executor(self._executor, self._encode_without_gil, text, add_special_tokens)
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -62,8 +59,8 @@ class Tokenizer:
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _encode_released(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Only the batch call lets go of the interpreter lock."""
+    def _encode_without_gil(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Of the tokenizers calls, only batches release the interpreter lock.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 

@@ -79,6 +79,6 @@ def test_files_that_turn_bad_are_told_of_once_and_the_old_ones_stay(
     with caplog.at_level(logging.ERROR):
         assert source.current() is source.current() is before
     (record,) = caplog.records
-    assert "certificates stay as they were" in record.message
+    assert "TLS certificates not reloaded" in record.message
     secret.put(second)
     assert source.current().key == second.key.read_bytes()
