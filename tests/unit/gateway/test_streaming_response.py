@@ -71,7 +71,8 @@ async def test_an_event_is_sent_when_write_returns_and_passes_no_middleware() ->
 
 
 async def test_a_write_to_a_client_that_reads_nothing_blocks_until_it_reads() -> None:
-    server, blocked = AsgiServer(), []
+    server = AsgiServer()
+    blocked: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
         await start(writer, blocked)
@@ -126,7 +127,8 @@ async def test_a_last_event_that_the_client_does_not_read_raises_too() -> None:
 
 @pytest.mark.parametrize("blocked", [False, True])
 async def test_a_disconnect_cancels_the_response(blocked: bool) -> None:
-    server, outcome = AsgiServer(), []
+    server = AsgiServer()
+    outcome: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
         await start(writer)
