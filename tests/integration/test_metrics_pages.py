@@ -1,8 +1,10 @@
-"""The metrics pages of both hulls: the engine's fed by a real core, the gateway's by calls."""
+"""The metrics pages of engine and gateway: the engine's from a real core, the gateway's from direct calls."""
 
 import time
 import urllib.request
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +15,11 @@ from proa_engine.core.factory import make_core
 from proa_engine.core.types import StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.metrics_server import serve_metrics
-from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
+from proa_gateway.engines.circuit_breaker import BreakerState
+from proa_gateway.engines.client import EngineClient
+from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.types import EngineStats
 from support.fake_executor import FakeExecutor
 from support.processes import free_port
 from support.scrape import Scrape
@@ -152,7 +158,14 @@ def test_an_engines_page_is_served_until_it_is_stopped() -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
 
 
-def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -> None:
+def engine(address: str, *, model_name: str | None) -> EngineClient:
+    """An engine as metrics read it; one without a session has no model."""
+    stats = EngineStats(num_running_reqs=3, num_waiting_reqs=4, kv_cache_usage=0.5)
+    fields = {"load_stats": stats, "kv_cache_usage": stats.kv_cache_usage, "breaker_state": BreakerState.OPEN}
+    return cast(EngineClient, SimpleNamespace(address=address, model_name=model_name, **fields))
+
+
+def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_request("/v1/chat/completions", 200)
     metrics.observe_request("/v1/chat/completions", 200, "engine_timeout")
@@ -162,9 +175,7 @@ def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -
         operation="chat", model="m", duration=1.1, time_to_first_token=0.1, input_tokens=7, output_tokens=11
     )
     metrics.observe_generation(operation="chat", model="m", duration=5.0, error_type="engine_lost")
-    metrics.observe_engine("a:1", EngineLoad("m", 3, 4, 0.5, 2))
-    metrics.observe_engine("b:1", EngineLoad("m", 0, 0, 0.0, 0))
-    metrics.forget_engine("b:1")
+    metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex())
     page = Scrape(metrics.render().decode())
     answers = {"route": "/v1/chat/completions", "status": "200"}
     assert page.value("proa_gateway_requests_total", **answers) == 2
@@ -179,5 +190,7 @@ def test_a_gateways_page_has_requests_generations_and_each_engines_last_word() -
     assert page.value("vllm:num_requests_waiting", engine="a:1") == 4
     assert page.value("vllm:kv_cache_usage_perc", engine="a:1") == 0.5
     assert page.value("proa_gateway_engine_breaker_state", engine="a:1") == 2
+    assert page.value("proa_gateway_sessions") == 1
+    assert page.value("proa_gateway_routing_index_blocks") == 0
     with pytest.raises(KeyError):
         page.value("vllm:num_requests_running", engine="b:1")

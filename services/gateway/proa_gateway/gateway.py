@@ -21,7 +21,7 @@ from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.observability.metrics import EngineLoad, GatewayMetrics
+from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.serving import Serving
 from proa_gateway.routing.router import Router
@@ -62,10 +62,9 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             deadlines=config.deadlines,
             router=router,
             open_channel=channels,
-            observe=lambda client: _observe(client, metrics, models, serving.admission.waiting),
+            observe=lambda client: _observe(client, models, serving.admission.waiting),
         )
-        metrics.sessions.set_function(lambda: sum(engine.model_name is not None for engine in pool.engines))
-        metrics.watch_index(router.index)
+        metrics.watch(pool.engines, router.index)
         serving = Serving(
             config,
             router=router,
@@ -107,23 +106,13 @@ async def _follow(discovery: Discovery, pool: EnginePool) -> None:
         raise
 
 
-def _observe(client: EngineClient, metrics: GatewayMetrics, models: ModelRegistry, waiting: WaitingRoom) -> None:
-    """Called whenever an engine says something of itself, and when its session is over."""
+def _observe(client: EngineClient, models: ModelRegistry, waiting: WaitingRoom) -> None:
+    """Called when an engine's state or load changes, and after its session has ended."""
     waiting.changed()
     if client.model_name is None:
         models.forget(client.address)
-        metrics.forget_engine(client.address)
-        return
-    waiting.know(client.model_name)
-    stats = client.load_stats
-    load = EngineLoad(
-        client.model_name,
-        stats.num_running_reqs,
-        stats.num_waiting_reqs,
-        stats.kv_cache_usage,
-        client.breaker_state,
-    )
-    metrics.observe_engine(client.address, load)
+    else:
+        waiting.know(client.model_name)
 
 
 def _registry() -> CollectorRegistry:
