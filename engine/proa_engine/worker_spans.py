@@ -8,6 +8,7 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from proa.telemetry import extract_context, make_tracer_provider
+from proa_engine.core.types import SchedulerOutput
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -25,6 +26,15 @@ class WorkerTracer:
     @classmethod
     def from_environment(cls, rank: int) -> "WorkerTracer":
         return cls(rank, make_tracer_provider("proa-engine-worker"))
+
+    def update(self, scheduler_output: SchedulerOutput) -> None:
+        """End the spans of requests that finished or were preempted, and start those of new ones."""
+        for request_id in scheduler_output.finished_request_ids:
+            self.finish(request_id)
+        for request_id in scheduler_output.preempted_request_ids:
+            self.finish(request_id)
+        for new in scheduler_output.new_requests:
+            self.start(new.request_id, new.trace_headers)
 
     def start(self, request_id: str, headers: Mapping[str, str]) -> None:
         """Start a request's span, also when it is resumed after a preemption. Empty headers: not traced."""

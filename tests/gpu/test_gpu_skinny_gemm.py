@@ -7,7 +7,7 @@ import torch
 
 from proa_engine.kernels.skinny_gemm import MAX_ROWS, unnormed_rows
 from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
-from proa_engine.worker.decode_graphs import CudaRecorder
+from proa_engine.worker.decode_graphs import CudaGraphCapture
 from support.kernel_cases import few_rows_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -63,7 +63,7 @@ def test_a_chain_that_is_recorded_gives_what_its_kernels_give_one_by_one(hidden:
 
     torch.use_deterministic_algorithms(False)  # or new memory is filled by kernels, which let nothing start early
     expected = chain(torch.cuda.synchronize)
-    replay, result = CudaRecorder().record(lambda: chain(lambda: None))
+    replay, result = CudaGraphCapture().capture(lambda: chain(lambda: None))
     for _ in range(200):
         replay()
         assert torch.equal(result, expected)

@@ -20,7 +20,7 @@ def test_next_step_is_planned_while_the_device_computes_only_if_asynchronous(
     folder = make_tiny_model(tmp_path)
     with build_core(folder, max_model_len=64, async_scheduling=async_scheduling) as engine:
         gate = Event()
-        engine.executor._local._thread.submit(lambda: gate.wait(DEADLINE))  # the device is busy until then
+        engine.executor._device_thread.submit(lambda: gate.wait(DEADLINE))  # the device is busy until then
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         engine.core.submit(request("a", [1, 2, 3], params))
         stepper = Thread(target=lambda: [engine.core.step() for _ in range(2)])

@@ -39,7 +39,7 @@ class Watched:
             if self.inner._worker.device.type == "cuda":
                 self._fill(blocks)
             else:
-                self.inner._local._thread.submit(lambda: self._fill(blocks))
+                self.inner._device_thread.submit(lambda: self._fill(blocks))
         self.inner.execute_model(scheduler_output)
 
     def sample_tokens(self) -> StepFuture:
@@ -56,7 +56,7 @@ class Watched:
         return blocks
 
     def _fill(self, blocks: list[int]) -> None:
-        for cache in self.inner._worker.kv_caches:
+        for cache in self.inner._worker.model_runner.kv_caches:
             cache[:, blocks] = torch.nan
 
 

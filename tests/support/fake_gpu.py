@@ -60,7 +60,7 @@ def main(model: str) -> None:
 
     knobs.compilation.listener = note
     triton.runtime.driver.set_active(FakeGpu())
-    MetaWorker(config).rehearse()
+    MetaWorker(config).run_start()
 
 
 if __name__ == "__main__":

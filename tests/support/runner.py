@@ -10,7 +10,7 @@ from proa.contract import SamplingParams
 from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
-from proa_engine.worker.decode_graphs import DecodeGraphs, graph_sizes
+from proa_engine.worker.decode_graphs import DecodeGraphs, capture_sizes
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
@@ -44,10 +44,10 @@ class FakeModel:
         return self.by_token[token_ids[-1]] + self.by_position[len(token_ids) - 1]
 
 
-class CallingRecorder:
-    """A recording that is played by calling: it too reads only what lay still since, and answers in one place."""
+class FakeCapture:
+    """Replays by calling `work` again. Like a CUDA graph it writes its result to the same tensor every time."""
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         result = work()
 
         def replay() -> None:
@@ -82,26 +82,23 @@ class RunnerHarness:
             self.model,  # type: ignore[arg-type]
             [],
             self.batch,
-            block_size=BLOCK_SIZE,
-            vocab_size=VOCAB_SIZE,
             max_logprobs=max_logprobs,
-            device=torch.device("cpu"),
-            graphs=DecodeGraphs(graph_sizes(max_num_seqs), torch.device("cpu")) if graphs else None,
-            drafter=None if drafts is None else Drafter(drafts, self.batch, BLOCK_SIZE),
+            graphs=DecodeGraphs(capture_sizes(max_num_seqs), torch.device("cpu")) if graphs else None,
+            drafter=None if drafts is None else Drafter(drafts, self.batch),
         )
         if graphs:
-            self.runner.capture_graphs(CallingRecorder())
+            self.runner.capture_graphs(FakeCapture())
         self.num_blocks = 0
 
     def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:
         """Plan a step, as `plan` does, and run it."""
-        return self.run(self.runner.prepare(self.plan(*arguments, **options)))
+        return self.run(self.runner.prepare_inputs(self.plan(*arguments, **options)))
 
     def run(self, inputs: StepInputs | None) -> ModelRunnerOutput:
         if inputs is None:
             return ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
-        self.runner.forward(inputs)
-        return collect(self.runner.sample(), inputs)
+        self.runner.execute_model(inputs)
+        return collect(self.runner.sample_tokens(), inputs)
 
     def plan(
         self,

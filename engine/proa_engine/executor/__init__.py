@@ -1,7 +1,4 @@
-"""Executors: carry the core's plans to the workers. `make_executor` chooses by the configuration.
-
-Torch is imported on the first call, after the thread count is set.
-"""
+"""Executors: run the scheduler's outputs on the workers. Torch is imported only after the thread count is set."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,17 +10,17 @@ if TYPE_CHECKING:
     from proa_engine.executor.uniproc import UniProcExecutor
 
 
-def make_executor(config: EngineConfig, report: Callable[[str], None]) -> "UniProcExecutor":
-    """Load the model on all ranks, size the KV cache and warm up; returns when steps may come.
+def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcExecutor":
+    """Load the model on all ranks, size the KV cache and warm up; returns when the executor can run steps.
 
-    `report` hears of progress. Raises `ValueError` where the configuration cannot work on this machine, and
-    `ExecutorFailed` where a rank goes down on the way.
+    `log` gets lines about the progress. Raises `ValueError` if the configuration cannot work on this machine, and
+    `ExecutorFailed` if a rank fails while starting.
     """
     limit_threads(config.tensor_parallel_size)
     if config.tensor_parallel_size == 1:
         from proa_engine.executor.uniproc import UniProcExecutor
 
-        return UniProcExecutor(config, report)
+        return UniProcExecutor(config, log)
     from proa_engine.executor.multiproc import MultiProcExecutor
 
-    return MultiProcExecutor(config, report)
+    return MultiProcExecutor(config, log)

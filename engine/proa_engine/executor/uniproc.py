@@ -1,30 +1,53 @@
-"""UniProcExecutor: the one rank there is, in the engine's own process."""
+"""UniProcExecutor: rank 0 in the engine's process: the thread of its steps, their futures and its failure."""
 
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
 
 from proa_engine.config import EngineConfig
-from proa_engine.core.executor import StepFuture
-from proa_engine.core.types import SchedulerOutput
-from proa_engine.worker.local_rank import LocalRank
-from proa_engine.worker.worker import Worker, WorkerSizes
+from proa_engine.core.executor import ExecutorFailed, StepFuture
+from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
+from proa_engine.worker.async_output import AsyncOutput, collect
+from proa_engine.worker.compile_pool import start_compile_pool
+from proa_engine.worker.device_thread import DeviceThread
+from proa_engine.worker.kv_cache import WorkerSizes
+from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.worker.worker import Worker
+
+T = TypeVar("T")
+_CLOSE_SECONDS = 5.0
+_EMPTY_OUTPUT = ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
 
 
 class UniProcExecutor:
-    """Rank 0 and what the engine wants to know of it. The constructor returns when steps may come.
+    """An executor of one rank. The constructor returns once the model is loaded and warmed up.
 
-    After a failure every call and every future raises ExecutorFailed.
+    On a CPU, steps run in order on a device thread, small ones on the thread that waits for them. On CUDA the calling
+    thread launches them and the device's stream orders them. After a failure every call and every future raises
+    ExecutorFailed.
     """
 
-    def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
+    def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
         spawns = config.tensor_parallel_size > 1 and not config.worker_sockets
-        self._worker = Worker(config, 0, report, ranks_here=config.tensor_parallel_size if spawns else 1)
-        self._local = LocalRank(self._worker, explain=self._explain, on_failure=report)
-        self._report = report
         self.block_size = config.block_size
         self.num_gpu_blocks = 0
         self.rank_sizes: list[WorkerSizes] = []  # by rank
+        self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
+        self._log = log
+        self._device_thread = DeviceThread("proa-device")
+        self._lock = Lock()
+        self._failed: Future[str] = Future()  # resolves to the reason
+        self._pending: set[Future[ModelRunnerOutput]] = set()
+        self._inputs: StepInputs | None = None  # of the step that is executed and not yet sampled
+        self._copy_stream: torch.cuda.Stream | None = None
+        # A waiting thread that computes a step cannot see another rank's failure.
+        self._may_help = config.tensor_parallel_size == 1
         try:
-            self._bring_up(config)
+            self._start(config)
         except BaseException:
             self.shutdown()
             raise
@@ -35,36 +58,130 @@ class UniProcExecutor:
 
     @property
     def failure(self) -> str | None:
-        """Why no step can be run any more; None while all is well."""
-        return self._local.failure
-
-    def is_alive(self) -> bool:
-        return self._local.failure is None
+        """Why the executor failed; None if it has not."""
+        return self._failed.result() if self._failed.done() else None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._local.execute_model(scheduler_output)
+        self._check()
+        runner = self._worker.model_runner
+        self._inputs = inputs = runner.prepare_inputs(scheduler_output)
+        if inputs is None:
+            return
+        if self._worker.device.type == "cuda":
+            torch.cuda.set_device(self._worker.device)
+            self._guarded(lambda: runner.execute_model(inputs))
+        else:
+            wake = not self._is_small(inputs)
+            self._device_thread.submit(lambda: self._guarded(lambda: runner.execute_model(inputs)), wake=wake)
 
     def sample_tokens(self) -> StepFuture:
-        return self._local.sample_tokens()
+        """Sample the step that `execute_model` started."""
+        self._check()
+        inputs, self._inputs = self._inputs, None
+        future: Future[ModelRunnerOutput] = Future()
+        if inputs is None:
+            future.set_result(_EMPTY_OUTPUT)
+            return future
+        if self._worker.device.type == "cuda":
+            return self._launch_sampling(inputs)
+        with self._lock:
+            self._pending.add(future)
+        is_small = self._is_small(inputs)
+        job = self._device_thread.submit(
+            lambda: self._guarded(lambda: self._resolve(future, inputs)), wake=not is_small
+        )
+        return _SmallStepFuture(future, job, self._device_thread) if is_small else future
 
     def fail(self, reason: str) -> None:
-        """Give up, from any thread: all that wait for a step raise ExecutorFailed with this reason."""
-        self._local.fail(reason)
+        """Make all current and later calls and futures raise ExecutorFailed. Thread-safe; the first reason is kept."""
+        with self._lock:
+            if self._failed.done():
+                return
+            self._failed.set_result(reason)
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            future.set_exception(ExecutorFailed(reason))
+        self._log(reason)
 
     def shutdown(self) -> None:
-        """Finish what was started and let everything go. May be called twice."""
-        self._local.shutdown()
+        """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""
+        if self._device_thread.close(_CLOSE_SECONDS):
+            self._worker.shutdown()
 
-    def _bring_up(self, config: EngineConfig) -> None:
-        self._local.call(self._worker.init_device)
-        self._start([self._local.call(self._worker.load_model)])
+    def _start(self, config: EngineConfig) -> None:
+        compile_pool = self._call(lambda: start_compile_pool(config, 0))
+        self._call(self._worker.init_device)
+        self._start_worker([self._call(lambda: self._worker.load_model(compile_pool))])
 
-    def _start(self, rank_sizes: list[WorkerSizes]) -> None:
+    def _start_worker(self, rank_sizes: list[WorkerSizes]) -> None:
+        """Allocate the KV cache, limited by the rank with the least room, and warm up."""
         self.rank_sizes = rank_sizes
         self.num_gpu_blocks = min(sizes.num_blocks for sizes in rank_sizes)
-        self._local.call(lambda: self._worker.start(self.num_gpu_blocks))
+        self._call(lambda: self._worker.start(self.num_gpu_blocks))
         tokens = self.num_gpu_blocks * self.block_size
-        self._report(f"KV cache: {self.num_gpu_blocks} blocks, {tokens} tokens")
+        self._log(f"KV cache: {self.num_gpu_blocks} blocks, {tokens} tokens")
+
+    def _call(self, job: Callable[[], T]) -> T:
+        """Run a job on the device thread and wait for it, or until `fail`: a hung device does not block the caller."""
+        return self._wait_for(self._device_thread.submit(job))
+
+    def _wait_for(self, future: "Future[T]") -> T:
+        """The future's result; raises ExecutorFailed as soon as the executor fails."""
+        either: tuple[Future[Any], ...] = (future, self._failed)
+        wait(either, return_when=FIRST_COMPLETED)
+        if not future.done():
+            self._check()
+        return future.result()
+
+    def _check(self) -> None:
+        if self._failed.done():
+            raise ExecutorFailed(self._failed.result())
+
+    def _is_small(self, inputs: StepInputs) -> bool:
+        return self._may_help and self._worker.model_runner.is_small(inputs)
+
+    def _guarded(self, job: Callable[[], object]) -> None:
+        """Run device work unless the executor has failed. An exception fails it."""
+        if self._failed.done():
+            return
+        try:
+            job()
+        except BaseException as error:
+            self.fail(self._explain(error))
 
     def _explain(self, error: BaseException) -> str:
         return f"rank 0: {type(error).__name__}: {error}"
+
+    def _resolve(self, future: "Future[ModelRunnerOutput]", inputs: StepInputs) -> None:
+        output = collect(self._worker.model_runner.sample_tokens(), inputs)
+        with self._lock:
+            is_pending = future in self._pending
+            self._pending.discard(future)
+        if is_pending:
+            future.set_result(output)
+
+    def _launch_sampling(self, inputs: StepInputs) -> StepFuture:
+        if self._copy_stream is None:
+            self._copy_stream = torch.cuda.Stream()
+        try:
+            return AsyncOutput(self._worker.model_runner.sample_tokens(), inputs, self._copy_stream)
+        except BaseException as error:
+            self.fail(self._explain(error))
+            raise ExecutorFailed(self._failed.result()) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _SmallStepFuture:
+    """StepFuture of a step that the waiting thread computes."""
+
+    future: "Future[ModelRunnerOutput]"
+    job: "Future[None]"  # resolves `future`
+    thread: DeviceThread
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.future.done():
+            self.thread.help(self.job)
+        return self.future.result(timeout)

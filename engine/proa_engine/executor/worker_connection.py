@@ -1,4 +1,4 @@
-"""WorkerConnection: the engine's end of one worker's socket, and the worker's process where the engine spawned it."""
+"""WorkerConnection: the engine's side of a worker's socket, and the worker's process if the engine spawned it."""
 
 import os
 import socket
@@ -17,12 +17,12 @@ from proa_engine.worker.main import PARENT_VARIABLE
 
 _CONNECT_SECONDS = 600.0  # a sidecar may still be pulling its image
 _RETRY_SECONDS = 0.1
-_REPORT_SECONDS = 5.0
+_LOG_SECONDS = 5.0
 _EXIT_SECONDS = 5.0
 
 
 def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[bytes]:
-    """Start the worker program. It is killed when the calling thread ends, and takes no signals of this terminal."""
+    """Start the worker program. It is killed when the calling thread ends and ignores this terminal's signals."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(threads_per_rank(num_ranks, available_cores()))
     command = [sys.executable, "-m", "proa_engine", "worker", "--rank", str(rank)]
     command += ["--tensor-parallel-size", str(num_ranks), "--socket", str(socket_path)]
@@ -35,7 +35,7 @@ def spawn(rank: int, num_ranks: int, socket_path: Path) -> subprocess.Popen[byte
 
 
 class WorkerConnection:
-    """`on_lost` is called once, from the link's thread, when the worker says that it failed or its socket ends."""
+    """Calls `on_lost` once with the reason, from the reader thread, when the worker fails or closes its socket."""
 
     def __init__(
         self, rank: int, path: Path, process: subprocess.Popen[bytes] | None, on_lost: Callable[[str], None]
@@ -49,35 +49,35 @@ class WorkerConnection:
         self._socket: socket.socket | None = None
         self._is_closing = False
 
-    def connect(self, report: Callable[[str], None]) -> None:
-        """Wait for the worker to listen. Raises ConnectionError where its process ends or the time runs out."""
-        began = reported = time.monotonic()
+    def connect(self, log: Callable[[str], None]) -> None:
+        """Connect once the worker listens. Raises ConnectionError if its process ends or after 600 s."""
+        started = logged = time.monotonic()
         while (connection := try_connect(self._path)) is None:
             now = time.monotonic()
             if self._process is not None and self._process.poll() is not None:
                 raise ConnectionError(f"{self._name()} {self._ending()} before it listened")
-            if now - began > _CONNECT_SECONDS:
+            if now - started > _CONNECT_SECONDS:
                 raise ConnectionError(f"{self._name()} did not listen within {_CONNECT_SECONDS:.0f} s")
-            if now - reported > _REPORT_SECONDS:
-                report(f"waiting for {self._name()}")
-                reported = now
+            if now - logged > _LOG_SECONDS:
+                log(f"waiting for {self._name()}")
+                logged = now
             time.sleep(_RETRY_SECONDS)
         self._socket = connection
-        Thread(target=self._read, args=(connection,), name=f"proa-link-{self.rank}", daemon=True).start()
+        Thread(target=self._read, args=(connection,), name=f"proa-worker-{self.rank}", daemon=True).start()
 
     def send(self, frame: bytes) -> None:
-        """Write a frame; a worker that is gone is `on_lost`'s to tell, not this call's."""
+        """Write a frame. Errors are ignored: the reader thread reports a lost worker to `on_lost`."""
         assert self._socket is not None
         with suppress(OSError):
             self._socket.sendall(frame)
 
     def kill(self) -> None:
-        """End the process at once where it is ours. From any thread."""
+        """Kill the process if the engine spawned it. Thread-safe."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """Say goodbye, and end the process where it is ours."""
+        """Send Shutdown, and wait for the process to exit if the engine spawned it; kill it after 5 s."""
         self._is_closing = True
         if self._socket is not None:
             self.send(wire.encode(wire.Shutdown()))
@@ -97,7 +97,7 @@ class WorkerConnection:
 
     def _read(self, connection: socket.socket) -> None:
         reader = wire.engine_reader(connection)
-        told: str | None = None
+        failure: str | None = None
         with suppress(OSError):
             while (message := reader.read()) is not None:
                 match message:
@@ -106,16 +106,16 @@ class WorkerConnection:
                     case wire.Started():
                         self.started.set_result(message)
                     case wire.Failed():
-                        told = f"failed: {message.reason}"
+                        failure = f"failed: {message.reason}"
         if not self._is_closing:
-            self._on_lost(f"{self._name()} {told or self._ending()}")
+            self._on_lost(f"{self._name()} {failure or self._ending()}")
 
     def _name(self) -> str:
         where = f"process {self._process.pid}" if self._process is not None else str(self._path)
         return f"tensor-parallel rank {self.rank} ({where})"
 
     def _ending(self) -> str:
-        """How the process ended, where that can be known."""
+        """How the process ended, as far as known."""
         if self._process is None:
             return "closed its connection"
         with suppress(subprocess.TimeoutExpired):
@@ -125,7 +125,7 @@ class WorkerConnection:
 
 
 def try_connect(path: Path) -> socket.socket | None:
-    """A connection to the worker; None where it does not listen yet."""
+    """A connection to the worker; None if it does not listen yet."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))

@@ -1,7 +1,46 @@
-"""Columns of the table that says how each request samples: a row a slot, float64, which holds 32-bit words exactly."""
+"""The sampling parameters on the device: a table of float64, one row a slot, one column a parameter.
+
+float64 holds 32-bit words exactly. `PARAMETERS` is the only list of the parameters that change logits: packing them,
+finding the rows that need an operation and the warm-up derive from it.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, TOP_K, KEY_LO, KEY_HI, NUM_PROMPT = range(10)
 NUM_COLUMNS = 10
 
-# A temperature below this is greedy: dividing by it says nothing more and overflows.
+# A lower temperature is greedy: dividing by it overflows.
 MIN_TEMPERATURE = 1e-5
+
+
+class Operation(IntEnum):
+    """What the sampler does to the logits of the rows that need it."""
+
+    PENALTIES = 0
+    MIN_P = 1
+    TOP_K_TOP_P = 2
+
+
+# Operations that limit what may be drawn; greedy rows skip them.
+LIMITS = (Operation.MIN_P, Operation.TOP_K_TOP_P)
+
+
+class Parameter(NamedTuple):
+    """A field of SamplingParams."""
+
+    name: str
+    column: int
+    neutral: float | None  # value that changes no logits; None: the size of the vocabulary, for which 0 stands too
+    example: float  # a value that does, for warm-up steps
+    operation: Operation
+
+
+PARAMETERS = (
+    Parameter("repetition_penalty", REPETITION, 1, 1.1, Operation.PENALTIES),
+    Parameter("frequency_penalty", FREQUENCY, 0, 0.1, Operation.PENALTIES),
+    Parameter("presence_penalty", PRESENCE, 0, 0.1, Operation.PENALTIES),
+    Parameter("min_p", MIN_P, 0, 0.01, Operation.MIN_P),
+    Parameter("top_k", TOP_K, None, 10, Operation.TOP_K_TOP_P),
+    Parameter("top_p", TOP_P, 1, 0.9, Operation.TOP_K_TOP_P),
+)

@@ -1,7 +1,7 @@
-"""A step's result on its way from the device to the host.
+"""A step's results: copied from the device to the host, then turned into a ModelRunnerOutput.
 
-`collect` turns the host's copies into a ModelRunnerOutput. On a CPU the tensors are the copies; on CUDA `DeviceOutput`
-copies them on a stream of its own, so that the next step's kernels do not wait and neither does who started it.
+On CUDA, `AsyncOutput` copies them on a separate stream, so that neither the next step's kernels nor the calling thread
+wait for the copy. On a CPU no copy is needed.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from proa_engine.worker.step_inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What a step leaves for the host."""
+    """A step's results for the host."""
 
     token_ids: Tensor | None  # [samples] int64
     logprobs: LogprobTensors | None
     prompt_logprobs: list[LogprobTensors]  # slices, in order
-    drafts: Tensor | None = None  # [rows with drafts, 2] int64: how many were accepted, and how many proposed
+    drafts: Tensor | None = None  # [drafted rows, 2] int64: numbers of accepted and of proposed draft tokens
 
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
-    """The output in the plan's order. The tensors must be on the host and complete."""
+    """The output, in the order of the step's rows. The tensors must be on the host and complete."""
     ids: Iterator[int] = iter(()) if tensors.token_ids is None else iter(tensors.token_ids.tolist())
     prompt_logprobs = _prompt_logprobs(tensors.prompt_logprobs, inputs)
     if tensors.drafts is not None:
@@ -48,13 +48,13 @@ def _collect_accepted(
     prompt_logprobs: dict[str, list[TokenLogprobs]],
     inputs: StepInputs,
 ) -> ModelRunnerOutput:
-    """Of a row's samples, those of the accepted drafts and one more hold; what follows was sampled in vain."""
+    """Keep each row's samples of accepted draft tokens plus one; discard the rest."""
     assert inputs.drafts is not None
     output = ModelRunnerOutput(request_ids=inputs.request_ids, sampled_token_ids=[], prompt_logprobs=prompt_logprobs)
-    told: Iterator[list[int]] = iter(counts.tolist())
+    draft_counts: Iterator[list[int]] = iter(counts.tolist())
     logprob_rows = iter(()) if logprobs is None else _rows(logprobs)
     for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
-        accepted, proposed = next(told) if planned else (0, 0)
+        accepted, proposed = next(draft_counts) if planned else (0, 0)
         num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
         output.sampled_token_ids.append(list(islice(ids, num_samples))[:num_kept])
         output.drafts.append(Drafts(planned, proposed))
@@ -64,12 +64,12 @@ def _collect_accepted(
     return output
 
 
-class DeviceOutput:
-    """A StepFuture over a copy in flight. Made on the stream that computes; read by whoever waits."""
+class AsyncOutput:
+    """StepFuture of a step on CUDA. Starts the copy to the host; construct it on the stream that computes."""
 
     def __init__(self, tensors: StepTensors, inputs: StepInputs, copy_stream: torch.cuda.Stream) -> None:
         self._inputs = inputs
-        self._on_device = tensors  # kept until the copy is done: its memory must not be given out again
+        self._on_device = tensors  # kept until the copy is done, so that its memory is not reused
         copy_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(copy_stream):
             self._on_host = StepTensors(
@@ -86,7 +86,7 @@ class DeviceOutput:
         return is_copied
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Wait for the copy. CUDA cannot wait for a limited time, so the watchdog limits it instead of `timeout`."""
+        """Wait for the copy. CUDA has no wait with a timeout, so `timeout` is ignored and the watchdog applies."""
         self._copied.synchronize()
         return collect(self._on_host, self._inputs)
 

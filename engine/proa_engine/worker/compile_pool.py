@@ -1,37 +1,33 @@
-"""CompilePool: processes that compile the first steps' kernels while the weights load.
+"""CompilePool: compile the first steps' kernels in other processes while the weights load.
 
-One after another the kernels of a model take most of a minute. A process of its own rehearses the start of a worker,
-notes the kernel variants that it launches, and forks: each child compiles its share into Triton's cache on disk, where
-the worker finds them, and with them the C programs that launch them.
-
-As a program: python -m proa_engine.worker.compile_pool CAPABILITY NUM_PROCESSES, the configuration on standard input.
+Compiling a model's kernels one after another takes most of a minute. The processes (`compile_kernels`) compile them
+into Triton's cache on disk, where the worker finds them.
 """
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
-from triton.backends.compiler import GPUTarget
+import torch
 
 from proa_engine.config import EngineConfig
-from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, record
+from proa_engine.worker.auto_config import resolve_device
 from proa_engine.worker.host import available_cores
 
-_MOST_PROCESSES = 8  # more would rehearse longer than compile
+_PROGRAM = "proa_engine.worker.compile_kernels"
+_MAX_PROCESSES = 8  # with more, tracing would take longer than compiling
 
 
 class CompilePool:
-    """Starts at once. `capability` is the GPU's: 90 for Hopper."""
+    """Starts compiling when it is made. `capability` is the GPU's compute capability times 10: 90 for Hopper."""
 
     def __init__(self, config: EngineConfig, capability: int) -> None:
         self._started = time.monotonic()
-        num_processes = max(1, min(available_cores(), _MOST_PROCESSES))
+        num_processes = max(1, min(available_cores(), _MAX_PROCESSES))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(capability), str(num_processes)],
+            [sys.executable, "-m", _PROGRAM, str(capability), str(num_processes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -43,59 +39,22 @@ class CompilePool:
         self._process.stdin = None  # `communicate` would write to it
 
     def wait(self) -> str:
-        """Wait until all is compiled; returns a line on how it went.
+        """Wait until all kernels are compiled; returns a log line.
 
-        A failure is no reason to give up: what was not compiled here is compiled when it is launched.
+        A failure is not fatal: kernels that were not compiled here are compiled on first launch.
         """
         output, errors = self._process.communicate()
         if self._process.returncode:
             reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
-            return f"kernels will be compiled when they are launched, for compiling them before failed: {reason}"
+            return f"kernel precompilation failed, kernels will be compiled on first launch: {reason}"
         return f"compiled {int(output)} kernels in {time.monotonic() - self._started:.1f} s"
 
 
-def main(capability: int, num_processes: int) -> int:
-    """Compile all variants and print their number; returns the exit code."""
-    from proa_engine.worker.meta_worker import MetaWorker  # a worker, which starts one of these
-
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
-    target = GPUTarget("cuda", capability, 32)
-    driver = _fork(compile_driver)
-    variants = record(MetaWorker(config).rehearse, target)
-    with_launchers = _has_succeeded(driver)  # else there is no driver to launch anything here
-    children = [
-        _fork(partial(_compile, variants[share::num_processes], target, with_launchers))
-        for share in range(num_processes)
-    ]
-    succeeded = [_has_succeeded(child) for child in children]
-    print(len(variants))
-    return 0 if all(succeeded) else 1
-
-
-def _compile(variants: Sequence[Variant], target: GPUTarget, with_launchers: bool) -> None:
-    for variant in variants:
-        kernel = variant.compile(target)
-        if with_launchers:
-            compile_launcher(kernel)
-
-
-def _fork(work: Callable[[], object]) -> int:
-    """The id of a child that does the work and leaves. Nothing here runs threads, so a child is whole."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
-
-
-def _has_succeeded(child: int) -> bool:
-    """Wait for it."""
-    return os.waitpid(child, 0)[1] == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+def start_compile_pool(config: EngineConfig, rank: int) -> CompilePool | None:
+    """A pool for this rank; None on a CPU, and for ranks that share the disk with rank 0, which compiles for them."""
+    device = resolve_device(config.device, rank)
+    if device.type != "cuda" or (rank > 0 and not config.worker_sockets):
+        return None
+    torch.cuda.set_device(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return CompilePool(config, 10 * major + minor)

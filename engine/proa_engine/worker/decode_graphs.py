@@ -1,8 +1,7 @@
-"""DecodeGraphs: steps of decodes alone, recorded once for each of some batch sizes and replayed by one call.
+"""CUDA graphs of decode steps, captured once for each of several batch sizes and replayed with one call.
 
-A smaller batch is padded to the next size. A recording reads and writes fixed memory: what changes from step to step
-comes in through one static tensor of rows. What a padded row computes is thrown away, and it writes nothing.
-Knows neither the model nor what records; on CUDA that is `CudaRecorder`.
+A batch is padded to the next captured size. A graph reads and writes fixed memory, so each step's input is copied into
+one static tensor of rows. Results of padding rows are dropped, and padding rows write nothing to the KV cache.
 """
 
 from bisect import bisect_left
@@ -15,13 +14,13 @@ from torch import Tensor
 
 from proa_engine.worker.staging import IntArray
 
-PADDING = -1
-_STEP = 8  # between sizes
+PADDING = -1  # position of a padding row
+_SIZE_STEP = 8  # rows between capture sizes
 
 
-def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4 and multiples of 8, up to the largest batch itself."""
-    sizes = {1, 2, 4, *range(_STEP, max_num_seqs + 1, _STEP), max_num_seqs}
+def capture_sizes(max_num_seqs: int) -> list[int]:
+    """Batch sizes to capture: 1, 2, 4, the multiples of 8 and `max_num_seqs`."""
+    sizes = {1, 2, 4, *range(_SIZE_STEP, max_num_seqs + 1, _SIZE_STEP), max_num_seqs}
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
@@ -34,9 +33,9 @@ def pad_rows(slots: IntArray, positions: IntArray, size: int) -> IntArray:
     return rows.reshape(-1)
 
 
-class Recorder(Protocol):
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Run `work` for the record; returns what replays it, and the tensor in which its result then lies."""
+class GraphCapture(Protocol):
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Capture `work`. Return a function that replays it and the tensor that holds its result afterwards."""
         ...
 
 
@@ -46,48 +45,51 @@ class DecodeGraphs:
         self._rows = torch.empty(2 * self.sizes[-1], dtype=torch.int64, device=device)
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
 
-    def record(self, decode: Callable[[Tensor], Tensor], recorder: Recorder) -> None:
-        """Record `decode`, which takes rows [2, size], slots and positions, and returns something a row.
+    def capture(self, decode: Callable[[Tensor], Tensor], capture: GraphCapture) -> None:
+        """Capture `decode` for every size. It takes rows [2, size] int64 (slots, positions) and returns [size, …].
 
-        The largest first: the smaller ones fit into its memory.
+        The largest size comes first, so that the smaller graphs reuse its memory.
         """
         for size in reversed(self.sizes):
             rows = self._rows[: 2 * size].view(2, size)
             rows[0], rows[1] = 0, PADDING  # a slot that exists, and no token
-            self._graphs[size] = recorder.record(lambda rows=rows: decode(rows))  # type: ignore[misc]
+            self._graphs[size] = capture.capture(lambda rows=rows: decode(rows))  # type: ignore[misc]
 
     def size_for(self, num_rows: int) -> int | None:
-        """The least recorded size that holds so many rows."""
+        """The smallest captured size of at least `num_rows`; None if there is none."""
         if not self._graphs or num_rows > self.sizes[-1]:
             return None
         return self.sizes[bisect_left(self.sizes, num_rows)]
 
     def replay(self, size: int, rows: Tensor) -> Tensor:
-        """`rows` [2 * size] is of `pad_rows`. The result is overwritten by the next replay."""
+        """Run the graph of `size` on `rows` [2 * size] int64, as made by `pad_rows`. Returns [size, …].
+
+        The next replay overwrites the result.
+        """
         self._rows[: 2 * size].copy_(rows)
         replay, result = self._graphs[size]
         replay()
         return result
 
-    def forget(self) -> None:
-        """Let go of the recordings. A communicator cannot be closed while there is one that it takes part in."""
+    def clear(self) -> None:
+        """Delete the graphs. A process group cannot be destroyed while graphs that use it exist."""
         self._graphs.clear()
 
 
-class CudaRecorder:
-    """Records CUDA graphs that share one pool of memory, since only one of them runs at a time."""
+class CudaGraphCapture:
+    """Captures CUDA graphs that share one memory pool, since only one of them runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            work()  # what a first call makes once for all, a recording must not hold
+            work()  # one-time initialization must not be captured
             self._stream.synchronize()
-            # thread_local: the communication library's own thread may go on asking for its events.
+            # thread_local: NCCL's watchdog thread may query its events during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             result = work()
             graph.capture_end()

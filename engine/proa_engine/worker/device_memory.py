@@ -1,4 +1,4 @@
-"""Where a GPU's memory goes: measured before the KV cache gets what is left; and what is said when it runs out."""
+"""Memory of a GPU: measure what everything but the KV cache takes, and explain an out-of-memory error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,84 +7,84 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proa_engine.worker.decode_graphs import CudaRecorder, Recorder
+from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryAccount:
+class MemoryUsage:
     """Bytes of one GPU."""
 
     total: int
     weights: int
-    step: int  # that the largest step takes at its peak
+    largest_step: int  # peak
     graphs: int
-    other: int  # CUDA, its libraries, other processes
-    untouched: int  # what gpu_memory_utilization leaves alone
+    other: int  # CUDA context, libraries, other processes
+    reserve: int  # what gpu_memory_utilization excludes
 
     @property
-    def left(self) -> int:
-        """For the KV cache. May be negative: nothing is left."""
-        return self.total - self.weights - self.step - self.graphs - self.other - self.untouched
+    def available(self) -> int:
+        """Bytes for the KV cache; negative if the rest takes more than there is."""
+        return self.total - self.weights - self.largest_step - self.graphs - self.other - self.reserve
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
-            "the largest step": self.step,
+            "largest step": self.largest_step,
             "CUDA graphs": self.graphs,
-            "libraries and others": self.other,
-            "left alone": self.untouched,
-            "for the KV cache": self.left,
+            "libraries and other processes": self.other,
+            "reserve": self.reserve,
+            "available for the KV cache": self.available,
         }
         sizes = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in parts.items())
         return f"GPU memory {self.total / 2**30:.2f} GiB: {sizes}"
 
 
-class MeasuringRecorder:
-    """Records, and notes how much memory is free before the first recording and after each."""
+class MeasuringCapture:
+    """Captures graphs and measures the free memory before the first capture and after each."""
 
-    def __init__(self, recorder: Recorder, free_bytes: Callable[[], int]) -> None:
-        self._recorder = recorder
+    def __init__(self, inner: GraphCapture, free_bytes: Callable[[], int]) -> None:
+        self._inner = inner
         self._free_bytes = free_bytes
         self._free = [free_bytes()]
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        recorded = self._recorder.record(work)
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        captured = self._inner.capture(work)
         self._free.append(self._free_bytes())
-        return recorded
+        return captured
 
     def estimate(self, num_graphs: int) -> int:
-        """Bytes of that many: the first, which is the largest, brings the memory that the others share."""
+        """Bytes that `num_graphs` graphs take. The first, largest one allocates the memory that the others share."""
         first, *others = [before - after for before, after in zip(self._free, self._free[1:], strict=False)]
         return first + (num_graphs - 1) * max(others, default=0)
 
 
 def measure_memory(
     run_largest_steps: Callable[[], object],
-    record_largest_graphs: Callable[[Recorder], object] | None,
+    capture_largest_graphs: Callable[[GraphCapture], object] | None,
     *,
     num_graphs: int,
     utilization: float,
-) -> MemoryAccount:
-    """Do both and see what they take. What is allocated before is taken for the weights, and for good."""
+) -> MemoryUsage:
+    """Run both functions and measure what they take. Memory allocated before counts as weights."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     weights = torch.cuda.memory_reserved()
     run_largest_steps()
-    step = torch.cuda.max_memory_reserved() - weights
+    largest_step = torch.cuda.max_memory_reserved() - weights
     graphs = 0
-    if record_largest_graphs is not None:
-        recorder = MeasuringRecorder(CudaRecorder(), lambda: torch.cuda.mem_get_info()[0])
-        record_largest_graphs(recorder)
-        graphs = recorder.estimate(num_graphs)
+    if capture_largest_graphs is not None:
+        capture = MeasuringCapture(CudaGraphCapture(), lambda: torch.cuda.mem_get_info()[0])
+        capture_largest_graphs(capture)
+        graphs = capture.estimate(num_graphs)
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
-    untouched = int(total * (1 - utilization))
-    return MemoryAccount(total, weights, step, graphs, total - free - reserved, untouched)
+    reserve = int(total * (1 - utilization))
+    return MemoryUsage(total, weights, largest_step, graphs, total - free - reserved, reserve)
 
 
 @contextmanager
-def told_when_too_little() -> Iterator[None]:
-    """Memory of the GPU that runs out becomes a `ValueError` that says what to change; other errors stay."""
+def explain_out_of_memory() -> Iterator[None]:
+    """Turn a GPU's out-of-memory error into a `ValueError` that names what to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:

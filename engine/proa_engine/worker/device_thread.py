@@ -1,7 +1,7 @@
-"""DeviceThread: runs jobs in order on a thread of its own. On a CPU it plays the part of the CUDA stream.
+"""DeviceThread: runs jobs in order on one thread. On a CPU it takes the role of a CUDA stream.
 
-Who submits a job goes on at once, so that a step is planned while the one before computes. Jobs that are not worth
-waking the thread for stay in line until somebody waits for them, and helps. Knows nothing of the jobs.
+`submit` returns at once, so the next step is scheduled while the last one computes. Jobs submitted without waking the
+thread stay in the queue until a waiting thread runs them with `help`.
 """
 
 from collections import deque
@@ -16,38 +16,39 @@ T = TypeVar("T")
 
 class DeviceThread:
     def __init__(self, name: str) -> None:
-        self._line: deque[Callable[[], None]] = deque()
-        self._running = Lock()  # held by whoever takes jobs from the line
-        self._wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()  # what the thread is to get done; None: all
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._running = Lock()  # held while a thread runs jobs
+        self._wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()  # run jobs up to this one; None: all, then end
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T], *, wake: bool = True) -> Future[T]:
-        """Run the job after all earlier ones; the future gets its result or what it raised.
+        """Run `job` after all earlier ones; the future gets its result or exception.
 
-        Without `wake` it may stay in line until `help`, or until a later job wakes the thread.
+        Without `wake` it may stay in the queue until `help`, or until a later job wakes the thread.
         """
         future: Future[T] = Future()
-        self._line.append(lambda: _settle(future, job))
+        self._jobs.append(lambda: _settle(future, job))
         if wake:
             self._wanted.put(future)
         return future
 
     def help(self, future: Future[Any]) -> None:
-        """Run the jobs up to this one in the caller's thread; where the device's own is at them, it does it itself.
+        """Run the queued jobs up to this one in the calling thread, or have the device thread do so if it is busy.
 
-        No job behind it: those are for who waits for them, or else the thread, once busy, would never be idle again.
+        Later jobs stay in the queue for the threads that wait for them; otherwise the device thread, once busy, would
+        run all small steps.
         """
         if not self._running.acquire(blocking=False):
-            self._wanted.put(future)  # the thread may be about to leave the line
+            self._wanted.put(future)  # the thread may be about to stop before this job
             return
         try:
-            self._run_line(future)
+            self._run_jobs(future)
         finally:
             self._running.release()
 
     def close(self, timeout: float) -> bool:
-        """Let the jobs in line finish and end the thread; False where it is still busy after `timeout` seconds."""
+        """Finish the queued jobs and end the thread; False if it is still busy after `timeout` seconds."""
         self._wanted.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -58,11 +59,11 @@ class DeviceThread:
             future = self._wanted.get()
             is_last = future is None
             with self._running:
-                self._run_line(future)
+                self._run_jobs(future)
 
-    def _run_line(self, until: Future[Any] | None) -> None:
-        while self._line and not (until and until.done()):
-            self._line.popleft()()
+    def _run_jobs(self, until: Future[Any] | None) -> None:
+        while self._jobs and not (until and until.done()):
+            self._jobs.popleft()()
 
 
 def _settle(future: Future[T], job: Callable[[], T]) -> None:

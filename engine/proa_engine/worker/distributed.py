@@ -1,6 +1,6 @@
-"""How tensor-parallel ranks meet: a store that rank 0 opens anew for every generation, and a process group over it.
+"""Process group of the tensor-parallel ranks, over a TCPStore that rank 0 opens for each engine start.
 
-All ranks share one machine (a pod), so everything stays on the loopback interface.
+All ranks share one machine (a pod), so everything uses the loopback interface.
 """
 
 import os
@@ -19,7 +19,7 @@ _TIMEOUT = timedelta(minutes=30)  # a rank may load its weights far slower than 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of one generation meet. A generation is one life of the engine; its number never comes back."""
+    """Where the ranks meet. A generation is one start of the engine; its number is unique."""
 
     generation: int
     port: int
@@ -28,12 +28,12 @@ class Rendezvous:
 
 
 def open_store(world_size: int) -> TCPStore:
-    """Rank 0's side: the store, on a free port (`store.port`)."""
+    """Open the store at rank 0, on a free port (`store.port`)."""
     return TCPStore(_HOST, 0, world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
 
 
 def join(rendezvous: Rendezvous, device: torch.device, store: Store | None = None) -> ParallelContext:
-    """Meet the other ranks; blocks until all are there. Rank 0 hands in the store that it opened."""
+    """Join the process group; blocks until all ranks have. Rank 0 passes the store that it opened."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if store is None:
         store = TCPStore(_HOST, rendezvous.port, rendezvous.world_size, is_master=False, timeout=_TIMEOUT)
@@ -48,6 +48,6 @@ def join(rendezvous: Rendezvous, device: torch.device, store: Store | None = Non
 
 
 def leave() -> None:
-    """Undo `join`. Does not wait for the other ranks."""
+    """Leave the process group, without waiting for the other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""DraftInputs: where a step's drafts stand and what is sampled to check them. Pure host work, as in `step_inputs`.
+"""DraftInputs: the rows and positions of a step's draft tokens and of the samples that verify them. Host work.
 
-The host lays a step out as if every draft still in flight had been accepted; `Drafter` moves the rows that sample to
-where they really are.
+The host lays a step out as if every draft token in flight had been accepted; `Drafter` moves the sampling rows to their
+true positions on the device.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from proa_engine.worker.staging import IntArray, Packer
 
 @dataclass(frozen=True, slots=True)
 class DraftInputs:
-    """Places, and what the host knows. A sampling row holds one known token, or is a prompt's last chunk."""
+    """Staged indices and what the host knows. A row that samples is a decode or the last chunk of a prompt."""
 
-    num_planned: list[int]  # a row of the step
-    joined: tuple[int, int] | None  # slots of requests that are new here, and their lengths
-    token_rows: int  # the step's row of each token
-    sampling_rows: int  # rows of the step that sample
-    num_planned_sampling: int  # of each of those
-    sample_rows: int  # the step's row of each sample
+    num_planned: list[int]  # draft tokens of each of the step's rows
+    joined: tuple[int, int] | None  # slots of new requests, and their lengths in tokens
+    token_rows: int  # [tokens]: the step's row of each token
+    sampling_rows: int  # [sampling rows]: rows of the step that sample
+    num_planned_sampling: int  # [sampling rows]: their numbers of draft tokens
+    sample_rows: int  # [samples]: the step's row of each sample
     drafted: "DraftedRows | None"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """The rows with drafts among those that sample; drafts are a matrix of these rows and `max_drafts` columns."""
+    """Staged indices of the rows with draft tokens. Draft tokens are a matrix [drafted rows, max_drafts]."""
 
-    rows: int  # of the step
-    num_planned: int
-    tokens: int  # the step's tokens that are drafts
-    cells: int  # and where each is in the matrix, flat
-    first_sample: int  # of each row
+    rows: int  # [drafted rows]: rows of the step
+    num_planned: int  # [drafted rows]
+    tokens: int  # [draft tokens]: the step's tokens that are drafts
+    cells: int  # [draft tokens]: their flat positions in the matrix
+    first_sample: int  # [drafted rows]
 
 
 def lay_out_drafts(
@@ -46,14 +46,14 @@ def lay_out_drafts(
     edits: BatchEdits,
     packer: Packer,
 ) -> tuple[DraftInputs, Samples]:
-    """The drafts of a step, and its samples: one behind each draft and one behind the token before them."""
+    """The drafts of a step, and its samples: one after each draft token and one after the token before them."""
     is_decode = is_sampled & (rows.starts + 1 >= batch.num_tokens[rows.slots])
     num_planned = np.where(is_decode, counts - 1, 0)
     sampling = np.flatnonzero(is_sampled)
     num_samples = num_planned[sampling] + 1
     sample_rows = np.repeat(sampling, num_samples)
     last_samples = np.cumsum(num_samples)
-    behind = np.repeat(last_samples, num_samples) - 1 - np.arange(sample_rows.size)  # samples that follow in the row
+    num_after = np.repeat(last_samples, num_samples) - 1 - np.arange(sample_rows.size)  # later samples of the row
     joined = None
     if edits.token_rows:
         lengths = np.array([row.size for row in edits.token_rows], np.int64)
@@ -69,8 +69,8 @@ def lay_out_drafts(
     )
     samples = Samples(
         rows=sample_rows,
-        positions=rows.ends[sample_rows] - behind,
-        hidden_rows=rows.query_start_loc[1:][sample_rows] - 1 - behind,
+        positions=rows.ends[sample_rows] - num_after,
+        hidden_rows=rows.query_start_loc[1:][sample_rows] - 1 - num_after,
     )
     return inputs, samples
 

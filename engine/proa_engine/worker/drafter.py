@@ -1,9 +1,9 @@
-"""Drafter: proposes draft tokens on the device, and accepts those that equal the target's own sample.
+"""Drafter: speculative decoding with n-gram drafts (prompt lookup decoding), without waiting for the host.
 
-It knows every request's true length, on the device, so that neither proposing nor accepting waits for the host. Drafts
-are put into the token table before the forward pass, so that they are read like any token, by penalties too; a sample
-overwrites each, and what lies behind a request's length counts for nothing. The cache entries of drafts that were not
-accepted are written anew when the request gets there.
+A draft token is accepted where it equals the target model's own sample, as are all before it, so speculation changes no
+output. The device keeps every request's true length. Draft tokens are written to the token table before the forward
+pass, where attention and penalties read them like any token, and are overwritten by the samples. KV cache entries of
+rejected draft tokens are overwritten when the request reaches their positions.
 """
 
 from dataclasses import dataclass
@@ -20,23 +20,22 @@ from proa_engine.worker.step_inputs import StepInputs, TokenRows
 
 @dataclass(frozen=True, slots=True)
 class _Proposed:
-    slots: Tensor  # [rows] of the requests with drafts
-    drafts: Tensor  # [rows, max_drafts], NONE where there is none
+    slots: Tensor  # [drafted rows] int64
+    drafts: Tensor  # [rows, max_drafts] int64; NONE: no draft token
 
 
 class Drafter:
-    """For each step `place` before its forward pass and, where it samples, `accept` after."""
+    """Call `propose` before each step's forward pass and `accept` after its sampling, if it samples."""
 
-    def __init__(self, config: SpeculativeConfig, batch: InputBatch, block_size: int) -> None:
+    def __init__(self, config: SpeculativeConfig, batch: InputBatch) -> None:
         self._config = config
         self._batch = batch
-        self._block_size = block_size
-        # Tokens of each slot's request, the sampled ones included. int64
+        # [slots] int64: tokens of each slot's request, including sampled ones.
         self._lengths = torch.zeros(batch.token_ids.shape[0], dtype=torch.int64, device=batch.token_ids.device)
         self._proposed: _Proposed | None = None
 
-    def place(self, inputs: StepInputs, arrays: list[Tensor]) -> None:
-        """Move the step's rows to where their requests are, in `arrays`, and put drafts into the token table."""
+    def propose(self, inputs: StepInputs, arrays: list[Tensor]) -> None:
+        """Move the step's rows to their requests' true positions, in `arrays`, and write draft tokens to the table."""
         drafts, rows = inputs.drafts, inputs.rows
         assert drafts is not None
         assert isinstance(rows, TokenRows)
@@ -47,12 +46,13 @@ class Drafter:
         true_ends = self._lengths.index_select(0, slots[sampling]) + arrays[drafts.num_planned_sampling]
         shift = torch.zeros_like(slots).index_copy_(0, sampling, true_ends - arrays[rows.seq_lens][sampling])
         self._move(inputs, rows, drafts, shift, arrays)
-        self._proposed = None if drafts.drafted is None else self._propose(rows, drafts.drafted, arrays)
+        self._proposed = None if drafts.drafted is None else self._find_drafts(rows, drafts.drafted, arrays)
 
     def accept(self, inputs: StepInputs, arrays: list[Tensor], token_ids: Tensor) -> Tensor | None:
-        """Given the step's samples, returns [rows with drafts, 2]: drafts accepted, drafts proposed; None: no drafts.
+        """The numbers of accepted and proposed draft tokens, [drafted rows, 2] int64; None if the step has no drafts.
 
-        The accepted ones lead a row's samples, and the one after them is the row's last that counts.
+        `token_ids` [samples] int64 are the step's samples. A row keeps the samples of its accepted draft tokens, which
+        come first, and the one after them.
         """
         drafts = inputs.drafts
         assert drafts is not None
@@ -72,22 +72,22 @@ class Drafter:
     def _move(
         self, inputs: StepInputs, rows: TokenRows, drafts: DraftInputs, shift: Tensor, arrays: list[Tensor]
     ) -> None:
-        """shift [rows] int64 is what to add to each row's positions."""
+        """Add `shift` [rows] int64 to each row's positions."""
         token_rows = arrays[drafts.token_rows]
         of_tokens = shift.index_select(0, token_rows)
         positions = arrays[rows.positions] + of_tokens
         arrays[rows.positions] = positions
         arrays[rows.token_positions] = arrays[rows.token_positions] + of_tokens
         first_blocks = arrays[rows.slots].index_select(0, token_rows) * self._batch.max_blocks
-        arrays[rows.block_positions] = first_blocks + positions // self._block_size
-        arrays[rows.block_offsets] = positions % self._block_size
+        arrays[rows.block_positions] = first_blocks + positions // self._batch.block_size
+        arrays[rows.block_offsets] = positions % self._batch.block_size
         arrays[rows.seq_lens] = arrays[rows.seq_lens] + shift
         if inputs.sampling is not None:
             of_samples = shift.index_select(0, arrays[drafts.sample_rows])
-            for place in (inputs.sampling.positions, inputs.sampling.write_to):
-                arrays[place] = arrays[place] + of_samples
+            for index in (inputs.sampling.positions, inputs.sampling.write_to):
+                arrays[index] = arrays[index] + of_samples
 
-    def _propose(self, rows: TokenRows, drafted: DraftedRows, arrays: list[Tensor]) -> _Proposed:
+    def _find_drafts(self, rows: TokenRows, drafted: DraftedRows, arrays: list[Tensor]) -> _Proposed:
         slots = arrays[rows.slots].index_select(0, arrays[drafted.rows])
         drafts = propose_ngrams(
             self._batch.token_ids,
@@ -99,8 +99,8 @@ class Drafter:
             min_ngram=self._config.prompt_lookup_min,
             max_ngram=self._config.prompt_lookup_max,
         )
-        # Where nothing is proposed some token must stand: its place is computed, and never accepted.
+        # A row may have fewer draft tokens than planned: token 0 fills the rest, is computed and never accepted.
         tokens = drafts.view(-1).index_select(0, arrays[drafted.cells]).clamp(min=0).int()
-        places = arrays[rows.token_positions].index_select(0, arrays[drafted.tokens])
-        self._batch.token_ids.view(-1).index_copy_(0, places, tokens)
+        positions = arrays[rows.token_positions].index_select(0, arrays[drafted.tokens])
+        self._batch.token_ids.view(-1).index_copy_(0, positions, tokens)
         return _Proposed(slots, drafts)

@@ -1,7 +1,7 @@
-"""What this process may use of the machine it runs on: cores and memory, as its container limits them.
+"""Cores and memory that this process may use, within its container's limits.
 
-Reads /proc and the cgroup file systems (version 1 and 2); `root` is where they are mounted, for tests. Torch is not
-imported here, so that thread counts can be set before it is.
+Reads /proc and the cgroup file systems (versions 1 and 2) under `root`, which tests replace. Does not import torch:
+its thread count must be set before.
 """
 
 import math
@@ -15,11 +15,11 @@ _UNLIMITED = 1 << 60  # cgroup version 1 writes a huge number where there is no 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes. `limit` is the container's, None outside of one."""
+    """Bytes."""
 
-    limit: int | None
+    limit: int | None  # of the container; None outside of one
     available: int  # on the machine, without swapping
-    process: int  # held by this process and not given back under pressure
+    process: int  # of this process and not reclaimable
 
 
 def read_memory(root: Path = Path("/")) -> HostMemory:
@@ -34,7 +34,7 @@ def read_memory(root: Path = Path("/")) -> HostMemory:
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: its affinity, or the container's quota where that is less."""
+    """Cores that this process may use: its CPU affinity, or the container's CPU quota if that is less."""
     cores = len(os.sched_getaffinity(0))
     for directory in _cgroup_directories(root, "cpu"):
         quota = _cpu_quota(directory)
@@ -44,15 +44,12 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def threads_per_rank(num_ranks: int, cores: int) -> int:
-    """More threads than cores make every rank wait for the others' at each barrier."""
+    """This rank's share of the cores. With more threads than cores, ranks wait for each other at every barrier."""
     return max(1, cores // num_ranks)
 
 
 def limit_threads(num_ranks: int) -> int:
-    """Set the thread count for this process's tensor work, unless the environment has; returns it.
-
-    Works only before torch is imported.
-    """
+    """Set OMP_NUM_THREADS unless the environment does; returns it. Has no effect once torch is imported."""
     threads = threads_per_rank(num_ranks, available_cores())
     return int(os.environ.setdefault("OMP_NUM_THREADS", str(threads)))
 
@@ -64,9 +61,9 @@ def _memory_limit_files(root: Path) -> Iterator[Path]:
 
 
 def _cgroup_directories(root: Path, controller: str) -> Iterator[Path]:
-    """This process's directories in the hierarchy that rules `controller`, with all of their parents.
+    """This process's directories in the hierarchy of `controller`, with all of their parents.
 
-    Inside a container the path may be the host's, of which only the mount's own root can be seen: parents cover that.
+    Inside a container the path may be the host's while only the mount's root is visible: the parents cover that.
     """
     path = root / "proc/self/cgroup"
     if not path.exists():
@@ -96,7 +93,7 @@ def _read_limit(path: Path) -> int | None:
 
 
 def _cpu_quota(directory: Path) -> float | None:
-    """Cores' worth of time that the cgroup may use."""
+    """CPU quota of the cgroup, in cores; None: no quota."""
     version_2 = directory / "cpu.max"
     if version_2.exists():
         quota, period = version_2.read_text().split()
@@ -108,6 +105,6 @@ def _cpu_quota(directory: Path) -> float | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The "Name:  123 kB" lines of a /proc file, in bytes."""
+    """The "Name:  123 kB" lines of a /proc file: name -> bytes."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}

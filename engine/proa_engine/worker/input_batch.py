@@ -1,26 +1,37 @@
-"""InputBatch: the requests that a worker knows, by slot, in memory that is allocated once and edited.
+"""InputBatch: the state of a worker's requests by slot, in memory that is allocated once and edited every step.
 
-The host keeps what it decides by (lengths, which sampling features a slot uses); the device keeps what steps read
-(tokens, block table, sampling parameters). The device's token table holds every token, prompt and sampled, so a
-sampled token feeds the next step, and penalties and bad words read it, without the host. The host side changes when a
-step is planned; the same changes reach the device in stream order with that step, so steps in flight never see them.
+The host keeps what step inputs are built from: lengths, and which sampling operations a slot needs. The device keeps
+what steps read: tokens, block table, sampling parameters. Its token table holds prompts and sampled tokens, so the next
+step, penalties and bad words read sampled tokens without the host. The host side changes when a step's inputs are
+built; the device side changes with that step, in stream order, so steps in flight do not see later edits.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from proa_engine.core.types import CachedRequestData, NewRequestData
 from proa_engine.kernels import sampling_params as columns
-from proa_engine.worker.staging import IntArray
+from proa_engine.worker.staging import IntArray, Packer
 from proa_engine.worker.token_rules import TokenRules
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEdits:
+    """BatchEdits as staged indices. Token rows stay separate: each is one long slice copy."""
+
+    tokens: list[tuple[int, int]]  # flat start in the token table, staged index
+    blocks: tuple[int, int] | None  # flat positions, ids
+    params: tuple[int, int] | None  # slots, rows
 
 
 @dataclass(slots=True)
 class BatchEdits:
-    """What a step changes in the device's tables before it reads them."""
+    """What a step writes to the device's tables before it reads them."""
 
     token_starts: list[int] = field(default_factory=list)  # flat positions in the token table
     token_rows: list[IntArray] = field(default_factory=list)
@@ -29,9 +40,18 @@ class BatchEdits:
     param_slots: list[int] = field(default_factory=list)
     param_rows: list[list[float]] = field(default_factory=list)
 
+    def pack(self, packer: Packer) -> PackedEdits:
+        blocks = params = None
+        if self.block_ids:
+            blocks = packer.add(np.concatenate(self.block_positions)), packer.add(np.concatenate(self.block_ids))
+        if self.param_slots:
+            params = packer.add(np.array(self.param_slots, np.int64)), packer.add_floats(np.array(self.param_rows))
+        tokens = [(start, packer.add(row)) for start, row in zip(self.token_starts, self.token_rows, strict=True)]
+        return PackedEdits(tokens, blocks, params)
+
 
 class InputBatch:
-    """Slots 0 … max_num_seqs - 1; whoever asks for one when none is free broke the scheduler's promise."""
+    """Slots 0 … max_num_seqs - 1. The scheduler never runs more than `max_num_seqs` requests, so one is always free."""
 
     def __init__(
         self,
@@ -44,25 +64,25 @@ class InputBatch:
         device: torch.device,
         max_drafts: int = 0,
     ) -> None:
-        self.max_drafts = max_drafts  # draft tokens that a row may have beside its last token
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.max_drafts = max_drafts  # draft tokens that a request may have in a step, beside its last token
         self.token_width = max_model_len + 1
         self.max_blocks = -(-max_model_len // block_size)
-        # Tokens in the table, those still being sampled included. Where there are drafts, at least so many.
+        # Tokens in the table, including those still being sampled. With drafts this is a lower bound.
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self.is_random = np.zeros(max_num_seqs, bool)
-        self.has_top_k_top_p = np.zeros(max_num_seqs, bool)  # top-k or top-p
-        self.has_min_p = np.zeros(max_num_seqs, bool)
-        self.has_penalties = np.zeros(max_num_seqs, bool)
-        self.num_logprobs = np.full(max_num_seqs, -1, np.int64)  # -1: none wanted
+        # By sampling operation: the slots that need it.
+        self.needs: list[npt.NDArray[np.bool_]] = [np.zeros(max_num_seqs, bool) for _ in columns.Operation]
+        self.num_logprobs = np.full(max_num_seqs, -1, np.int64)  # -1: not requested
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
-        self.rules: dict[int, TokenRules] = {}  # by slot, only those that have some
+        self.rules: dict[int, TokenRules] = {}  # by slot; only slots that have rules
         self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
         self.params = torch.zeros(max_num_seqs, columns.NUM_COLUMNS, dtype=torch.float64, device=device)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
-        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(max_num_seqs))[::-1]
@@ -74,7 +94,7 @@ class InputBatch:
         return np.fromiter(map(self._slots.__getitem__, request_ids), np.int64, len(request_ids))
 
     def add(self, request: NewRequestData, edits: BatchEdits) -> None:
-        """Give the request a slot and write all of the slot's state."""
+        """Assign the request a slot and write all of the slot's state."""
         slot = self._free_slots.pop()
         self._slots[request.request_id] = slot
         params = request.sampling_params
@@ -82,11 +102,6 @@ class InputBatch:
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_computed_tokens[slot] = request.num_computed_tokens
         self.is_random[slot] = params.temperature >= columns.MIN_TEMPERATURE
-        self.has_top_k_top_p[slot] = 0 < params.top_k < self._vocab_size or params.top_p < 1
-        self.has_min_p[slot] = params.min_p > 0
-        self.has_penalties[slot] = (
-            params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
-        )
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.num_prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         rules = TokenRules.of(params, self._eos_token_ids)
@@ -95,7 +110,7 @@ class InputBatch:
         edits.token_starts.append(slot * self.token_width)
         edits.token_rows.append(np.array(request.token_ids, np.int64))
         edits.param_slots.append(slot)
-        edits.param_rows.append(self._param_row(request))
+        edits.param_rows.append(self._add_params(request, slot))
         self._num_blocks[slot] = 0
         self._append_blocks(slot, request.block_ids, edits)
 
@@ -107,11 +122,23 @@ class InputBatch:
                 self._append_blocks(self._slots[request.request_id], request.new_block_ids, edits)
 
     def remove(self, request_id: str) -> None:
-        """Take the slot back. A request that was never planned is not known here, and that is fine."""
+        """Free the request's slot. Ids of requests that were never scheduled are ignored."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self.rules.pop(slot, None)
             self._free_slots.append(slot)
+
+    def apply(self, edits: PackedEdits, arrays: Sequence[Tensor]) -> None:
+        """Write a step's edits to the device's tables. `arrays` are the step's staged arrays."""
+        flat = self.token_ids.view(-1)
+        for start, index in edits.tokens:
+            flat[start : start + arrays[index].numel()] = arrays[index]
+        if edits.blocks is not None:
+            positions, ids = edits.blocks
+            self.block_table.view(-1).index_copy_(0, arrays[positions], arrays[ids].int())
+        if edits.params is not None:
+            slots, rows = edits.params
+            self.params.index_copy_(0, arrays[slots], arrays[rows].view(torch.float64).view(-1, columns.NUM_COLUMNS))
 
     def _append_blocks(self, slot: int, block_ids: list[int], edits: BatchEdits) -> None:
         start = slot * self.max_blocks + int(self._num_blocks[slot])
@@ -119,18 +146,23 @@ class InputBatch:
         edits.block_ids.append(np.array(block_ids, np.int64))
         self._num_blocks[slot] += len(block_ids)
 
-    def _param_row(self, request: NewRequestData) -> list[float]:
+    def _add_params(self, request: NewRequestData, slot: int) -> list[float]:
+        """The request's row of the parameter table, [NUM_COLUMNS]; also notes which operations its slot needs."""
         params = request.sampling_params
         key = params.key or 0
         row = [0.0] * columns.NUM_COLUMNS
         row[columns.TEMPERATURE] = params.temperature
-        row[columns.TOP_P] = params.top_p
-        row[columns.MIN_P] = params.min_p
-        row[columns.REPETITION] = params.repetition_penalty
-        row[columns.FREQUENCY] = params.frequency_penalty
-        row[columns.PRESENCE] = params.presence_penalty
-        row[columns.TOP_K] = min(params.top_k, self._vocab_size) or self._vocab_size
         row[columns.KEY_LO] = key & 0xFFFFFFFF
         row[columns.KEY_HI] = key >> 32
         row[columns.NUM_PROMPT] = request.num_prompt_tokens
+        for needs in self.needs:
+            needs[slot] = False
+        for name, column, neutral, _, operation in columns.PARAMETERS:
+            value = getattr(params, name)
+            if neutral is None:
+                neutral = self.vocab_size
+                value = min(value, neutral) or neutral
+            row[column] = value
+            if value != neutral:
+                self.needs[operation][slot] = True
         return row

@@ -1,7 +1,6 @@
-"""MetaWorker: a worker without weights and without a device, to see which kernels one with them will launch.
+"""MetaWorker: a worker on meta tensors, without weights or a device, to find the kernels that a GPU worker launches.
 
-All of its tensors are meta tensors: steps run through the same code, whose launches can be noted, and anything that
-waited for the device would fail.
+Its steps run through the same code as a GPU worker's, and anything that synchronizes with the device fails.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.decode_graphs import Recorder
+from proa_engine.worker.decode_graphs import GraphCapture
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.worker import Worker
 
@@ -22,35 +21,37 @@ _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 
 
 class MetaWorker(Worker):
-    """Any rank of a GPU engine with this configuration; all launch the same kernels."""
+    """Any rank of a GPU engine with this configuration: all ranks launch the same kernels."""
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS), 0, _say_nothing)
+        super().__init__(
+            replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS), 0, lambda line: None
+        )
         self._parallel = MetaParallel(0, config.tensor_parallel_size, None)
 
-    def rehearse(self) -> None:
-        """All that a worker does until requests come."""
+    def run_start(self) -> None:
+        """Do everything that a worker does before it takes requests."""
         self.init_device()
         self.start(self.load_model().num_blocks)
 
     def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
         super().init_device(rendezvous, store)
-        self.model_config = one_of_each_kind(self.model_config)
+        self.model_config = with_one_layer_of_each_kind(self.model_config)
 
-    def _choose_device(self) -> torch.device:
+    def _resolve_device(self) -> torch.device:
         return torch.device("meta")
 
-    def _graph_sizes(self) -> list[int]:
-        return super()._graph_sizes()[:1]  # the same kernels for each
+    def _capture_sizes(self) -> list[int]:
+        return super()._capture_sizes()[:1]  # every size launches the same kernels
 
-    def _recorder(self) -> Recorder:
-        return _Once()
+    def _graph_capture(self) -> GraphCapture:
+        return _RunOnce()
 
 
-def one_of_each_kind(config: ModelConfig) -> ModelConfig:
-    """The model with as few layers as launch all of its kernels."""
+def with_one_layer_of_each_kind(config: ModelConfig) -> ModelConfig:
+    """The model with the fewest layers that launch all of its kernels."""
     experts = () if config.moe is None else config.moe.layers
-    # The first has no residual to add.
+    # The first layer is a kind of its own: it adds no residual.
     kinds = {(layer == 0, window, layer in experts): layer for layer, window in enumerate(config.layer_windows)}
     kept = sorted(kinds.values())
     moe = config.moe
@@ -61,7 +62,7 @@ def one_of_each_kind(config: ModelConfig) -> ModelConfig:
 
 
 class MetaParallel(ParallelContext):
-    """Ranks that exchange shapes: no other rank exists."""
+    """Collectives on meta tensors: only shapes matter, and no other rank exists."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -70,10 +71,6 @@ class MetaParallel(ParallelContext):
         return [x] * self.world_size
 
 
-class _Once:
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+class _RunOnce:
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         return lambda: None, work()
-
-
-def _say_nothing(_line: str) -> None:
-    pass

@@ -1,32 +1,33 @@
-"""ModelRunner: turns a planned step into a forward pass and tokens on one device.
-
-`prepare` is host work and may run while earlier steps compute; `forward` and `sample` are device work, called in the
-order of the plans. Knows nothing of other ranks but what the model's parallel layers do, nor of threads.
-"""
+"""ModelRunner: turns a SchedulerOutput into a forward pass and sampled tokens on one device."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from proa_engine.config import EngineConfig
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.models.base import CausalLM
+from proa_engine.models.config import ModelConfig
 from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.decode_graphs import DecodeGraphs, Recorder
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.kv_cache import num_parameters
 from proa_engine.worker.sampler import LogprobTensors, Sampler
+from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import PackedEdits, StepInputs, TokenRows, build_step_inputs
+from proa_engine.worker.step_inputs import StepInputs, TokenRows, build_step_inputs
+from proa_engine.worker_spans import WorkerTracer
 
-# Logits of prompt tokens are made for so many bytes at a time.
+# Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
 _PROMPT_LOGITS_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Forwarded:
+class _ForwardResult:
     """A step between its forward pass and its sampling."""
 
     inputs: StepInputs
@@ -35,9 +36,11 @@ class _Forwarded:
 
 
 class ModelRunner:
-    """With `graphs`, steps of decodes alone are replayed, once `capture_graphs` has recorded them.
+    """For each step call `prepare_inputs`, `execute_model` and `sample_tokens`.
 
-    With a `drafter`, there if and only if the batch may have drafts, decodes check draft tokens; then without graphs.
+    `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
+    of the steps. `graphs` replay steps of decodes only, once captured. A `drafter` is needed if and only if the batch
+    may have draft tokens, and excludes graphs.
     """
 
     def __init__(
@@ -46,59 +49,57 @@ class ModelRunner:
         kv_caches: list[Tensor],
         batch: InputBatch,
         *,
-        block_size: int,
-        vocab_size: int,
         max_logprobs: int,
-        device: torch.device,
         graphs: DecodeGraphs | None = None,
         drafter: Drafter | None = None,
+        small_steps: SmallSteps | None = None,
+        tracer: WorkerTracer | None = None,
     ) -> None:
+        self.device = batch.token_ids.device
+        self.kv_caches = kv_caches
         self._model = model
-        self._kv_caches = kv_caches
         self._batch = batch
-        self._block_size = block_size
-        self._vocab_size = vocab_size
-        self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * vocab_size))
+        self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.vocab_size))
         self._sampler = Sampler(batch, max_logprobs)
-        self._staging = Staging(device)
+        self._staging = Staging(self.device)
         self._graphs = graphs
         self._drafter = drafter
-        self._forwarded: _Forwarded | None = None
+        self._small_steps = small_steps or SmallSteps(0)
+        self._tracer = tracer
+        self._forward_result: _ForwardResult | None = None
 
-    def prepare(self, plan: SchedulerOutput) -> StepInputs | None:
-        """Apply the plan to the host side of the batch; None where there is nothing to compute."""
-        return build_step_inputs(plan, self._batch, self._block_size, self._vocab_size, self._graphs)
+    def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
+        """Update the host side of the batch and lay out the step; None if it computes no tokens."""
+        if self._tracer is not None:
+            self._tracer.update(scheduler_output)
+        return build_step_inputs(scheduler_output, self._batch, self._graphs)
 
-    @torch.inference_mode()
-    def capture_graphs(self, recorder: Recorder) -> None:
-        assert self._graphs is not None
-        self._graphs.record(self._decode, recorder)
-
-    def forget_graphs(self) -> None:
-        if self._graphs is not None:
-            self._graphs.forget()
-
-    @torch.inference_mode()
-    def forward(self, inputs: StepInputs) -> None:
-        """Run the model over the step's tokens and keep the hidden states for `sample`."""
-        arrays = list(self._staging.ship(inputs.packer))
-        self._apply(inputs.edits, arrays)
-        if self._drafter is not None:
-            self._drafter.place(inputs, arrays)
-        rows = inputs.rows
-        if isinstance(rows, TokenRows):
-            hidden = self._run(rows, arrays)
-        else:
-            assert self._graphs is not None  # else there would be no such rows
-            hidden = self._graphs.replay(rows.size, arrays[rows.slots_and_positions])[: len(inputs.request_ids)]
-        self._forwarded = _Forwarded(inputs, arrays, hidden)
+    def is_small(self, inputs: StepInputs) -> bool:
+        """Whether the step, on a CPU, is too small to be worth waking another thread."""
+        return self._small_steps.include(inputs.num_tokens)
 
     @torch.inference_mode()
-    def sample(self) -> StepTensors:
-        """Sample the tokens of the step that `forward` ran last; they go into the token table for the next step."""
-        assert self._forwarded is not None, "sample follows forward"
-        inputs, arrays, hidden = self._forwarded.inputs, self._forwarded.arrays, self._forwarded.hidden
-        self._forwarded = None
+    def execute_model(self, inputs: StepInputs) -> None:
+        """Run the model over the step's tokens and keep the hidden states for `sample_tokens`."""
+        with self._small_steps.one_thread(inputs.num_tokens):
+            arrays = list(self._staging.ship(inputs.packer))
+            self._batch.apply(inputs.edits, arrays)
+            if self._drafter is not None:
+                self._drafter.propose(inputs, arrays)
+            rows = inputs.rows
+            if isinstance(rows, TokenRows):
+                hidden = self._forward(rows, arrays)
+            else:
+                assert self._graphs is not None, "only captured graphs have DecodeRows"
+                hidden = self._graphs.replay(rows.size, arrays[rows.slots_and_positions])[: len(inputs.request_ids)]
+        self._forward_result = _ForwardResult(inputs, arrays, hidden)
+
+    @torch.inference_mode()
+    def sample_tokens(self) -> StepTensors:
+        """Sample the tokens of the last executed step and write them to the token table for the next one."""
+        assert self._forward_result is not None, "call execute_model first"
+        inputs, arrays, hidden = self._forward_result.inputs, self._forward_result.arrays, self._forward_result.hidden
+        self._forward_result = None
         prompt_logprobs = self._prompt_logprobs(inputs, arrays, hidden)
         sampling = inputs.sampling
         if sampling is None:
@@ -109,24 +110,37 @@ class ModelRunner:
         drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)
         return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts)
 
-    def _run(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
+    @torch.inference_mode()
+    def capture_graphs(self, capture: GraphCapture) -> None:
+        assert self._graphs is not None
+        self._graphs.capture(self._decode, capture)
+
+    def clear_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def _forward(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
+        """Hidden states [tokens, hidden_size] of any batch."""
         batch = self._batch
         input_ids = batch.token_ids.view(-1).index_select(0, arrays[rows.token_positions]).long()
         blocks = batch.block_table.view(-1).index_select(0, arrays[rows.block_positions]).long()
-        num_blocks = -(-rows.max_seq_len // self._block_size)
+        num_blocks = -(-rows.max_seq_len // batch.block_size)
         metadata = AttentionMetadata(
             query_start_loc=arrays[rows.query_start_loc].int(),
             seq_lens=arrays[rows.seq_lens].int(),
             block_table=batch.block_table[:, :num_blocks].index_select(0, arrays[rows.slots]),
-            slot_mapping=blocks * self._block_size + arrays[rows.block_offsets],
+            slot_mapping=blocks * batch.block_size + arrays[rows.block_offsets],
             num_decodes=rows.num_decodes,
         )
-        return self._model(input_ids, arrays[rows.positions], self._kv_caches, metadata)
+        return self._model(input_ids, arrays[rows.positions], self.kv_caches, metadata)
 
     def _decode(self, rows: Tensor) -> Tensor:
-        """The same for decodes alone, from their slots and positions, [2, rows] int64, and fixed memory."""
+        """Hidden states [rows, hidden_size] of decodes only, from rows [2, rows] int64 (slots, positions).
+
+        Can be captured: reads fixed memory and does not synchronize with the host.
+        """
         batch, num_rows = self._batch, rows.shape[1]
-        inputs = decode_inputs(rows, batch.token_ids, batch.block_table, self._block_size)
+        inputs = decode_inputs(rows, batch.token_ids, batch.block_table, batch.block_size)
         metadata = AttentionMetadata(
             query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device),
             seq_lens=inputs.seq_lens,
@@ -134,31 +148,54 @@ class ModelRunner:
             slot_mapping=inputs.slot_mapping,
             num_decodes=num_rows,
         )
-        return self._model(inputs.input_ids, inputs.positions, self._kv_caches, metadata)
-
-    def _apply(self, edits: PackedEdits, arrays: list[Tensor]) -> None:
-        """Bring the device's tables up to this step."""
-        flat = self._batch.token_ids.view(-1)
-        for start, place in edits.tokens:
-            flat[start : start + arrays[place].numel()] = arrays[place]
-        if edits.blocks is not None:
-            positions, ids = edits.blocks
-            self._batch.block_table.view(-1).index_copy_(0, arrays[positions], arrays[ids].int())
-        if edits.params is not None:
-            slots, rows = edits.params
-            values = arrays[rows].view(torch.float64).view(-1, self._batch.params.shape[1])
-            self._batch.params.index_copy_(0, arrays[slots], values)
+        return self._model(inputs.input_ids, inputs.positions, self.kv_caches, metadata)
 
     def _prompt_logprobs(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
-        """Log probabilities of prompt tokens, in slices: the logits of a long prompt would not fit into memory."""
-        wanted = inputs.prompt_logprobs
-        if wanted is None:
+        """Log probabilities of prompt tokens, in slices."""
+        rows = inputs.prompt_logprobs
+        if rows is None:
             return []
-        targets = self._batch.token_ids.view(-1)[arrays[wanted.targets]].long()
-        slices = zip(
-            arrays[wanted.hidden_rows].split(self._prompt_slice), targets.split(self._prompt_slice), strict=True
-        )
+        targets = self._batch.token_ids.view(-1)[arrays[rows.targets]].long()
+        slices = zip(arrays[rows.hidden_rows].split(self._prompt_slice), targets.split(self._prompt_slice), strict=True)
         return [
-            self._sampler.token_logprobs(self._model.compute_logits(hidden.index_select(0, rows)), ids)
-            for rows, ids in slices
+            self._sampler.token_logprobs(self._model.compute_logits(hidden.index_select(0, hidden_rows)), ids)
+            for hidden_rows, ids in slices
         ]
+
+
+def make_model_runner(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    model: CausalLM,
+    *,
+    max_model_len: int,
+    num_blocks: int,
+    cache_dtype: torch.dtype,
+    device: torch.device,
+    capture_sizes: list[int],
+    tracer: WorkerTracer | None = None,
+) -> ModelRunner:
+    """Allocate the KV cache, the input batch and what the configuration needs beside them."""
+    shape = model.kv_cache_shape(num_blocks, config.block_size)
+    # Uninitialized: only positions that tokens were written to are read. On a CPU unused pages stay untouched.
+    kv_caches = [torch.empty(shape, dtype=cache_dtype, device=device) for _ in range(model_config.num_layers)]
+    batch = InputBatch(
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        device=device,
+        max_drafts=config.num_speculative_tokens,
+    )
+    speculative = config.speculative_config
+    return ModelRunner(
+        model,
+        kv_caches,
+        batch,
+        max_logprobs=config.max_logprobs,
+        graphs=DecodeGraphs(capture_sizes, device) if capture_sizes else None,
+        drafter=None if speculative is None else Drafter(speculative, batch),
+        small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
+        tracer=tracer,
+    )

@@ -1,11 +1,12 @@
-"""RankServer: one engine's commands on a socket, carried out by a LocalRank.
+"""RankServer: runs one rank's worker by the engine's messages on a socket.
 
-A thread of its own reads the socket, so that the engine's end is seen whatever this rank is doing, and ends the
-process: the device thread may be in a collective that no other rank will ever join.
+A reader thread sees the engine's end at once and exits the process: the main thread may be in a collective that no
+other rank will join.
 """
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -13,73 +14,75 @@ from threading import Thread
 from typing import NoReturn
 
 from proa_engine.worker import wire
+from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.distributed import Rendezvous
-from proa_engine.worker.local_rank import LocalRank
 from proa_engine.worker.worker import Worker
 
-_LOST = 1  # exit code: the engine or this rank went down
+_FAILED = 1  # exit code: the engine or this rank failed
+_EXIT_SECONDS = 5.0  # from Shutdown until the process exits, whatever the main thread does
 
 
 class RankServer:
-    def __init__(self, connection: socket.socket, rank: int, report: Callable[[str], None]) -> None:
+    def __init__(self, connection: socket.socket, rank: int, log: Callable[[str], None]) -> None:
         self._connection = connection
         self._rank = rank
-        self._report = report
+        self._log = log
         self._inbox: SimpleQueue[wire.ToWorker] = SimpleQueue()
-        self._is_up = False
+        self._is_started = False
 
     def serve(self) -> int:
-        """Serve until the engine says goodbye; returns the exit code. Does not return where the engine is lost."""
-        Thread(target=self._read, name="proa-engine-link", daemon=True).start()
+        """Run steps until Shutdown; returns the exit code. If the engine is lost, the process exits instead."""
+        Thread(target=self._read, name="proa-engine", daemon=True).start()
         try:
-            local = self._bring_up()
+            worker = self._start()
+            self._run_steps(worker)
         except Exception as error:
-            self._leave(_explain(error))
-        self._is_up = True
-        while isinstance(message := self._inbox.get(), wire.Step):
-            local.execute_model(message.plan)
-            local.sample_without_output()
-        assert isinstance(message, wire.Shutdown)
-        self._report("the engine said goodbye")
-        local.shutdown()
+            self._fail(f"{type(error).__name__}: {error}")
+        self._log("the engine shut down")
+        worker.shutdown()
         return 0
 
-    def _bring_up(self) -> LocalRank:
+    def _start(self) -> Worker:
         init = self._inbox.get()
         assert isinstance(init, wire.Init)
         config = init.config
         ranks_here = 1 if config.worker_sockets else config.tensor_parallel_size
-        worker = Worker(config, self._rank, self._report, ranks_here=ranks_here)
-        local = LocalRank(worker, explain=_explain, on_failure=self._leave)
-        rendezvous = Rendezvous(init.generation, init.port, self._rank, config.tensor_parallel_size)
-        local.call(lambda: worker.init_device(rendezvous))
-        self._send(wire.Ready(init.generation, local.call(worker.load_model)))
+        worker = Worker(config, self._rank, self._log, ranks_here=ranks_here)
+        compile_pool = start_compile_pool(config, self._rank)
+        worker.init_device(Rendezvous(init.generation, init.port, self._rank, config.tensor_parallel_size))
+        self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
-        local.call(lambda: worker.start(start.num_blocks))
+        worker.start(start.num_blocks)
         self._send(wire.Started())
-        return local
+        self._is_started = True
+        return worker
+
+    def _run_steps(self, worker: Worker) -> None:
+        runner = worker.model_runner
+        while isinstance(message := self._inbox.get(), wire.Step):
+            inputs = runner.prepare_inputs(message.scheduler_output)
+            if inputs is not None:
+                runner.execute_model(inputs)
+                runner.sample_tokens()
+        assert isinstance(message, wire.Shutdown)
 
     def _read(self) -> None:
         reader = wire.worker_reader(self._connection)
         while (message := reader.read()) is not None:
             self._inbox.put(message)
             if isinstance(message, wire.Shutdown):
-                if not self._is_up:  # the engine gave up, and the other ranks may never come
-                    os._exit(0)
-                return
-        self._report("the engine is gone")
-        os._exit(_LOST)
+                if self._is_started:  # otherwise the other ranks may never join
+                    time.sleep(_EXIT_SECONDS)
+                os._exit(0)
+        self._log("the engine closed its connection")
+        os._exit(_FAILED)
 
-    def _leave(self, reason: str) -> NoReturn:
-        self._report(reason)
+    def _fail(self, reason: str) -> NoReturn:
+        self._log(reason)
         with suppress(OSError):
             self._send(wire.Failed(reason))
-        os._exit(_LOST)
+        os._exit(_FAILED)
 
     def _send(self, message: wire.ToEngine) -> None:
         self._connection.sendall(wire.encode(message))
-
-
-def _explain(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

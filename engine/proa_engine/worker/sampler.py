@@ -1,9 +1,8 @@
-"""Sampler: from logits to tokens, every feature over all of its rows at once, and nothing for rows that lack it.
+"""Sampler: logits to tokens. Each operation runs once over all rows that need it, and not at all if none does.
 
-On a GPU the choice itself is one kernel over all rows, whatever they ask for; nothing waits for the host.
-
-Logprobs are of the model's own distribution, before anything here changes the logits. Then, in this order: logit bias,
-penalties, forbidden tokens (allowed ids, bad words, minimum length), temperature, min-p, top-k, top-p, noise.
+Log probabilities are of the model's own distribution, before any operation. Then, in this order: logit bias, penalties,
+forbidden tokens (allowed ids, bad words, minimum length), temperature, min-p, top-k, top-p, Gumbel noise. On a GPU
+everything from temperature on is one kernel, and nothing synchronizes with the host.
 """
 
 import math
@@ -16,6 +15,7 @@ from torch import Tensor
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
 from proa_engine.kernels.draw_tokens import draw_tokens
+from proa_engine.kernels.sampling_params import LIMITS, Operation
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampling_inputs import RowSet, SamplingInputs
 from proa_engine.worker.token_rules import PackedRules
@@ -23,7 +23,7 @@ from proa_engine.worker.token_rules import PackedRules
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Log probabilities of some rows' tokens, [rows], and of the likeliest tokens, [rows, top]."""
+    """Log probabilities of some rows' tokens, [rows], and of their most likely tokens, [rows, num_top]."""
 
     token_ids: Tensor
     logprobs: Tensor
@@ -35,11 +35,11 @@ class LogprobTensors:
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     token_ids: Tensor  # [rows] int64
-    logprobs: LogprobTensors | None  # of the rows that asked
+    logprobs: LogprobTensors | None  # of the rows that request them
 
 
 class Sampler:
-    """Every row with logprobs gets `num_top` likeliest tokens, so that its answer depends on no other row's wish."""
+    """Every row with log probabilities gets `num_top` top tokens, so that its result does not depend on other rows."""
 
     def __init__(self, batch: InputBatch, num_top: int) -> None:
         self._batch = batch
@@ -48,48 +48,50 @@ class Sampler:
     def sample(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> SampledTokens:
         """Choose a token for each row of logits, [rows, vocab] in any float type, which may be overwritten.
 
-        `arrays` is what the step's packer became on the device.
+        `arrays` are the step's staged arrays.
         """
+        penalized = inputs.needs[Operation.PENALTIES]
         raw = _take(logits, inputs.logprobs, arrays).clone() if inputs.logprobs.count else None
-        if inputs.rules is not None or inputs.penalized.count or logits.is_cpu:
-            logits = logits.float().contiguous()  # ranks cut a padded vocabulary, whose end is left out here
+        if inputs.rules is not None or penalized.count or logits.is_cpu:
+            logits = logits.float().contiguous()  # not contiguous where a sharded vocabulary was cut to its true size
         if inputs.rules is not None:
             self._apply_bias(logits, inputs.rules, arrays)
-        if inputs.penalized.count:
-            logits = self._penalize(logits, inputs, arrays)
+        if penalized.count:
+            logits = self._penalize(logits, inputs, penalized, arrays)
         if inputs.rules is not None:
             self._forbid(logits, inputs.rules, arrays)
         token_ids = self._choose(logits, inputs, arrays)
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
+        """For logits [rows, vocab] and token ids [rows] int64."""
         return LogprobTensors(token_ids, *sampling.token_logprobs(logits.float(), token_ids, self._num_top))
 
     def _choose(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
+        """[rows] int64."""
         slots, positions = arrays[inputs.slots], arrays[inputs.positions]
         if not logits.is_cpu:
-            has_limits = inputs.limited.count + inputs.min_p.count > 0
+            has_limits = any(inputs.needs[operation].count for operation in LIMITS)
             return draw_tokens(logits, self._batch.params, slots, positions, has_limits=has_limits)
         random = inputs.random
         if random.count == 0:
             return sampling.greedy(logits)
         params = self._batch.params.index_select(0, _take(slots, random, arrays))  # [random rows, NUM_COLUMNS]
         scaled = _take(logits, random, arrays) / params[:, columns.TEMPERATURE, None].float()
-        if inputs.min_p.count:
-            part = _take(scaled, inputs.min_p, arrays)
-            sampling.apply_min_p(part, _take(params, inputs.min_p, arrays)[:, columns.MIN_P].float())
-            scaled = _put(scaled, inputs.min_p, arrays, part)
-        if inputs.limited.count:
-            part = _take(scaled, inputs.limited, arrays)
-            limits = _take(params, inputs.limited, arrays)
-            sampling.apply_top_k_top_p(part, limits[:, columns.TOP_K].long(), limits[:, columns.TOP_P].float())
-            scaled = _put(scaled, inputs.limited, arrays, part)
+        for operation in LIMITS:
+            rows = inputs.needs[operation]
+            if rows.count:
+                part, limits = _take(scaled, rows, arrays), _take(params, rows, arrays)
+                if operation is Operation.MIN_P:
+                    sampling.apply_min_p(part, limits[:, columns.MIN_P].float())
+                else:
+                    sampling.apply_top_k_top_p(part, limits[:, columns.TOP_K].long(), limits[:, columns.TOP_P].float())
+                scaled = _put(scaled, rows, arrays, part)
         key_lo, key_hi = _words(params[:, columns.KEY_LO]), _words(params[:, columns.KEY_HI])
         drawn = sampling.sample(scaled, key_lo, key_hi, _take(positions, random, arrays).int())
-        return drawn if random.place is None else _put(sampling.greedy(logits), random, arrays, drawn)
+        return drawn if random.index is None else _put(sampling.greedy(logits), random, arrays, drawn)
 
-    def _penalize(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
-        rows = inputs.penalized
+    def _penalize(self, logits: Tensor, inputs: SamplingInputs, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
         slots = _take(arrays[inputs.slots], rows, arrays)
         part, params = _take(logits, rows, arrays), self._batch.params.index_select(0, slots)
         sampling.apply_penalties(
@@ -118,7 +120,7 @@ class Sampler:
         if rules.forbidden is not None:
             flat.index_fill_(0, arrays[rules.forbidden], -math.inf)
         if rules.phrases is not None:
-            last, history, expected = (arrays[place] for place in rules.phrases)
+            last, history, expected = (arrays[index] for index in rules.phrases)
             tokens = self._batch.token_ids.view(-1)[history]
             completes = ((tokens == expected) | (expected < 0)).view(-1, rules.phrase_width).all(1)
             flat.index_add_(0, last, torch.zeros_like(last, dtype=flat.dtype).masked_fill_(completes, -math.inf))
@@ -130,15 +132,15 @@ class Sampler:
 
 
 def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
-    """The set's rows; the tensor itself where the set is all rows."""
-    return tensor if rows.place is None else tensor.index_select(0, arrays[rows.place])
+    """The set's rows; the tensor itself if the set is all rows."""
+    return tensor if rows.index is None else tensor.index_select(0, arrays[rows.index])
 
 
 def _put(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor], values: Tensor) -> Tensor:
-    """The tensor with the set's rows replaced; the values themselves where the set is all rows."""
-    return values if rows.place is None else tensor.index_copy_(0, arrays[rows.place], values)
+    """The tensor with the set's rows replaced, in place; the values themselves if the set is all rows."""
+    return values if rows.index is None else tensor.index_copy_(0, arrays[rows.index], values)
 
 
 def _words(column: Tensor) -> Tensor:
-    """A column of unsigned 32-bit words as int32 with the same bits."""
+    """Unsigned 32-bit words, [rows] float64, as int32 with the same bits."""
     return column.long().int()

@@ -1,7 +1,7 @@
-"""Staging: one step's host arrays cross to the device in a single copy.
+"""Staging: copy one step's host arrays to the device in a single transfer.
 
-Everything is int64, so that one buffer holds it all; floats travel as the bits of float64. Knows nothing of what the
-arrays mean.
+All arrays are int64, so that one buffer holds them; floats travel as the bits of float64. An array is referred to by
+its staged index: its place in the order of `Packer.add`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Packer:
-    """Collects arrays; `add` returns the place at which `Staging.ship` will return each on the device."""
+    """Collects a step's arrays. `add` returns an array's staged index: its index in what `Staging.ship` returns."""
 
     def __init__(self) -> None:
         self._parts: list[IntArray] = []
@@ -29,12 +29,12 @@ class Packer:
         return self.add(np.ascontiguousarray(array).reshape(-1).view(np.int64))
 
     def pack(self) -> tuple[IntArray, list[int]]:
-        """All arrays end to end, in memory of their own, and their lengths."""
+        """A new array with all arrays end to end, and their lengths."""
         return np.concatenate(self._parts), [part.size for part in self._parts]
 
 
 class CopyEvent(Protocol):
-    """Marks a place in the device's work: `torch.cuda.Event`, or a test's."""
+    """The part of `torch.cuda.Event` that BufferRing uses."""
 
     def record(self) -> None: ...
 
@@ -46,7 +46,7 @@ def pinned_buffer(size: int) -> Tensor:
 
 
 class BufferRing:
-    """Buffers that take turns, each with the event of its last copy, which is waited for before the next turn."""
+    """Pinned buffers used in turn. A buffer is reused after the event of its last copy."""
 
     def __init__(
         self,
@@ -61,24 +61,27 @@ class BufferRing:
         self._make_event = make_event
 
     def take(self, size: int) -> tuple[Tensor, CopyEvent]:
-        """The next buffer, free to be written and large enough, and the event to record after its copy."""
-        place = self._next
-        self._next = (place + 1) % len(self._slots)
-        slot = self._slots[place]
+        """The next buffer, free and of at least `size` elements, and the event to record after its copy.
+
+        Blocks until the buffer's last copy is done.
+        """
+        index = self._next
+        self._next = (index + 1) % len(self._slots)
+        slot = self._slots[index]
         if slot is not None:
             slot[1].synchronize()
         if slot is None or slot[0].numel() < size:
             capacity = max(4096, 1 << (size - 1).bit_length())
             slot = self._make_buffer(capacity), self._make_event()
-            self._slots[place] = slot
+            self._slots[index] = slot
         return slot
 
 
 class Staging:
     """Moves packed arrays to the device.
 
-    On a CPU the packed memory itself becomes the tensor; each step's is its own, so a step in flight keeps what it
-    reads. On CUDA they are copied through a ring of pinned buffers.
+    On a CPU the packed memory becomes the tensors without a copy; every step has its own, so steps in flight keep what
+    they read. On CUDA it is copied through a ring of pinned buffers.
     """
 
     def __init__(self, device: torch.device, ring: BufferRing | None = None) -> None:
@@ -86,6 +89,7 @@ class Staging:
         self._ring = ring or (BufferRing() if device.type == "cuda" else None)
 
     def ship(self, packer: Packer) -> Sequence[Tensor]:
+        """The packer's arrays on the device, each [size] int64, by staged index."""
         packed, lengths = packer.pack()
         on_device = torch.from_numpy(packed).to(self._device) if self._ring is None else self._copy(packed, self._ring)
         return torch.split(on_device, lengths)

@@ -1,11 +1,11 @@
-"""TokenRules: what a request says about single tokens, as flat positions in its batch's logits.
+"""Token rules: logit bias, allowed tokens, bad words and the minimum length, as flat positions in a batch's logits.
 
-Logit bias, allowed tokens, bad words and the minimum length. Only requests that have such rules are looked at, and
-only the host is: the sampler gets index arrays and applies them to all rows at once.
+The host turns the rules of the rows that have some into index arrays; the sampler applies them to all rows at once.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,23 @@ import numpy.typing as npt
 from proa.contract import SamplingParams
 from proa_engine.worker.staging import IntArray, Packer
 
-_ANY = -1  # stands before the start of a bad word that is shorter than the longest
+_ANY = -1  # matches any token: padding before a bad word that is shorter than the longest
+
+# Sampling parameters that use every rule, for warm-up steps.
+EXAMPLES: dict[str, Any] = {"logit_bias": {0: 1.0}, "bad_words_token_ids": ((0,), (0, 0)), "min_tokens": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """One request's rules, ready to be moved to its row."""
+    """One request's rules, as token ids."""
 
     bias_ids: IntArray
     bias_values: npt.NDArray[np.float64]
     allowed_ids: IntArray  # empty: all
     forbidden_ids: IntArray
-    phrases: tuple[IntArray, ...]  # bad words of two tokens and more
+    phrases: tuple[IntArray, ...]  # bad words of two or more tokens
     min_tokens: int
-    end_ids: IntArray  # what min_tokens forbids
+    end_ids: IntArray  # end and stop tokens, forbidden until min_tokens
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> "TokenRules | None":
@@ -47,18 +50,20 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class PackedRules:
-    """Places in the packer of one step's rules; None where no row has such a rule. Flat: row * vocab_size + id."""
+    """Staged indices of one step's rules; None where no row has such a rule. Flat positions: row * vocab_size + id."""
 
     bias: tuple[int, int] | None  # flat positions, values
     allowed: tuple[int, int] | None  # rows, flat positions
     forbidden: int | None  # flat positions
-    phrases: tuple[int, int, int] | None  # flat positions of last tokens; places before them; tokens expected there
-    phrase_width: int  # the latter two are [phrases, phrase_width]
+    # Flat positions of last tokens [phrases]; then, [phrases, phrase_width]: flat positions in the token table of the
+    # tokens before them, and the tokens expected there.
+    phrases: tuple[int, int, int] | None
+    phrase_width: int
 
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """Where a request with rules stands in this step."""
+    """A row of logits whose request has rules."""
 
     row: int
     history_start: int  # flat position of the request's first token in the token table
@@ -68,7 +73,7 @@ class RuleRow:
 
 
 def pack_rules(rows: Iterable[RuleRow], vocab_size: int, packer: Packer) -> PackedRules | None:
-    """Put the rules of a step's rows into the packer; None where there are none."""
+    """Add the rules of a step's rows to the packer; None if no row has any."""
     rows = list(rows)
     if not rows:
         return None

@@ -1,135 +1,143 @@
-"""Steps that a worker makes up for itself: to warm up, and to find how much memory the largest ones take."""
+"""Warm-up: run made-up steps, to compile and time them and to find how much memory the largest ones take."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from proa.contract import SamplingParams
+from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
+from proa_engine.worker import token_rules
 from proa_engine.worker.model_runner import ModelRunner
 
+_LIMITS: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operation in LIMITS}
+_PENALTIES: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operation not in LIMITS}
+_EVERYTHING = _LIMITS | _PENALTIES | token_rules.EXAMPLES
 GREEDY = SamplingParams(temperature=0.0)
-LIMITED = SamplingParams(top_k=10, top_p=0.9)
-PENALIZED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1)
-_EVERYTHING: dict[str, Any] = {
-    "top_k": 10,
-    "top_p": 0.9,
-    "min_p": 0.01,
-    "repetition_penalty": 1.1,
-    "logit_bias": {0: 1.0},
-    "bad_words_token_ids": ((0,), (0, 0)),
-    "min_tokens": 2,
-}
+LIMITED = SamplingParams(**_LIMITS)
+PENALIZED = SamplingParams(**_PENALTIES)
 _FIRST_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """How large steps become, and the KV cache that made-up ones write to."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    max_logprobs: int
-    block_size: int
-    num_blocks: int
-    max_drafts: int = 0
+# Touches every weight and is enough to time; with a large model a CPU needs a minute for a whole token budget.
+_CPU_TIMED_TOKENS = 256
 
 
 class WarmUp:
-    """Runs made-up steps. `synchronize` waits until the device has done what it was told."""
+    """Runs made-up steps on a runner whose KV cache has `num_blocks` blocks."""
 
-    def __init__(self, runner: ModelRunner, limits: StepLimits, synchronize: Callable[[], None]) -> None:
+    def __init__(self, runner: ModelRunner, config: EngineConfig, *, max_model_len: int, num_blocks: int) -> None:
         self._runner = runner
-        self._limits = limits
-        self._synchronize = synchronize
+        self._device = runner.device
+        self._max_model_len = max_model_len
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._max_num_seqs = config.max_num_seqs
+        self._max_logprobs = config.max_logprobs
+        self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
+        self._block_size = config.block_size
+        self._num_blocks = num_blocks
+
+    def run(self) -> float:
+        """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget.
+
+        A CPU is timed with a shorter prefill, scaled up.
+        """
+        self.run_every_kind()
+        if self._device.type != "cpu":
+            self.run_every_tiling()
+        budget = self._max_num_batched_tokens
+        longest = _CPU_TIMED_TOKENS if self._device.type == "cpu" else budget
+        num_tokens = min(longest, budget, self._max_model_len - 1)
+        prefill, decode = self._time_prefill(num_tokens), self._time_decode(num_tokens)
+        return max(prefill * budget / num_tokens, decode)
 
     def run_largest(self) -> None:
-        """The most tokens at once, then the most requests at once, with all that they may ask for."""
-        limits = self._limits
-        self._run_alone(self._long_prompts(limits.max_num_batched_tokens), GREEDY)
-        each = min(max(limits.max_num_batched_tokens // limits.max_num_seqs, 1), limits.max_model_len - 1)
-        count = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        logprobs = limits.max_logprobs
+        """Run the steps that take the most memory: the most tokens, then the most requests with every operation."""
+        self._run_alone(self._long_prompts(self._max_num_batched_tokens), GREEDY)
+        each = min(max(self._max_num_batched_tokens // self._max_num_seqs, 1), self._max_model_len - 1)
+        count = min(self._max_num_seqs, self._max_num_batched_tokens)
+        logprobs = self._max_logprobs
         everything = SamplingParams(**_EVERYTHING, logprobs=logprobs, prompt_logprobs=logprobs)
         self._run_alone([each] * count, everything)
         self._run_drafts(count, everything)
 
     def run_every_kind(self) -> None:
-        """A small step of each kind that launches kernels of its own, prefill and decode."""
-        num_tokens = min(_FIRST_TOKENS, self._limits.max_num_batched_tokens, self._limits.max_model_len - 1)
+        """Run a small prefill and a decode of each kind that launches kernels of its own."""
+        num_tokens = min(_FIRST_TOKENS, self._max_num_batched_tokens, self._max_model_len - 1)
         for params in (GREEDY, LIMITED, PENALIZED, SamplingParams(**_EVERYTHING, logprobs=1)):
-            self._run(self._prefill_plan([num_tokens], params))
-            self.time_decode(num_tokens)
+            self._run(self._prefill_step([num_tokens], params))
+            self._time_decode(num_tokens)
             self._run_drafts(1, params)
 
     def run_every_tiling(self) -> None:
-        """Prompts of all powers of two, and as many prompts: products, those of logits too, tile few rows otherwise
-        than many, and change within a doubling."""
-        most = self._limits.max_num_batched_tokens
+        """Run prompts of every power of two tokens, and that many prompts of one token.
+
+        Matrix products, those of the logits too, are tiled by their number of rows, and the tiling changes within a
+        doubling.
+        """
+        most = self._max_num_batched_tokens
         for num_tokens in (*(1 << power for power in range(most.bit_length())), most):
             self._run_alone(self._long_prompts(num_tokens), GREEDY)
-            if num_tokens <= self._limits.max_num_seqs:
+            if num_tokens <= self._max_num_seqs:
                 self._run_alone([1] * num_tokens, GREEDY)
 
-    def time_prefill(self, num_tokens: int) -> float:
-        """Seconds that a prompt takes; it stays for `time_decode`."""
-        return self._run(self._prefill_plan([num_tokens], GREEDY))
+    def _time_prefill(self, num_tokens: int) -> float:
+        """Seconds of a prefill. Its request stays for `_time_decode`."""
+        return self._run(self._prefill_step([num_tokens], GREEDY))
 
-    def time_decode(self, num_tokens: int) -> float:
-        """Seconds of a decode of the prompt before, which then leaves."""
-        seconds = self._run(decode_plan(["warm-up-0"], num_tokens))
-        self._runner.prepare(finish_plan(["warm-up-0"]))
+    def _time_decode(self, num_tokens: int) -> float:
+        """Seconds of a decode of the prefilled request of `num_tokens` tokens, which then finishes."""
+        seconds = self._run(decode_step(["warm-up-0"], num_tokens))
+        self._runner.prepare_inputs(finish_step(["warm-up-0"]))
         return seconds
 
     def _run_drafts(self, count: int, params: SamplingParams) -> None:
-        """Decodes with as many drafts as there may be, of `count` prompts or as many as fit into a step."""
-        num_drafts = min(
-            self._limits.max_drafts, self._limits.max_model_len - 2, self._limits.max_num_batched_tokens - 1
-        )
-        if num_drafts == 0:
+        """Run decodes with the most draft tokens, of `count` requests or as many as fit into a step."""
+        if self._num_drafts <= 0:
             return
-        plan = self._prefill_plan([1] * min(count, self._limits.max_num_batched_tokens // (1 + num_drafts)), params)
-        request_ids = list(plan.num_scheduled_tokens)
-        self._run(plan)
-        self._run(decode_plan(request_ids, 1, 1 + num_drafts))
-        self._runner.prepare(finish_plan(request_ids))
+        count = min(count, self._max_num_batched_tokens // (1 + self._num_drafts))
+        prefill = self._prefill_step([1] * count, params)
+        request_ids = list(prefill.num_scheduled_tokens)
+        self._run(prefill)
+        self._run(decode_step(request_ids, 1, 1 + self._num_drafts))
+        self._runner.prepare_inputs(finish_step(request_ids))
 
     def _run_alone(self, lengths: Sequence[int], params: SamplingParams) -> None:
-        plan = self._prefill_plan(lengths, params)
-        self._run(plan)
-        self._runner.prepare(finish_plan(list(plan.num_scheduled_tokens)))
+        prefill = self._prefill_step(lengths, params)
+        self._run(prefill)
+        self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
 
     def _long_prompts(self, num_tokens: int) -> list[int]:
-        """Lengths of the fewest prompts with so many tokens, or of as many as there may be. Each leaves room for the
-        token after it; the short one comes first, as a single token has to."""
-        longest = self._limits.max_model_len - 1
-        count, rest = divmod(min(num_tokens, longest * self._limits.max_num_seqs), longest)
+        """Lengths of the fewest prompts of `num_tokens` tokens in all, or of as many as there are slots.
+
+        Each leaves room for a sampled token. The shorter one comes first: rows of one token must.
+        """
+        longest = self._max_model_len - 1
+        count, rest = divmod(min(num_tokens, longest * self._max_num_seqs), longest)
         return [rest] * (rest > 0) + [longest] * count
 
-    def _prefill_plan(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
-        return prefill_plan(
-            lengths, block_size=self._limits.block_size, num_blocks=self._limits.num_blocks, params=params
-        )
+    def _prefill_step(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
+        return prefill_step(lengths, block_size=self._block_size, num_blocks=self._num_blocks, params=params)
 
-    def _run(self, plan: SchedulerOutput) -> float:
-        """Run one step to its end; returns seconds."""
+    def _run(self, scheduler_output: SchedulerOutput) -> float:
+        """Run one step and wait for the device; returns seconds."""
         started = time.monotonic()
-        inputs = self._runner.prepare(plan)
+        inputs = self._runner.prepare_inputs(scheduler_output)
         assert inputs is not None
-        self._runner.forward(inputs)
-        self._runner.sample()
-        self._synchronize()
+        self._runner.execute_model(inputs)
+        self._runner.sample_tokens()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
         return time.monotonic() - started
 
 
-def prefill_plan(
+def prefill_step(
     lengths: Sequence[int], *, block_size: int, num_blocks: int, params: SamplingParams = GREEDY
 ) -> SchedulerOutput:
-    """A step of prompts of these lengths, named warm-up-0 and so on.
+    """A step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
 
-    All requests share the blocks, over and over: what they write is never read again.
+    All share the same blocks, some more than once: what they write is never read.
     """
     requests = [
         NewRequestData(
@@ -142,22 +150,24 @@ def prefill_plan(
         )
         for index, length in enumerate(lengths)
     ]
-    return _plan(new=requests, scheduled={request.request_id: len(request.token_ids) for request in requests})
+    return _step(new=requests, scheduled={request.request_id: len(request.token_ids) for request in requests})
 
 
-def decode_plan(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
+def decode_step(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
+    """A step that computes `num_tokens` tokens of each of these requests."""
     cached = [
         CachedRequestData(request_id=request_id, num_computed_tokens=num_computed_tokens, new_block_ids=[])
         for request_id in request_ids
     ]
-    return _plan(cached=cached, scheduled=dict.fromkeys(request_ids, num_tokens))
+    return _step(cached=cached, scheduled=dict.fromkeys(request_ids, num_tokens))
 
 
-def finish_plan(request_ids: list[str]) -> SchedulerOutput:
-    return _plan(finished=request_ids)
+def finish_step(request_ids: list[str]) -> SchedulerOutput:
+    """A step without tokens that removes these requests."""
+    return _step(finished=request_ids)
 
 
-def _plan(
+def _step(
     *,
     new: list[NewRequestData] | None = None,
     cached: list[CachedRequestData] | None = None,

@@ -1,7 +1,7 @@
-"""What crosses the socket between the engine and a worker of another rank: length-prefixed msgpack, no pickle.
+"""Messages between the engine and the worker process of another rank: length-prefixed msgpack over a socket.
 
-The engine sends Init, Start, then one Step for each step, then Shutdown; the worker answers Init with Ready and Start
-with Started, and may say Failed at any time. End of file is death, either way.
+The engine sends Init, Start, a Step for each step, and Shutdown. The worker answers Init with Ready and Start with
+Started, and sends Failed at any time before it exits. Either side treats the end of the stream as the other's death.
 """
 
 import socket
@@ -12,14 +12,14 @@ import msgspec
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.worker.worker import WorkerSizes
+from proa_engine.worker.kv_cache import WorkerSizes
 
 _HEADER = struct.Struct("<I")
 T = TypeVar("T")
 
 
 class Init(msgspec.Struct, tag=True, frozen=True):
-    """Load the model and meet the other ranks at `port`."""
+    """Join the process group at `port` and load the model."""
 
     config: EngineConfig
     generation: int
@@ -34,27 +34,27 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """Allocate the KV cache: the least that any rank has room for."""
+    """Allocate the KV cache, with the fewest blocks that fit on any rank, and warm up."""
 
     num_blocks: int
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):
-    """Warmed up; steps may come."""
+    """Warmed up and ready for steps."""
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Run one step: forward and sampling."""
+    """Run one step."""
 
-    plan: SchedulerOutput
+    scheduler_output: SchedulerOutput
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
-    """Leave; nothing went wrong."""
+    """Exit; nothing failed."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The worker leaves because of this."""
+    """The worker failed and exits."""
 
     reason: str
 
@@ -64,7 +64,7 @@ ToEngine = Ready | Started | Failed
 
 
 def encode(message: ToWorker | ToEngine) -> bytes:
-    """A whole frame: the payload's length, little-endian uint32, and the payload."""
+    """A frame: the payload's length as little-endian uint32, then the payload."""
     payload = msgspec.msgpack.encode(message)
     return _HEADER.pack(len(payload)) + payload
 
@@ -77,7 +77,7 @@ class FrameReader(Generic[T]):
         self._decoder = decoder
 
     def read(self) -> T | None:
-        """The next message; None at the end of the file, also in the middle of a frame."""
+        """The next message; None at the end of the stream, even within a frame."""
         header = self._file.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return None
@@ -87,10 +87,10 @@ class FrameReader(Generic[T]):
 
 
 def engine_reader(sock: socket.socket) -> FrameReader[ToEngine]:
-    """What the engine reads."""
+    """Reads a worker's messages, at the engine."""
     return FrameReader(sock, msgspec.msgpack.Decoder(ToEngine))
 
 
 def worker_reader(sock: socket.socket) -> FrameReader[ToWorker]:
-    """What a worker reads."""
+    """Reads the engine's messages, at a worker."""
     return FrameReader(sock, msgspec.msgpack.Decoder(ToWorker))

@@ -1,4 +1,4 @@
-"""Recorded decodes: which size a batch takes, what padding does, and that tokens are those of steps without them."""
+"""Captured decodes: the size that a batch is padded to, padding rows, and the same tokens as without graphs."""
 
 import weakref
 from pathlib import Path
@@ -12,11 +12,11 @@ from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
-from proa_engine.worker.decode_graphs import PADDING, DecodeGraphs, graph_sizes, pad_rows
+from proa_engine.worker.decode_graphs import PADDING, DecodeGraphs, capture_sizes, pad_rows
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.warmup import decode_plan, prefill_plan
-from support.runner import BLOCK_SIZE, CallingRecorder, RunnerHarness
+from proa_engine.worker.warmup import decode_step, prefill_step
+from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 CPU = torch.device("cpu")
@@ -27,21 +27,21 @@ PARAMS = [SamplingParams(temperature=0.0), SamplingParams(key=5, top_k=20, repet
     ("max_num_seqs", "sizes"),
     [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16, 20]), (32, [1, 2, 4, 8, 16, 24, 32])],
 )
-def test_sizes_reach_from_one_row_to_the_largest_batch(max_num_seqs: int, sizes: list[int]) -> None:
-    assert graph_sizes(max_num_seqs) == sizes
+def test_capture_sizes_reach_from_one_row_to_the_largest_batch(max_num_seqs: int, sizes: list[int]) -> None:
+    assert capture_sizes(max_num_seqs) == sizes
 
 
-def test_a_batch_takes_the_next_size_and_none_before_there_are_recordings() -> None:
+def test_a_batch_takes_the_next_size_once_graphs_are_captured() -> None:
     graphs = DecodeGraphs([1, 2, 4, 8], CPU)
     assert graphs.size_for(1) is None
     order: list[int] = []
-    graphs.record(lambda rows: order.append(rows.shape[1]) or rows[1], CallingRecorder())  # type: ignore[func-returns-value]
-    assert order == [8, 4, 2, 1], "the largest first"
+    graphs.capture(lambda rows: order.append(rows.shape[1]) or rows[1], FakeCapture())  # type: ignore[func-returns-value]
+    assert order == [8, 4, 2, 1], "the largest size first"
     assert [graphs.size_for(count) for count in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, None]
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 11])
-def test_recorded_steps_sample_the_tokens_of_others(count: int) -> None:
+def test_replayed_steps_sample_the_same_tokens(count: int) -> None:
     outputs = []
     for graphs in (False, True):
         harness = RunnerHarness(max_num_seqs=12, graphs=graphs)
@@ -54,21 +54,21 @@ def test_recorded_steps_sample_the_tokens_of_others(count: int) -> None:
                 prompts.pop("r0")
         outputs.append(steps)
         if graphs:
-            assert harness.model.calls[-1][0].shape[0] in graph_sizes(12)
+            assert harness.model.calls[-1][0].shape[0] in capture_sizes(12)
     assert outputs[0] == outputs[1]
 
 
-def test_a_step_that_also_prefills_or_wants_prompt_logprobs_is_not_replayed() -> None:
+def test_a_step_with_a_prefill_or_prompt_logprobs_is_not_replayed() -> None:
     harness = RunnerHarness(max_num_seqs=4, graphs=True)
     harness.step({"a": ([1, 2, 3], 3, PARAMS[0])})
     harness.step({"b": ([1, 2, 3], 3, PARAMS[0])}, known={"a": 3})
     assert harness.model.calls[-1][0].tolist()[1:] == [1, 2, 3]
-    wishes = SamplingParams(temperature=0.0, prompt_logprobs=1)
-    output = harness.step({"c": ([7, 8], 2, wishes)}, known={"a": 4, "b": 3}, scheduled={"c": 1})
+    params = SamplingParams(temperature=0.0, prompt_logprobs=1)
+    output = harness.step({"c": ([7, 8], 2, params)}, known={"a": 4, "b": 3}, scheduled={"c": 1})
     assert len(output.prompt_logprobs["c"]) == 1
 
 
-def test_padded_rows_read_nothing_and_are_written_nowhere() -> None:
+def test_padding_rows_read_nothing_and_write_nothing() -> None:
     token_ids = torch.arange(40, dtype=torch.int32).view(4, 10)
     table = torch.tensor([[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
     rows = torch.tensor([[1, 0, 0], [4, 0, PADDING]])
@@ -79,8 +79,8 @@ def test_padded_rows_read_nothing_and_are_written_nowhere() -> None:
     assert inputs.slot_mapping.tolist() == [2 * BLOCK_SIZE, 3 * BLOCK_SIZE, -1]
 
 
-def test_recorded_steps_of_a_model_leave_the_same_cache(tmp_path: Path) -> None:
-    """Also: the caches begin as NaN, so whatever padding read of them would show."""
+def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
+    """The caches start as NaN, so that anything read by padding rows shows."""
     folder = make_tiny_model(tmp_path, "qwen3")
     config = ModelConfig.from_folder(folder)
     model = load_model(
@@ -92,33 +92,31 @@ def test_recorded_steps_of_a_model_leave_the_same_cache(tmp_path: Path) -> None:
         batch = InputBatch(
             max_num_seqs=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE, eos_token_ids=[], device=CPU
         )
-        runner = ModelRunner(
-            model, caches, batch, block_size=16, vocab_size=VOCAB_SIZE, max_logprobs=0, device=CPU, graphs=graphs
-        )
+        runner = ModelRunner(model, caches, batch, max_logprobs=0, graphs=graphs)
         if graphs is not None:
-            runner.capture_graphs(CallingRecorder())
+            runner.capture_graphs(FakeCapture())
             assert all(cache.isnan().all() for cache in caches)
         tokens = []
-        for plan in [prefill_plan([20], block_size=16, num_blocks=8)] + [
-            decode_plan(["warm-up-0"], 20 + step) for step in range(5)
+        for step in [prefill_step([20], block_size=16, num_blocks=8)] + [
+            decode_step(["warm-up-0"], 20 + count) for count in range(5)
         ]:
-            inputs = runner.prepare(plan)
+            inputs = runner.prepare_inputs(step)
             assert inputs is not None
-            runner.forward(inputs)
-            tokens.append(runner.sample().token_ids)
+            runner.execute_model(inputs)
+            tokens.append(runner.sample_tokens().token_ids)
         results.append((torch.cat([ids for ids in tokens if ids is not None]), torch.stack(caches)))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0, equal_nan=True)
 
 
-def test_what_is_forgotten_is_not_replayed_and_not_kept() -> None:
-    graphs, recorder = DecodeGraphs([2, 4], CPU), CallingRecorder()
-    graphs.record(lambda rows: rows[0], recorder)
-    recorded = weakref.ref(graphs._graphs[4][1])
+def test_cleared_graphs_are_not_replayed_and_their_memory_is_freed() -> None:
+    graphs = DecodeGraphs([2, 4], CPU)
+    graphs.capture(lambda rows: rows[0], FakeCapture())
+    result = weakref.ref(graphs._graphs[4][1])
     assert graphs.size_for(3) == 4
-    graphs.forget()
+    graphs.clear()
     assert graphs.size_for(3) is None
-    assert recorded() is None
+    assert result() is None
 
 
-def test_rows_are_padded_to_their_size() -> None:
+def test_rows_are_padded_to_the_capture_size() -> None:
     assert pad_rows(np.array([7, 3]), np.array([20, 0]), 4).tolist() == [7, 3, 0, 0, 20, 0, PADDING, PADDING]

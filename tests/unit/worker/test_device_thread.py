@@ -1,4 +1,4 @@
-"""DeviceThread: jobs run in order, by its own thread or by whoever waits, and none is forgotten between the two."""
+"""DeviceThread: jobs run in order, on its thread or on a waiting one, and none is lost between the two."""
 
 from threading import Event, Thread, get_ident
 
@@ -7,7 +7,7 @@ from proa_engine.worker.device_thread import DeviceThread
 DEADLINE = 10.0
 
 
-def test_jobs_run_in_order_whoever_runs_them() -> None:
+def test_jobs_run_in_order_on_any_thread() -> None:
     device, order = DeviceThread("device"), list[int]()
     gate = Event()
     device.submit(lambda: gate.wait(DEADLINE))
@@ -19,7 +19,7 @@ def test_jobs_run_in_order_whoever_runs_them() -> None:
     assert device.close(DEADLINE)
 
 
-def test_a_job_that_wakes_nobody_is_run_by_who_helps() -> None:
+def test_a_job_that_does_not_wake_the_thread_is_run_by_help() -> None:
     device = DeviceThread("device")
     ran = device.submit(get_ident, wake=False)
     assert not ran.done()
@@ -28,8 +28,8 @@ def test_a_job_that_wakes_nobody_is_run_by_who_helps() -> None:
     assert device.close(DEADLINE)
 
 
-def test_jobs_behind_the_one_that_is_waited_for_stay_in_line() -> None:
-    """Whether the thread was busy with an earlier one or not; else it would keep a chain of small steps for ever."""
+def test_jobs_after_the_awaited_one_stay_queued() -> None:
+    """Whether or not the thread was busy with an earlier one; otherwise it would run every later small step too."""
     device, began, gate = DeviceThread("device"), Event(), Event()
     large = device.submit(lambda: (began.set(), gate.wait(DEADLINE)))
     assert began.wait(DEADLINE)
@@ -39,7 +39,7 @@ def test_jobs_behind_the_one_that_is_waited_for_stay_in_line() -> None:
     assert large.result(DEADLINE) == (None, True)
     assert first.result(DEADLINE) != get_ident()
     assert not second.done()
-    while not second.done():  # the thread may still be leaving
+    while not second.done():  # the thread may still be stopping
         device.help(second)
     assert not third.done()
     device.help(third)
@@ -47,15 +47,15 @@ def test_jobs_behind_the_one_that_is_waited_for_stay_in_line() -> None:
     assert device.close(DEADLINE)
 
 
-def test_jobs_in_line_are_run_before_the_end() -> None:
+def test_queued_jobs_are_run_on_close() -> None:
     device = DeviceThread("device")
     ran = device.submit(lambda: 7, wake=False)
     assert device.close(DEADLINE)
     assert ran.result(0) == 7
 
 
-def test_help_comes_to_nothing_only_where_the_thread_finishes_the_line() -> None:
-    """Many times, at the moment at which the thread leaves its line."""
+def test_a_job_runs_if_help_is_called_while_the_thread_stops() -> None:
+    """Repeated to hit the moment at which the thread stops running jobs."""
     device = DeviceThread("device")
     for _ in range(2000):
         device.submit(lambda: None)
@@ -65,7 +65,7 @@ def test_help_comes_to_nothing_only_where_the_thread_finishes_the_line() -> None
     assert device.close(DEADLINE)
 
 
-def test_who_helps_does_not_wait_for_a_job_that_hangs() -> None:
+def test_help_does_not_wait_for_a_job_that_hangs() -> None:
     device, began, gate = DeviceThread("device"), Event(), Event()
     device.submit(lambda: (began.set(), gate.wait(DEADLINE)))
     assert began.wait(DEADLINE)

@@ -93,7 +93,7 @@ def test_steps_give_what_holds_of_their_drafts_though_the_host_is_behind(
     expected = RunnerHarness(model).generate(prompt, params, 60)
 
     harness = RunnerHarness(model, drafts=CONFIG)
-    prepare, tokens, num_accepted = harness.runner.prepare, list[int](), 0
+    prepare, tokens, num_accepted = harness.runner.prepare_inputs, list[int](), 0
     waiting = prepare(harness.plan({"a": (prompt, 5, params)}))
     num_ahead = 1  # tokens that the step in flight may give
     while len(tokens) < 50:
@@ -112,7 +112,7 @@ def test_steps_give_what_holds_of_their_drafts_though_the_host_is_behind(
 
 def test_the_next_owner_of_a_slot_starts_with_its_own_length() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG, max_num_seqs=1)
-    prepare = harness.runner.prepare
+    prepare = harness.runner.prepare_inputs
     waiting = [
         prepare(harness.plan({"old": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})),
         prepare(harness.plan(known={"old": 7}, scheduled={"old": 4})),

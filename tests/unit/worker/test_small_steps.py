@@ -1,11 +1,11 @@
-"""Small steps run on one thread; afterwards, and in others, torch has those that it had."""
+"""Small steps run on one thread; torch's thread count is restored afterwards."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
+from proa_engine.worker.small_steps import SmallSteps
 
 
 @pytest.fixture(autouse=True)
@@ -17,18 +17,18 @@ def _two_threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(1, 1), (4, 1), (5, 2), (1000, 2)])
-def test_a_step_has_one_thread_where_it_is_small(num_tokens: int, expected: int) -> None:
-    with SmallSteps(SMALL_STEP // 4).one_thread(num_tokens):
+def test_a_small_step_has_one_thread(num_tokens: int, expected: int) -> None:
+    with SmallSteps(4).one_thread(num_tokens):
         assert torch.get_num_threads() == expected
     assert torch.get_num_threads() == 2
 
 
-def test_a_step_that_fails_gives_the_threads_back() -> None:
+def test_the_thread_count_is_restored_after_an_exception() -> None:
     with pytest.raises(RuntimeError), SmallSteps(1).one_thread(1):
         raise RuntimeError
     assert torch.get_num_threads() == 2
 
 
-def test_no_step_of_a_large_model_is_small() -> None:
-    with SmallSteps(10**9).one_thread(1):
+def test_no_step_is_small_if_the_limit_is_zero() -> None:
+    with SmallSteps(0).one_thread(1):
         assert torch.get_num_threads() == 2

@@ -11,7 +11,7 @@ def test_step_prepared_later_changes_nothing_for_one_that_has_not_run_yet() -> N
     alone = RunnerHarness()
     first_token, second_token = alone.generate([5, 6, 7], GREEDY, 2)
     harness = RunnerHarness(max_num_seqs=2)
-    prepare = harness.runner.prepare
+    prepare = harness.runner.prepare_inputs
     waiting = [
         prepare(harness.plan({"a": ([5, 6, 7], 3, GREEDY), "b": ([9, 8], 2, GREEDY)})),
         prepare(harness.plan(known={"a": 3, "b": 2})),  # reads tokens that step one will sample
@@ -25,7 +25,7 @@ def test_step_prepared_later_changes_nothing_for_one_that_has_not_run_yet() -> N
 
 def test_finished_requests_extra_token_does_not_reach_the_next_owner_of_its_slot() -> None:
     harness = RunnerHarness(max_num_seqs=1)
-    prepare = harness.runner.prepare
+    prepare = harness.runner.prepare_inputs
     waiting = [
         prepare(harness.plan({"old": ([5, 6, 7], 3, GREEDY)})),
         prepare(harness.plan(known={"old": 3})),  # one step too many

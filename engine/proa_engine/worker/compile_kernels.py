@@ -1,0 +1,64 @@
+"""The program that CompilePool runs: compile the kernels that a worker's start launches.
+
+    python -m proa_engine.worker.compile_kernels CAPABILITY NUM_PROCESSES < configuration as JSON
+
+Runs the start of a worker on meta tensors, notes the kernel variants that it launches, and forks: each child compiles
+its share into Triton's cache on disk, and with them the C programs that launch them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+from triton.backends.compiler import GPUTarget
+
+from proa_engine.config import EngineConfig
+from proa_engine.kernels.variants import Variant, compile_driver, compile_launcher, record
+from proa_engine.worker.meta_worker import MetaWorker
+
+
+def main(capability: int, num_processes: int) -> int:
+    """Compile all variants and print their number; returns the exit code."""
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    target = GPUTarget("cuda", capability, 32)
+    driver = _fork(compile_driver)
+    variants = record(MetaWorker(config).run_start, target)
+    with_launchers = _has_succeeded(driver)  # launchers need the driver
+    children = [
+        _fork(partial(_compile, variants[share::num_processes], target, with_launchers))
+        for share in range(num_processes)
+    ]
+    succeeded = [_has_succeeded(child) for child in children]
+    print(len(variants))
+    return 0 if all(succeeded) else 1
+
+
+def _compile(variants: Sequence[Variant], target: GPUTarget, with_launchers: bool) -> None:
+    for variant in variants:
+        kernel = variant.compile(target)
+        if with_launchers:
+            compile_launcher(kernel)
+
+
+def _fork(work: Callable[[], object]) -> int:
+    """Run `work` in a child process; returns its id. This process has no threads, so forking is safe."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _has_succeeded(child: int) -> bool:
+    """Wait for the child to exit."""
+    return os.waitpid(child, 0)[1] == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,169 @@
+"""UniProcExecutor over a fake worker: steps run in order on the device thread, and a failure ends all waiting."""
+
+from threading import Event, get_ident
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from proa_engine.config import EngineConfig
+from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.types import SchedulerOutput
+from proa_engine.executor import uniproc
+from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.worker.async_output import StepTensors
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.kv_cache import WorkerSizes
+from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
+from proa_engine.worker.warmup import decode_step, finish_step, prefill_step
+
+DEADLINE = 10.0
+PREFILL = prefill_step([5], block_size=4, num_blocks=8)
+
+
+class FakeWorker:
+    """A worker and its model runner. Every forward pass waits for `gate`; sampling returns token 7."""
+
+    model_config = SimpleNamespace(eos_token_ids=[])
+    max_model_len = 16
+    longest_step_seconds = 0.0
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.model_runner = self
+        self.gate = Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.steps_are_small = False
+        self.log: list[str] = []
+        self.threads: set[int] = set()
+        self.batch = InputBatch(
+            max_num_seqs=2, max_model_len=16, block_size=4, vocab_size=9, eos_token_ids=[], device=self.device
+        )
+
+    def init_device(self) -> None:
+        pass
+
+    def load_model(self, _compile_pool: None) -> WorkerSizes:
+        return WorkerSizes(num_blocks=8, block_bytes=1, weight_bytes=1, num_kv_heads=1)
+
+    def start(self, num_blocks: int) -> None:
+        pass
+
+    def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
+        self.log.append("prepare")
+        return build_step_inputs(scheduler_output, self.batch)
+
+    def is_small(self, inputs: StepInputs) -> bool:
+        return self.steps_are_small
+
+    def execute_model(self, inputs: StepInputs) -> None:
+        assert self.gate.wait(DEADLINE)
+        self.threads.add(get_ident())
+        self.log.append("execute")
+        if self.error is not None:
+            raise self.error
+
+    def sample_tokens(self) -> StepTensors:
+        self.log.append("sample")
+        return StepTensors(torch.tensor([7]), None, [])
+
+    def shutdown(self) -> None:
+        self.log.append("shutdown")
+
+
+class Harness:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worker = FakeWorker()
+        self.lines: list[str] = []
+        monkeypatch.setattr(uniproc, "Worker", lambda *_, **__: self.worker)
+        self.executor = UniProcExecutor(EngineConfig(model="fake", device="cpu"), self.lines.append)
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Harness:
+    return Harness(monkeypatch)
+
+
+def test_a_step_is_started_and_sampled_while_the_device_is_busy(harness: Harness) -> None:
+    harness.worker.gate.clear()
+    harness.executor.execute_model(PREFILL)
+    first = harness.executor.sample_tokens()
+    harness.executor.execute_model(finish_step(["warm-up-0"]))
+    second = harness.executor.sample_tokens()
+    assert second.done()
+    assert not first.done()
+    assert harness.worker.log == ["prepare", "prepare"]
+    with pytest.raises(TimeoutError):
+        first.result(timeout=0.01)
+    harness.worker.gate.set()
+    assert first.result(DEADLINE).sampled_token_ids == [[7]]
+    assert harness.worker.log == ["prepare", "prepare", "execute", "sample"]
+    assert get_ident() not in harness.worker.threads
+    harness.executor.shutdown()
+
+
+def test_a_small_step_is_computed_by_the_thread_that_waits_for_it(harness: Harness) -> None:
+    harness.worker.steps_are_small = True
+    harness.executor.execute_model(PREFILL)
+    step = harness.executor.sample_tokens()
+    assert not step.done()
+    assert harness.worker.log == ["prepare"]
+    assert step.result(DEADLINE).sampled_token_ids == [[7]]
+    assert harness.worker.threads == {get_ident()}
+    harness.executor.shutdown()
+
+
+def test_small_and_large_steps_run_in_order(harness: Harness) -> None:
+    harness.worker.gate.clear()
+    harness.executor.execute_model(PREFILL)
+    harness.executor.sample_tokens()
+    harness.worker.steps_are_small = True
+    harness.executor.execute_model(decode_step(["warm-up-0"], 5))
+    small = harness.executor.sample_tokens()
+    harness.worker.steps_are_small = False
+    harness.executor.execute_model(decode_step(["warm-up-0"], 6))
+    large = harness.executor.sample_tokens()
+    harness.worker.gate.set()
+    assert large.result(DEADLINE).sampled_token_ids == [[7]]
+    assert small.done()
+    assert harness.worker.log == ["prepare"] * 3 + ["execute", "sample"] * 3
+    harness.executor.shutdown()
+    assert harness.worker.log[-1] == "shutdown"
+
+
+def test_failure_ends_waiting_at_once_while_the_device_hangs(harness: Harness) -> None:
+    harness.worker.gate.clear()
+    harness.executor.execute_model(PREFILL)
+    future = harness.executor.sample_tokens()
+    harness.executor.fail("rank 1 was killed")
+    harness.executor.fail("a later reason")
+    with pytest.raises(ExecutorFailed, match="rank 1 was killed"):
+        future.result(DEADLINE)
+    for call in (lambda: harness.executor.execute_model(PREFILL), harness.executor.sample_tokens):
+        with pytest.raises(ExecutorFailed, match="rank 1 was killed"):
+            call()
+    assert harness.executor.failure == "rank 1 was killed"
+    assert harness.lines[-1] == "rank 1 was killed"
+    harness.worker.gate.set()
+    harness.executor.shutdown()
+    assert "sample" not in harness.worker.log
+
+
+def test_an_exception_in_a_step_fails_the_executor(harness: Harness) -> None:
+    harness.worker.error = MemoryError("no room for 5 tokens")
+    harness.executor.execute_model(PREFILL)
+    with pytest.raises(ExecutorFailed, match="rank 0: MemoryError: no room for 5 tokens"):
+        harness.executor.sample_tokens().result(DEADLINE)
+    assert harness.lines[-1] == "rank 0: MemoryError: no room for 5 tokens"
+    harness.executor.shutdown()
+
+
+def test_failure_ends_starting_while_the_device_hangs(harness: Harness) -> None:
+    release = Event()
+    harness.executor._device_thread.submit(lambda: release.wait(DEADLINE))
+    harness.executor.fail("rank 1 exited with code 1")
+    with pytest.raises(ExecutorFailed, match="rank 1 exited"):
+        harness.executor._call(lambda: None)
+    release.set()
+    harness.executor.shutdown()
