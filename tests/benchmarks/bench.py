@@ -1,4 +1,4 @@
-"""Bench: one loaded engine, offline, and the work that it is timed on. Knows no command line and no files."""
+"""Bench: a loaded offline engine and the workloads that it is timed on."""
 
 import random
 import statistics
@@ -19,13 +19,13 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How long the work is, in tokens unless said otherwise."""
+    """Sizes of the workloads, in tokens unless noted."""
 
-    mixed_requests: int  # in all
+    mixed_requests: int  # number of requests
     mixed: tuple[int, int]  # shortest and longest, of prompts and of outputs
-    context: int  # before a decode that is timed
-    decode_steps: int
-    rounds: int  # of a prefill
+    context: int  # prompt of a request whose decode is timed
+    decode_steps: int  # number of steps
+    rounds: int  # number of timed prefills
     closed: tuple[int, int]  # prompt and output of a closed loop's requests
     closed_turns: int  # requests of each client
 
@@ -41,9 +41,9 @@ FULL = Sizes(
 )
 SMALL = Sizes(
     mixed_requests=3, mixed=(2, 5), context=8, decode_steps=6, rounds=1, closed=(4, 5), closed_turns=1
-)  # to see that all of it runs
+)  # only to check that everything runs
 _WARM_UP_STEPS = 8
-_LOOP = 16  # tokens that a repetitive prompt repeats
+_LOOP = 16  # length of the token sequence that a repetitive prompt repeats
 
 
 class Figure(NamedTuple):
@@ -53,7 +53,7 @@ class Figure(NamedTuple):
 
 
 def closed_jobs(clients: int, vocab_size: int, sizes: Sizes) -> list[Job]:
-    """The requests of a closed loop: the same over HTTP as offline."""
+    """The requests of a closed loop, the same over HTTP and offline."""
     draw = random.Random(clients)
     prompt, outputs = sizes.closed
     return [Job(draw.choices(range(vocab_size), k=prompt), outputs) for _ in range(clients * sizes.closed_turns)]
@@ -98,7 +98,7 @@ class Bench:
 
     @contextmanager
     def decoding(self, batch: int) -> Iterator[None]:
-        """So many requests past their prompts, with tokens left for the steps of a decode and some more."""
+        """`batch` requests after their prefill, with enough tokens left for the timed steps."""
         names = self._add(self._job(self._sizes.context, self._sizes.decode_steps + 64) for _ in range(batch))
         self._await_first_tokens(names)
         self.step(_WARM_UP_STEPS)
@@ -111,12 +111,12 @@ class Bench:
         return Figure(statistics.median(rounds[1:]) * 1e3, "ms")
 
     def prefill_once(self, count: int, length: int) -> float:
-        """Seconds until each prompt has its first token."""
+        """Seconds until all prompts have their first token."""
         self._add(self._job(length, 1) for _ in range(count))
         return timed(self.drain)
 
     def closed(self, clients: int) -> Figure:
-        """Never more requests at once than there are clients."""
+        """A closed loop: each client sends its next request when the last one is finished."""
         jobs = closed_jobs(clients, self._vocab_size, self._sizes)
         waiting = iter(jobs)
         started = time.perf_counter()
@@ -128,7 +128,7 @@ class Bench:
         return Figure(sum(job.num_outputs for job in jobs) / seconds, "tokens/s")
 
     def repetitive(self, batch: int) -> Figure:
-        """One token again and again: drafts by look-up are always right."""
+        """One token again and again, so that every n-gram draft token is accepted."""
         outputs = self._sizes.decode_steps
         loop = self._random.choices(range(self._vocab_size), k=_LOOP)
         prompt = (loop * (self._sizes.context // _LOOP + 1))[: self._sizes.context]
@@ -159,7 +159,7 @@ class Bench:
         return Job(self._random.choices(range(self._vocab_size), k=prompt), outputs)
 
     def _add(self, jobs: Iterator[Job] | Sequence[Job], **sampling: Any) -> list[str]:
-        """Queue requests; their names."""
+        """Add requests; returns their ids."""
         from proa_engine import SamplingParams
 
         names = []

@@ -1,16 +1,16 @@
-"""The engine alone, offline, on the workloads that engines are compared by; random weights of a real model's shape.
+"""Benchmark the engine offline, on the workloads that engines are compared by; random weights of real models' shapes.
 
     python tests/benchmarks/engine.py --model Llama-3.1-8B --quantization fp8 --json figures.json
 
-- `start`: seconds from this process's start to a loaded, warmed-up engine. With an empty TRITON_CACHE_DIR, a first one.
-- `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, uniform; output tokens a second, prefill included.
+- `start`: seconds from the process's start to a warmed-up engine; a cold start if TRITON_CACHE_DIR is empty.
+- `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, uniform; output tokens/s, including prefill.
 - `decode-B`: B requests after prompts of 512 tokens; milliseconds a step, over 96 steps.
-- `prefill-NxL`: N prompts of L tokens; milliseconds until each has its first token, median of five.
-- `closed-C`: as C clients would have it that ask anew when they are answered, 128 tokens in and 1,024 out; tokens/s.
-- `repetitive-B`: B requests that repeat one token, which drafts always guess; milliseconds a token of each.
+- `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of five.
+- `closed-C`: a closed loop of C clients, prompts of 128 tokens and outputs of 1,024; output tokens/s.
+- `repetitive-B`: B requests that repeat one token, so that every draft token is accepted; milliseconds a token.
 - `profile-decode-B`, `profile-prefill-NxL`: the same kernel by kernel, see `engine_profile.py`.
 
-Sampled at temperature 0.6, ends of text ignored, prompts random and never repeated, prefix caching on.
+Temperature 0.6, end tokens ignored, prompts random and never repeated, prefix caching on.
 """
 
 import argparse
@@ -37,7 +37,7 @@ TABLE = ("start", "mixed", *(f"decode-{batch}" for batch in BATCHES), *(f"prefil
 
 
 class StartLog(logging.Handler):
-    """What the engine says while it starts: compiling, loading, where memory goes."""
+    """Collects the engine's log lines while it starts: compilation, loading, memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class StartLog(logging.Handler):
 
 
 def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each workload's record as it is known."""
+    """Run the workloads; yields each one's name and record."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(arguments.model, Path(scratch))
         config = json.loads((folder / "config.json").read_text())
@@ -69,7 +69,7 @@ def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Itera
 
 
 def seconds_since_start() -> float:
-    """Of this process, by the clock that the kernel notes its start with."""
+    """Seconds since this process started."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # proc(5), starttime
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
@@ -101,10 +101,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--options", default="{}", help="more arguments of LLM, as JSON")
+    parser.add_argument("--options", default="{}", help="further arguments of LLM, as JSON")
     parser.add_argument("--workloads", nargs="+", default=TABLE, metavar="NAME", help=" ")
-    parser.add_argument("--small", action="store_true", help="lengths that show only that all of it runs")
-    parser.add_argument("--json", type=Path, help="write the records to this file as they come")
+    parser.add_argument("--small", action="store_true", help="short lengths, only to check that everything runs")
+    parser.add_argument("--json", type=Path, help="write the records to this file, after each workload")
     return parser
 
 

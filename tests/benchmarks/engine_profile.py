@@ -1,8 +1,8 @@
-"""Where a step's time goes on the device, kernel by kernel, against its floor: what explains a figure of `engine.py`.
+"""Profile a step kernel by kernel and compare it with its lower bound.
 
-Times are of one step, or of one prefill of the whole workload. The wall time is that of the same work without the
-profiler, which slows the host; gaps are when no kernel runs between the first and the last. Without a GPU the same is
-told of torch's operators, which shows that it works and nothing else.
+Times are of one step, or of one prefill of the whole workload. The wall time is measured without the profiler, which
+slows the host. A gap is a time without a running kernel between the first and the last. Without a GPU, torch's
+operators are profiled instead, only to check that this program runs.
 """
 
 import statistics
@@ -21,7 +21,7 @@ _STEPS = 16
 def measure(
     bench: Bench, workload: str, config: Mapping[str, Any], card: Card, *, context: int, fp8: bool
 ) -> dict[str, Any]:
-    """A `Profile` as a record. `context` is that of a decode; `config` the model's config.json."""
+    """Returns a `Profile` as a dict. `context`: tokens before a decode; `config`: the model's config.json."""
     kind, _, size = workload.partition("-")
     if kind == "decode":
         with bench.decoding(int(size)):
@@ -43,7 +43,7 @@ def record(work: Callable[[], object]) -> list[Span]:
 
     on_gpu = torch.cuda.is_available()
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    # Of a device all is seen whoever launches it, of operators by default this thread's alone.
+    # By default only the calling thread's operators are profiled; the device's kernels always all are.
     threads = None if on_gpu else _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[activity], experimental_config=threads) as profiler:
         work()
@@ -55,7 +55,7 @@ def record(work: Callable[[], object]) -> list[Span]:
 
 
 def card() -> Card:
-    """What this machine's memory and matrix units give at best: a large copy, a large product."""
+    """This machine's bandwidth and matrix rate, measured by a large copy and a large matrix product."""
     import torch
 
     on_gpu = torch.cuda.is_available()

@@ -1,7 +1,7 @@
-"""The least time that a step can take on a card: what it must read, and what it must compute, part by part.
+"""Roofline lower bound of a step's time on a card, part by part.
 
-A part takes the longer of its bytes over the bandwidth and its operations over the rate; the floor is their sum. Only
-what no kernel can avoid is counted: each weight and each cached key and value once. Knows no torch.
+A part takes the longer of its bytes over the bandwidth and its operations over the rate; the floor is their sum. Each
+weight and each cached key and value is counted once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,20 +11,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What was measured of it."""
+    """Measured rates."""
 
-    bytes_per_second: float  # read, or read and written
+    bytes_per_second: float  # read plus written
     flops_per_second: float  # of products of bfloat16 matrices
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All layers together."""
+    """A part of the model, all layers together."""
 
     name: str
     num_bytes: float
     flops: float
-    speedup: float = 1.0  # of the operations over bfloat16's
+    speedup: float = 1.0  # of the operations, relative to bfloat16
 
     def seconds(self, card: Card) -> float:
         return max(self.num_bytes / card.bytes_per_second, self.flops / self.speedup / card.flops_per_second)
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Prompts, or one token each after a context."""
+    """Prefills, or decodes after a context."""
 
     sequences: int
     new_tokens: int  # of each
@@ -44,7 +44,7 @@ class Step:
 
     @classmethod
     def of_workload(cls, workload: str, context: int) -> "Step":
-        """Of `decode-B` after a context, or of `prefill-NxL`."""
+        """Parse `decode-B` (after `context` tokens) or `prefill-NxL`."""
         kind, _, size = workload.partition("-")
         if kind == "decode":
             return cls(int(size), 1, context)
@@ -53,26 +53,26 @@ class Step:
 
 
 def parts(config: Mapping[str, Any], step: Step, *, fp8: bool) -> Iterator[Part]:
-    """Of a model with this config.json. `fp8`: its layers' matrices are in 8 bits; the embedding is not."""
+    """Parts of a model with this config.json. `fp8`: the layers' matrices have 8 bits, the embedding has 16."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     itemsize, speedup = (1, 2.0) if fp8 else (2, 1.0)
 
     def product(name: str, parameters: float, used: float | None = None) -> Part:
-        """`used`: parameters that a row meets, where that is not all of those that are read."""
+        """`used`: parameters that one row is multiplied with, if not all that are read."""
         flops = 2 * step.rows * (parameters if used is None else used)
         return Part(name, layers * parameters * itemsize, layers * flops, speedup)
 
     yield product("attention's products", hidden * head_dim * 2 * (heads + kv_heads))
     if num_experts := config.get("num_experts"):
         chosen, expert = config["num_experts_per_tok"], 3 * hidden * config["moe_intermediate_size"]
-        met = num_experts * (1 - (1 - chosen / num_experts) ** step.rows)  # of random rows
+        met = num_experts * (1 - (1 - chosen / num_experts) ** step.rows)  # expected number, of randomly routed rows
         yield product("experts", met * expert, chosen * expert)
     else:
         yield product("MLP", 3 * hidden * config["intermediate_size"])
     keys = step.sequences * step.context
-    pairs = step.rows * (step.context + (step.new_tokens + 1) / 2)  # of a query and a key that it sees
+    pairs = step.rows * (step.context + (step.new_tokens + 1) / 2)  # of queries and the keys that they attend to
     yield Part("attention", layers * keys * 4 * kv_heads * head_dim, layers * pairs * 4 * heads * head_dim)
     head = hidden * config["vocab_size"]
     yield Part("logits", 2 * head, 2 * step.sequences * head)

@@ -115,7 +115,7 @@ class Reporter:
                 env=_environment(env),
                 seconds=seconds,
                 silence=_SILENCE,
-                say=self._follow,
+                on_line=self._follow,
             )
             file.take(step, path)
         return outcome

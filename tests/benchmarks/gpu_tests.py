@@ -1,8 +1,8 @@
-"""The tests of a GPU, file by file, with a record that is whole at any moment: a run that is cut off has told so far.
+"""Run the GPU tests, with a JSON record that is complete after every test, in case the run is cut off.
 
     python3 tests/benchmarks/gpu_tests.py --workloads tests/gpu/test_*.py --json FILE
 
-with PYTHONPATH as `make test-gpu` has it.
+Set PYTHONPATH as `make test-gpu` does.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 _INI = Path(__file__).parents[1] / "gpu" / "pytest.ini"
-_PROCESSES = 8  # most of the time goes into compiling
+_PROCESSES = 8  # most of the time is spent on compiling
 
 
 class Recorder:
-    """A plugin of pytest. `complete` says that a file's record is all of it."""
+    """A pytest plugin that records results by file. `complete`: all tests of the file have run."""
 
     def __init__(self, files: Sequence[str], path: Path | None) -> None:
         self._path = path
@@ -56,7 +56,7 @@ class Recorder:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status: not 0 where tests could not be run; those that failed are in the record."""
+    """Returns the exit status: 0 even if tests failed, which the record shows; not 0 if they could not run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", metavar="FILE", required=True)
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""The models that speed is measured on: their real shapes, for random weights. Knows nothing of engines."""
+"""Configurations of the models that are benchmarked, with random weights."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_model(name: str, folder: Path) -> Path:
-    """Write the model's config.json to `folder` and return it. Any other name is taken for a model's own folder."""
+    """Write a SHAPES model's config.json to `folder` and return `folder`; any other name is itself a folder."""
     if name not in SHAPES:
         return Path(name)
     (folder / "config.json").write_text(json.dumps(SHAPES[name]))
@@ -84,7 +84,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A byte-level tokenizer in which every token is a word of its own, so that random tokens are text."""
+    """Write a byte-level tokenizer in which every token is one word, so that random tokens decode to text."""
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],

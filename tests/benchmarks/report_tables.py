@@ -1,9 +1,9 @@
-"""The figures of `make gpu-report` as Markdown, beside vLLM's, the goals and the floors of h200.json.
+"""Figures of `make gpu-report` as Markdown tables, beside vLLM's, the goals and the floors of h200.json.
 
     python tests/benchmarks/report_tables.py
 
-writes the tables of docs/performance.md and README.md anew, between their marks, from what docs/measured holds: the
-JSON files of a run. What is not there is said to be not measured yet.
+rewrites the tables of docs/performance.md between their marks, from the JSON files of a run in docs/measured. Missing
+figures are shown as not measured yet.
 """
 
 import json
@@ -13,7 +13,8 @@ from typing import Any
 
 _ROOT = Path(__file__).parents[2]
 MEASURED = _ROOT / "docs" / "measured"
-DOCUMENTS = {_ROOT / "docs" / "performance.md": "tables", _ROOT / "README.md": "picture"}
+DOCUMENT = _ROOT / "docs" / "performance.md"
+_MARKS = ("<!-- tables -->\n", "\n<!-- /tables -->")
 NOT_YET = "not measured yet"
 ROWS = {
     "mixed": "offline mixed, output tok/s",
@@ -22,7 +23,6 @@ ROWS = {
     **{f"prefill-{size}": f"prefill {size}, ms" for size in ("1x8192", "32x1024", "8x8192")},
     "start": "start to ready, nothing cached, s",
 }
-_PICTURE = ("mixed", "decode-1", "decode-64", "decode-256", "prefill-1x1024", "start")
 _HTTP = {"http-1x1": "closed-1", "http-16x1": "closed-16", "http-64x1": "closed-64", "http-256x2": "closed-256"}
 _LATENCIES = {"ttft_ms": "ms to the first token", "inter_token_ms": "ms between tokens"}
 
@@ -41,37 +41,26 @@ def read_results(folder: Path) -> Results:
 
 
 def tables(results: Results, known: Yardstick) -> str:
-    """A table a model, then HTTP."""
+    """A table for each model, then one for HTTP."""
     blocks = [_model_table(_records(results, stage), model) for stage, model in known["models"].items()]
     return "\n\n".join([*_machines(results), *blocks, _http_table(results, known)])
 
 
-def picture(results: Results, known: Yardstick) -> str:
-    """One short table of all models: vLLM's figure, and Proa's where there is one."""
-    models: Mapping[str, Record] = known["models"]
-    rows = [
-        [ROWS[name], *(_pair(_records(results, stage), model, name) for stage, model in models.items())]
-        for name in _PICTURE
-    ]
-    title = "vLLM → **Proa**, where measured" if results else f"vLLM (Proa: {NOT_YET})"
-    return _table([title, *(model["title"] for model in models.values())], rows)
-
-
 def report(results: Results, known: Yardstick) -> str:
-    """All that a run found."""
+    """Everything that a run measured."""
     sections = ["# GPU report", tables(results, known), *_correctness(_records(results, "correctness"))]
     for stage, document in results.items():
         sections += [f"## {stage}", *_details(document)]
     return "\n\n".join(sections) + "\n"
 
 
-def insert(text: str, name: str, block: str) -> str:
-    """`text` with what stands between the marks of this name replaced."""
-    start, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+def insert(text: str, block: str) -> str:
+    """`text` with `block` in place of what stands between the marks. Raises `ValueError` if a mark is missing."""
+    start, end = _MARKS
     before, _, rest = text.partition(start)
     _, mark, after = rest.partition(end)
     if not mark:
-        raise ValueError(f"the marks of {name} are missing")
+        raise ValueError(f"{DOCUMENT.name}: the marks of the tables are missing")
     return before + start + block + end + after
 
 
@@ -84,7 +73,7 @@ def _model_table(records: Record, model: Record) -> str:
 
 
 def _http_table(results: Results, known: Yardstick) -> str:
-    """Proa's offline figure is of the same requests."""
+    """Proa's offline figure is of the same requests as over HTTP."""
     rows = []
     for stage, model in known["models"].items():
         records = _records(results, stage)
@@ -117,7 +106,7 @@ def _correctness(records: Record) -> Iterator[str]:
 
 
 def _details(document: Mapping[str, Any]) -> Iterator[str]:
-    """What a stage found beside the tables: other figures, where memory went, profiles, and what failed."""
+    """Other figures of a stage: workloads without a table, the start's log, profiles and failures."""
     from timeline import table
 
     records: Mapping[str, Record] = document["records"]
@@ -149,13 +138,8 @@ def _ours(records: Record, name: str) -> str:
     return f"**{_number(records[name]['value'])}**" if name in records else NOT_YET
 
 
-def _pair(records: Record, model: Record, name: str) -> str:
-    theirs = _known(model, name, "vllm")
-    return f"{theirs} → {_ours(records, name)}" if name in records else theirs
-
-
 def _known(model: Record, name: str, kind: str) -> str:
-    """As it was published; empty where nothing was."""
+    """A published figure; empty if there is none."""
     value = model.get(name, {}).get(kind)
     return "" if value is None else f"{value:,}"
 
@@ -179,10 +163,8 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def main() -> None:
-    results, known = read_results(MEASURED), yardstick()
-    blocks = {"tables": tables(results, known), "picture": picture(results, known)}
-    for path, name in DOCUMENTS.items():
-        path.write_text(insert(path.read_text(), name, blocks[name]))
+    block = tables(read_results(MEASURED), yardstick())
+    DOCUMENT.write_text(insert(DOCUMENT.read_text(), block))
 
 
 if __name__ == "__main__":

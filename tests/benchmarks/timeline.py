@@ -1,4 +1,4 @@
-"""What a record of launches says of a step: which kernels took its time, and when none ran. Knows no torch."""
+"""Analyse a profile of kernel launches: time by kernel, and gaps in which no kernel runs."""
 
 import statistics
 from collections import defaultdict
@@ -10,7 +10,7 @@ _TOP = 25  # kernels in a table
 
 
 class Span(NamedTuple):
-    """One launch, in microseconds since some moment."""
+    """One launch; times in microseconds, from an arbitrary origin."""
 
     name: str
     start: float
@@ -22,23 +22,23 @@ class Kernel:
     name: str
     calls: float  # a step
     microseconds: float  # a step
-    gap: float  # microseconds that the device idled before one of its launches, on the average
+    gap: float  # mean idle microseconds before a launch
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Microseconds a step."""
 
-    kernels: list[Kernel]  # the costliest first
-    busy: float  # any kernel runs
-    gaps: float  # none does
+    kernels: list[Kernel]  # by time, longest first
+    busy: float  # at least one kernel runs
+    gaps: float  # no kernel runs
     median_gap: float  # between two kernels
     wall: float
     floor: dict[str, float]  # by part of the model
 
 
 def analyse(spans: Iterable[Span], count: int, wall: float, floor: dict[str, float]) -> Profile:
-    """`spans` are of `count` steps. They may overlap; the gap before the first is nobody's."""
+    """`spans` are the launches of `count` steps. They may overlap. Time before the first one is not a gap."""
     calls: dict[str, int] = defaultdict(int)
     times: dict[str, float] = defaultdict(float)
     idle: dict[str, float] = defaultdict(float)
@@ -62,7 +62,7 @@ def analyse(spans: Iterable[Span], count: int, wall: float, floor: dict[str, flo
 
 
 def table(profile: Mapping[str, Any]) -> str:
-    """Markdown, of a profile's record."""
+    """Markdown of a `Profile` as a dict."""
     kernels: Sequence[Mapping[str, Any]] = profile["kernels"]
     total, floor = sum(kernel["microseconds"] for kernel in kernels), sum(profile["floor"].values())
     lines = ["| kernel | launches a step | µs a step | share | idle before one, µs |", "|---|---:|---:|---:|---:|"]

@@ -1,4 +1,4 @@
-"""A program run with two limits, on all of its time and on its silence; nothing that it started outlives it."""
+"""Run a program with a limit on its time and one on the time without output; ends its whole process group."""
 
 import os
 import selectors
@@ -17,8 +17,8 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    problem: str | None  # a sentence; None: all is well
-    tail: list[str]  # the last lines that it printed
+    problem: str | None  # None: exit status 0
+    tail: list[str]  # last lines of its output
 
 
 def run_watched(
@@ -28,9 +28,9 @@ def run_watched(
     env: Mapping[str, str],
     seconds: float,
     silence: float,
-    say: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> Outcome:
-    """Run it in `folder`. `say` gets each line that it prints."""
+    """Run `command` in `folder`. Limits are in seconds. `on_line` gets each line of its output."""
     program = subprocess.Popen(
         command,
         cwd=folder,
@@ -44,7 +44,7 @@ def run_watched(
 
     def take(line: str) -> None:
         tail.append(line)
-        say(line)
+        on_line(line)
 
     try:
         return Outcome(_follow(program, seconds, silence, take), list(tail))
@@ -62,7 +62,7 @@ def _follow(
         while True:
             left = started + seconds - time.monotonic()
             if not selector.select(max(0.0, min(left, silence))):
-                return f"ran past {seconds:.0f} s" if left <= silence else f"said nothing for {silence:.0f} s"
+                return f"ran past {seconds:.0f} s" if left <= silence else f"no output for {silence:.0f} s"
             data = os.read(program.stdout.fileno(), 1 << 16)
             if not data:
                 break
@@ -75,7 +75,7 @@ def _follow(
 
 
 def _end(program: "subprocess.Popen[bytes]") -> None:
-    """Politely, then for certain; the whole group."""
+    """End the process group: SIGTERM, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(program.pid, number)

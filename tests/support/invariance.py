@@ -1,5 +1,7 @@
-"""Batch-invariant kernels give a token the same bits in every batch: shared by the tests in Triton's interpreter and
-those on a GPU. Each check asserts it, and that the bits are near what the reference gives."""
+"""Checks that batch-invariant kernels give a token the same bits in every batch, close to the reference's result.
+
+Shared by the tests in Triton's interpreter and on a GPU.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,7 @@ from proa_engine.kernels.prefill_attention import prefill_attention
 from support.kernel_cases import dense_attention
 
 NUM_ROWS = (1, 2, 3, 17, 64)
-MOST_ROWS = 130  # three tiles
+MAX_ROWS = 130  # three tiles
 SCALE = 0.25
 
 Device = torch.device | str
@@ -21,14 +23,14 @@ def check_products(
     num_outputs: int, num_inputs: int, dtype: torch.dtype, tolerance: float, device: Device = "cpu"
 ) -> None:
     weight = torch.randn(num_outputs, num_inputs) / num_inputs**0.5
-    x, bias = torch.randn(MOST_ROWS, num_inputs), torch.randn(num_outputs)
+    x, bias = torch.randn(MAX_ROWS, num_inputs), torch.randn(num_outputs)
     x, weight, bias = (tensor.to(dtype).to(device) for tensor in (x, weight, bias))
     without = invariant_linear(x[:3], weight)
     torch.testing.assert_close(without, linear_reference(x[:3], weight), atol=tolerance, rtol=tolerance)
     together = invariant_linear(x, weight, bias)
     torch.testing.assert_close(together, linear_reference(x, weight, bias), atol=tolerance, rtol=tolerance)
     for count in NUM_ROWS:
-        for first in (0, MOST_ROWS - count):  # at different places of a tile
+        for first in (0, MAX_ROWS - count):  # at different positions in a tile
             rows = slice(first, first + count)
             assert torch.equal(invariant_linear(x[rows].clone(), weight, bias), together[rows]), (count, first)
 
@@ -45,14 +47,14 @@ def check_attention(
     block_size: int = 16,
     window: int | None,
 ) -> None:
-    """Of a sequence's tokens: in one prompt, in chunks, as decodes, alone and beside others."""
+    """Attention of a sequence's tokens: as one prompt, in chunks and as decodes, alone and in a batch."""
     query = torch.randn(length, num_heads, head_dim).to(dtype).to(device)
     num_blocks = -(-length // block_size)
     table = torch.randperm(num_blocks, dtype=torch.int32).to(device)
     caches = torch.randn(2, num_blocks, num_kv_heads, block_size, head_dim).to(dtype).to(device)
 
     def attend(parts: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """A batch of requests that each compute the tokens first … past of the sequence."""
+        """A batch of requests that each compute the tokens first … past - 1 of the sequence."""
         rows = torch.cat([query[first % length :][: past - first] for first, past in parts])
         starts = torch.tensor([0, *(past - first for first, past in parts)]).cumsum(0).int().to(device)
         lens = torch.tensor([past for _, past in parts], dtype=torch.int32, device=device)
@@ -70,5 +72,5 @@ def check_attention(
     batches = [*([decode] for decode in decodes), chunks, [*decodes, *chunks]]
     for parts in batches:
         assert torch.equal(attend(parts), torch.cat([whole[first:past] for first, past in parts])), parts
-    padding = (-1, 0)  # a recorded decode that is no request's
+    padding = (-1, 0)  # a padding row of a captured decode
     assert (attend([decodes[1], padding])[1] == 0).all()

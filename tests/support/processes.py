@@ -1,4 +1,4 @@
-"""Programs as processes of their own: started, awaited until they serve, and gone at the end whatever happened."""
+"""Context managers that start programs as processes, wait until they are ready and end them."""
 
 import http.client
 import os
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """A port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def http_status(port: int, path: str, host: str = "127.0.0.1") -> int | None:
-    """The status of a GET, or None where nobody answers."""
+    """The status of a GET; None if the connection fails."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
         connection.request("GET", path)
@@ -42,9 +42,9 @@ def process(
     seconds: float = 90.0,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running program that is ready. Ended with SIGTERM, after 10 s with SIGKILL.
+    """A running program that is ready. It is ended with SIGTERM, and after 10 s with SIGKILL.
 
-    Raises AssertionError with what the program printed if it ends first or is not ready in time.
+    Raises AssertionError with the program's output if it ends first or is not ready in time.
     """
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
@@ -68,7 +68,7 @@ def process(
 
 @contextmanager
 def fake_engine_process(*arguments: str, port: int | None = None) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A fake engine in its own process, and its address. Arguments as `python -m support.fake_engine_main --help`."""
+    """A fake engine process and its address. For arguments see `python -m support.fake_engine_main --help`."""
     port = port or free_port()
     command = [sys.executable, "-m", "support.fake_engine_main", "--port", str(port), *arguments]
     with process(command, is_ready=lambda: accepts(port), env={"PYTHONPATH": str(TESTS)}) as child:
@@ -79,7 +79,7 @@ def fake_engine_process(*arguments: str, port: int | None = None) -> Iterator[tu
 def gateway_process(
     engine: str, *arguments: str, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A gateway that is ready, in its own process, and its port."""
+    """A ready gateway process and its port."""
     port = free_port()
     command = [sys.executable, "-m", "proa_gateway", "serve", "--engine", engine, "--host", "127.0.0.1"]
     command += ["--port", str(port), *arguments]
@@ -91,7 +91,7 @@ def gateway_process(
 def engine_process(
     *arguments: str, port: int | None = None, env: Mapping[str, str] | None = None, seconds: float = 180.0
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """An engine that has loaded its model, in its own process, and its address."""
+    """An engine process that has loaded its model, and its address."""
     port = port or free_port()
     command = [sys.executable, "-m", "proa_engine", "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--metrics-port", "0", *arguments]
@@ -100,14 +100,14 @@ def engine_process(
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens."""
+    """Whether a process listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_loaded(port: int) -> bool:
-    """Whether an engine's `startup` health is SERVING."""
+    """Whether the engine's health service `startup` is SERVING."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

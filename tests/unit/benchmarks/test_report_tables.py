@@ -1,18 +1,9 @@
-"""The tables of figures: ours beside the others', what is missing said to be missing, the documents as generated."""
+"""The tables of benchmark figures: Proa's beside the others', missing ones marked, the document as generated."""
 
 from typing import Any
 
 import pytest
-from benchmarks.report_tables import (
-    DOCUMENTS,
-    MEASURED,
-    NOT_YET,
-    insert,
-    picture,
-    read_results,
-    tables,
-    yardstick,
-)
+from benchmarks.report_tables import DOCUMENT, MEASURED, NOT_YET, insert, read_results, tables, yardstick
 
 
 def results(**records: float) -> dict[str, Any]:
@@ -24,7 +15,7 @@ def row(text: str, title: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(f"| {title}"))
 
 
-def test_a_figure_stands_between_the_others_and_what_is_missing_is_said_to_be() -> None:
+def test_figures_stand_beside_the_others_and_missing_ones_are_marked() -> None:
     text = tables(results(decode_1=4.1234), yardstick()).partition("Llama-3.1-8B bf16")[2]
     assert row(text, "decode, ms a step, batch 1 ") == "| decode, ms a step, batch 1 | 4.98 | **4.12** | 4.2 | 3.53 |"
     assert NOT_YET in row(text, "decode, ms a step, batch 8")
@@ -39,21 +30,13 @@ def test_http_is_compared_with_the_same_requests_offline() -> None:
     assert line.endswith("| 9,490 | **9,800** | **10,000** | 98.0% | 1 / 2 | 3 / 4 |")
 
 
-def test_the_picture_shows_only_what_was_measured() -> None:
-    assert NOT_YET in picture({}, yardstick())
-    assert "14.24 → **12.50**" in picture(results(decode_256=12.5), yardstick())
-
-
-def test_a_block_is_replaced_between_its_marks_and_nowhere_else() -> None:
+def test_only_the_text_between_the_marks_is_replaced() -> None:
     text = "before\n<!-- tables -->\nold\n<!-- /tables -->\nafter"
-    assert insert(text, "tables", "new") == "before\n<!-- tables -->\nnew\n<!-- /tables -->\nafter"
-    with pytest.raises(ValueError, match="marks of picture"):
-        insert(text, "picture", "new")
+    assert insert(text, "new") == "before\n<!-- tables -->\nnew\n<!-- /tables -->\nafter"
+    with pytest.raises(ValueError, match="marks of the tables are missing"):
+        insert("before", "new")
 
 
-def test_the_documents_hold_the_tables_of_what_was_measured() -> None:
-    measured, known = read_results(MEASURED), yardstick()
-    blocks = {"tables": tables(measured, known), "picture": picture(measured, known)}
-    for path, name in DOCUMENTS.items():
-        text = path.read_text()
-        assert insert(text, name, blocks[name]) == text, f"run tests/benchmarks/report_tables.py for {path.name}"
+def test_the_document_has_the_tables_of_the_measured_figures() -> None:
+    text = DOCUMENT.read_text()
+    assert insert(text, tables(read_results(MEASURED), yardstick())) == text, "run tests/benchmarks/report_tables.py"

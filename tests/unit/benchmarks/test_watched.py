@@ -13,7 +13,7 @@ def watch(program: str, *, seconds: float = 60.0, silence: float = 60.0) -> tupl
     lines: list[str] = []
     command = [sys.executable, "-c", program]
     outcome = run_watched(
-        command, folder=Path.cwd(), env=os.environ, seconds=seconds, silence=silence, say=lines.append
+        command, folder=Path.cwd(), env=os.environ, seconds=seconds, silence=silence, on_line=lines.append
     )
     return outcome, lines
 
@@ -43,7 +43,7 @@ def test_a_silent_program_is_ended_with_its_children() -> None:
         "time.sleep(600)"
     )
     outcome, lines = watch(program, silence=2.0)
-    assert outcome.problem == "said nothing for 2 s"
+    assert outcome.problem == "no output for 2 s"
     while runs(int(lines[0])):
         time.sleep(0.05)
 
