@@ -1,8 +1,12 @@
-"""EngineConfig: every choice of an engine, made once, passed explicitly. Field names are vLLM's where it has them."""
+"""EngineConfig: the configuration of an engine. Field names are vLLM's where vLLM has the field.
+
+Each field is a flag of `proa-engine serve`, an argument of the offline `LLM`, and is checked here.
+"""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from proa.options import REQUIRED, check_options, option
 from proa_engine.speculative_config import SpeculativeConfig
 
 LoadFormat = Literal["auto", "dummy"]
@@ -15,51 +19,71 @@ Device = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the command line, the offline `LLM` and the tests ask for. `None` means: decide from model and machine.
+    """Raises `ValueError` naming the field that is out of range. `None`: the engine chooses by model and machine."""
 
-    Raises `ValueError` naming the field that cannot be.
-    """
+    model: str = option(REQUIRED, "`builtin`, a directory in Hugging Face layout, or a Hugging Face Hub id")
+    revision: str | None = option(None, "branch, tag or commit of a Hub model")
+    served_model_name: str | None = option(
+        None, "model name in the API (default: the value of --model; proa-builtin for `builtin`)"
+    )
+    tokenizer: str | None = option(None, "directory or Hub id of the tokenizer (default: the model's own)")
+    skip_tokenizer_init: bool = option(False, "load no tokenizer: prompts and outputs are token ids only")
+    load_format: LoadFormat = option("auto", "`dummy`: random weights with the model's shapes")
+    dtype: DType = option("auto", "type of weights and activations (auto: float32 on a CPU, else the model's own)")
+    quantization: Quantization | None = option(
+        None, "quantization method; `fp8` also quantizes an unquantized checkpoint (default: the checkpoint's own)"
+    )
+    kv_cache_dtype: KvCacheDtype = option(
+        "auto", "type of the KV cache (auto: that of activations; fp8: e4m3, half the memory of bfloat16)"
+    )
+    seed: int = option(0, "seed of dummy weights, and offline of requests without a seed of their own")
 
-    model: str
-    revision: str | None = None
-    served_model_name: str | None = None
-    tokenizer: str | None = None
-    skip_tokenizer_init: bool = False
-    load_format: LoadFormat = "auto"
-    dtype: DType = "auto"  # auto: float32 on a CPU, else the model's own
-    quantization: Quantization | None = None  # None: as the checkpoint is
-    kv_cache_dtype: KvCacheDtype = "auto"  # auto: that of the model; fp8 is fp8_e4m3
-    seed: int = 0  # of dummy weights, and offline of requests that have none of their own
+    max_model_len: int | None = option(
+        None,
+        "maximum tokens of prompt and output together (default: the model's context length)",
+        minimum=2,  # a prompt token and an output token
+    )
+    max_num_seqs: int = option(256, "maximum requests running at once", minimum=1)
+    max_num_batched_tokens: int = option(8192, "maximum tokens computed in one step", minimum=1)
+    max_waiting_requests: int = option(4096, "maximum waiting requests; more are rejected", minimum=1)
+    block_size: int = option(16, "tokens in a KV cache block", minimum=1)
+    num_gpu_blocks_override: int | None = option(
+        None, "number of KV cache blocks (default: as many as fit into memory)", minimum=1
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "size of the KV cache in bytes (default: as large as fits into memory)", minimum=1
+    )
+    gpu_memory_utilization: float = option(0.9, "fraction of the device's memory to use, above 0 and at most 1")
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
+    async_scheduling: bool = option(True, "schedule the next step while the current one runs")
+    enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
+    batch_invariant: bool = option(
+        False,
+        "make a request's tokens independent of the other requests in its batch, to the bit (always so on a CPU). "
+        "Slower; not for quantized weights, mixture of experts, or tensor parallelism on GPUs",
+    )
+    scheduling_policy: SchedulingPolicy = option("fcfs", "order of waiting requests: by arrival, or by priority first")
+    max_logprobs: int = option(20, "maximum log probabilities that a request may ask for per position", minimum=0)
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        'speculative decoding, as JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, '
+        '"prompt_lookup_min": 1} (default: none)',
+        metavar="JSON",
+        parse=SpeculativeConfig.from_json,
+    )
 
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_waiting_requests: int = 4096
-    block_size: int = 16
-    num_gpu_blocks_override: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
-    enable_prefix_caching: bool = True
-    async_scheduling: bool = True
-    enforce_eager: bool = False  # on a GPU: no CUDA graphs
-    batch_invariant: bool = False  # a request's logits do not depend on its batch and chunks; on a CPU always so
-    scheduling_policy: SchedulingPolicy = "fcfs"
-    max_logprobs: int = 20
-    speculative_config: SpeculativeConfig | None = None  # None: no drafts
-
-    device: Device = "auto"
-    tensor_parallel_size: int = 1
-    worker_sockets: tuple[str, ...] = ()  # one Unix socket for each rank from 1 that runs as a sidecar; empty: spawn
+    device: Device = option("auto", "device to compute on (auto: a GPU if there is one)")
+    tensor_parallel_size: int = option(1, "number of tensor-parallel ranks", minimum=1)
+    worker_sockets: tuple[str, ...] = option(
+        (),
+        "Unix socket of a worker that runs in a process of its own, such as a sidecar; repeat for each rank from 1 "
+        "(default: the engine spawns its workers)",
+        flag="--worker-socket",
+        metavar="PATH",
+    )
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        for name, choice in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in get_args(choice):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(choice))}, got {value}")
+        check_options(self)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
         if self.worker_sockets and len(self.worker_sockets) != self.tensor_parallel_size - 1:
@@ -75,26 +99,5 @@ class EngineConfig:
 
     @property
     def num_speculative_tokens(self) -> int:
-        """Most draft tokens that a request's decode carries."""
+        """Maximum draft tokens of a request in a step; zero without speculative decoding."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
-
-
-_LEAST = {
-    "max_model_len": 2,  # a prompt and an output
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "max_waiting_requests": 1,
-    "block_size": 1,
-    "num_gpu_blocks_override": 1,
-    "kv_cache_memory_bytes": 1,
-    "max_logprobs": 0,
-    "tensor_parallel_size": 1,
-}
-_CHOICES = {
-    "load_format": LoadFormat,
-    "dtype": DType,
-    "quantization": Quantization,
-    "kv_cache_dtype": KvCacheDtype,
-    "scheduling_policy": SchedulingPolicy,
-    "device": Device,
-}

@@ -1,4 +1,4 @@
-"""LLM: offline batches in one process, with vLLM's names, so that its users change one import."""
+"""LLM: offline inference on batches in one process, with vLLM's interface."""
 
 import itertools
 import sys
@@ -9,15 +9,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from proa.contract import SamplingParams
-from proa_engine.config import (
-    Device,
-    DType,
-    EngineConfig,
-    KvCacheDtype,
-    LoadFormat,
-    Quantization,
-    SchedulingPolicy,
-)
+from proa_engine.config import EngineConfig
 from proa_engine.llm_engine import LLMEngine, Prompt, are_token_ids
 from proa_engine.outputs import RequestOutput
 from proa_engine.speculative_config import SpeculativeConfig
@@ -26,74 +18,23 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model, loaded. Arguments are those of `EngineConfig`, `speculative_config` as a mapping.
+    """A loaded model.
 
-    llm = LLM("builtin")
+    llm = LLM("builtin", max_num_seqs=64)
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=8))
     outputs[0].outputs[0].text
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        tokenizer: str | None = None,
-        revision: str | None = None,
-        dtype: DType = "auto",
-        quantization: Quantization | None = None,
-        kv_cache_dtype: KvCacheDtype = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 8192,
-        block_size: int = 16,
-        num_gpu_blocks_override: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        enable_prefix_caching: bool = True,
-        async_scheduling: bool = True,
-        enforce_eager: bool = False,
-        batch_invariant: bool = False,
-        scheduling_policy: SchedulingPolicy = "fcfs",
-        max_logprobs: int = 20,
-        speculative_config: Mapping[str, Any] | None = None,
-        device: Device = "auto",
-        tensor_parallel_size: int = 1,
-        load_format: LoadFormat = "auto",
-        skip_tokenizer_init: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """Raises `ValueError` with a sentence where the model cannot be loaded."""
-        config = EngineConfig(
-            model=model,
-            tokenizer=tokenizer,
-            revision=revision,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_waiting_requests=sys.maxsize,  # a batch is as long as its caller made it
-            block_size=block_size,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enable_prefix_caching=enable_prefix_caching,
-            async_scheduling=async_scheduling,
-            enforce_eager=enforce_eager,
-            batch_invariant=batch_invariant,
-            scheduling_policy=scheduling_policy,
-            max_logprobs=max_logprobs,
-            speculative_config=None
-            if speculative_config is None
-            else SpeculativeConfig.from_mapping(speculative_config),
-            device=device,
-            tensor_parallel_size=tensor_parallel_size,
-            load_format=load_format,
-            skip_tokenizer_init=skip_tokenizer_init,
-            seed=seed,
-        )
-        self.llm_engine = LLMEngine(config)
+    def __init__(self, model: str, *, speculative_config: Mapping[str, Any] | None = None, **config: Any) -> None:
+        """Load `model`. `config` are the other fields of `EngineConfig`, `speculative_config` those of
+        `SpeculativeConfig`.
+
+        Raises `TypeError` for an argument that is not a field, and `ValueError` for one out of range or for a model
+        that cannot be loaded.
+        """
+        speculative = None if speculative_config is None else SpeculativeConfig.from_mapping(speculative_config)
+        arguments = {"max_waiting_requests": sys.maxsize} | config  # a batch may be of any size
+        self.llm_engine = LLMEngine(EngineConfig(model=model, speculative_config=speculative, **arguments))
         self._ids = itertools.count()
 
     def generate(
@@ -103,11 +44,11 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Generate for all prompts, batched; outputs in the order of the prompts.
+        """Generate for all prompts in one batch, and return the outputs in the order of the prompts.
 
         A prompt is text, token ids, or a mapping with one of them as `prompt` or `prompt_token_ids`. `sampling_params`:
-        one for all, or one each; none: the defaults. Requests without a seed get theirs from the engine's, by their
-        order. Raises `ValueError` before anything runs if the model cannot serve one of them.
+        one for all prompts, one for each, or None for the defaults. Requests without a seed draw one each from the
+        engine's seed. Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
         """
         batch = _batch(prompts)
         each = _one_each(sampling_params, len(batch))
@@ -133,7 +74,10 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Generate the assistant's answer to one conversation or several, through the model's chat template."""
+        """Generate the next assistant message of one conversation or several, with the model's chat template.
+
+        Raises `ValueError` as `generate` does, and if the model has no tokenizer or no chat template.
+        """
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise ValueError("chat needs a tokenizer")

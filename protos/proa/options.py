@@ -19,7 +19,6 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -182,7 +181,7 @@ def _choices(declared: Option, hint: Any) -> Sequence[str] | None:
 
 
 def _without_none(hint: Any) -> Any:
-    if get_origin(hint) is not UnionType:
+    if type(None) not in get_args(hint):  # X | None is a Union, not a UnionType, if X is a Literal
         return hint
     (inner,) = (part for part in get_args(hint) if part is not type(None))
     return inner

@@ -1,21 +1,44 @@
-"""ServeOptions: what `proa-engine serve` is asked for, beside the engine's own configuration."""
+"""ServeOptions: the configuration of the serving process. Each field is a flag of `proa-engine serve`."""
 
 from dataclasses import dataclass
 
+from proa.options import REQUIRED, check_options, option
 from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
+
+MAX_PORT = 65535
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{text} is not a number of seconds above zero")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Times in seconds; `metrics_port` 0: no metrics; `health_port` 0: health only beside the rest. `tls` None:
-    plaintext."""
+    """Raises `ValueError` for a value out of range. `tls` None: plaintext."""
 
-    config: EngineConfig
-    host: str = "0.0.0.0"
-    port: int = 50051
-    metrics_port: int = 9400
-    health_port: int = 0
-    tls: TlsFiles | None = None
-    drain_timeout: float = 60.0
-    step_timeout: float = 5.0
+    host: str = option("0.0.0.0", "address to listen on")
+    port: int = option(50051, "gRPC port; 0: any free port", minimum=0, maximum=MAX_PORT)
+    metrics_port: int = option(9400, "port of the Prometheus metrics; 0: no metrics", minimum=0, maximum=MAX_PORT)
+    drain_timeout: float = option(60.0, "seconds from SIGTERM until requests that still run are failed", parse=_seconds)
+    step_timeout: float = option(
+        5.0,
+        "seconds, beyond ten times the longest warm-up step, after which a step is late and the engine not ready",
+        parse=_seconds,
+    )
+    health_port: int = option(
+        0,
+        "port that serves only health, in plaintext, for probes of an engine with TLS; 0: none",
+        minimum=0,
+        maximum=MAX_PORT,
+    )
+    tls: TlsFiles | None = option(None, "TLS")
+    config: EngineConfig = option(REQUIRED, "engine")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.tls is not None and self.tls.certificate is None:
+            raise ValueError("--tls-ca needs --tls-cert and --tls-key")

@@ -34,6 +34,7 @@ class Files:
 class Config:
     name: str = option(REQUIRED, "name of the thing")
     level: Literal["low", "high"] = option("low", "level, 100% by default")
+    mode: Literal["fast", "slow"] | None = option(None, "mode (default: by size)")
     size: int | None = option(None, "size (default: chosen by the machine)", minimum=2, maximum=8)
     cache: bool = option(True, "use the cache")
     even: int = option(0, "even number", parse=parse_even)
@@ -58,11 +59,12 @@ def test_without_flags_the_fields_have_their_defaults() -> None:
 
 
 def test_flags_are_converted_to_the_fields_types() -> None:
-    flags = "--level high --size 4 --no-cache --even 6 --socket 1 --socket 2 --timeout 2 --key a"
+    flags = "--level high --mode slow --size 4 --no-cache --even 6 --socket 1 --socket 2 --timeout 2 --key a"
     assert parse(*flags.split()) == Config(
         name="n",
         one="x",
         level="high",
+        mode="slow",
         size=4,
         cache=False,
         even=6,
@@ -79,6 +81,7 @@ def test_flags_are_converted_to_the_fields_types() -> None:
         ("--name n", "--one --other is required"),
         ("--name n --one x --other y", "not allowed with"),
         ("--name n --one x --level lower", "invalid choice"),
+        ("--name n --one x --mode slower", "invalid choice"),
         ("--name n --one x --even 3", "argument --even: 3 is odd"),
         ("--name n --one x --size many", "invalid int value"),
         ("--name n --one x --retries 4", "unrecognized arguments"),

@@ -1,4 +1,4 @@
-"""An engine's configuration refuses what cannot be, by name."""
+"""EngineConfig rejects values out of range, naming the field."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ from proa_engine.config import EngineConfig
         ("worker_sockets", ("/run/1.sock",), "worker_sockets must name one for each rank from 1, 0 for .* got 1"),
     ],
 )
-def test_impossible_value_is_refused(field: str, value: Any, message: str) -> None:
+def test_value_out_of_range_is_rejected(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineConfig(model="m", **{field: value})
 
 
-def test_unset_values_are_left_to_model_and_machine() -> None:
+def test_sizes_are_unset_by_default() -> None:
     config = EngineConfig(model="m")
     assert (config.max_model_len, config.kv_cache_memory_bytes, config.num_gpu_blocks_override) == (None, None, None)
