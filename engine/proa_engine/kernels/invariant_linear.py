@@ -29,7 +29,7 @@ class InvariantLinear:
 
 
 def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [rows, inputs], weight [outputs, inputs] -> [rows, outputs] in x's type. Reference: `linear_reference`."""
+    """x [rows, inputs], weight [outputs, inputs] -> [rows, outputs] in x's type. Reference: `F.linear`."""
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
     assert x.is_contiguous()

@@ -1,61 +1,92 @@
-"""Matrix products by a weight on a CPU: y = x @ weight.T + bias, each row's bits independent of the others.
+"""CPU matrix products y = x @ weight.T + bias in which a row's bits do not depend on the number of rows.
 
-By oneDNN with a weight packed once: measured on AVX2 (Zen 3, one to sixteen threads, 1 to 4096 rows), its rows never
-depend on their number, and one row costs 0.4 of what it costs `F.linear` on two threads. Where oneDNN cannot take the
-type, `F.linear` with rows padded to a multiple of 8: its rows agree only from there on.
+float32 weights are packed once and multiplied by oneDNN; other types, and builds without oneDNN, use `F.linear`.
+These libraries choose the order of the sum over the inputs by shape, instruction set and number of threads. With
+oneDNN 3.12, a single row of more than 1024 inputs (AVX-512) or of more than some hundred (SSE4.1) is summed in another
+order than a row of a batch; two rows and more agree with each other. So `find_row_policy` tries, for each shape of
+weight and on this processor, a list of `RowPolicy`s, fastest first, and takes the first one that holds.
 
-A oneDNN call has 20 us of its own, which is most of a small weight's time. FBGEMM's weighted sum of rows is the same
-product for one row, in a quarter to a half of the time; both add in the order of the inputs, each with one fused
-multiply-add, as long as oneDNN does not cut the sum (measured: 1024 inputs). Whether their bits agree here is tried
-when a weight is loaded.
+A call of oneDNN costs about 20 us before it multiplies anything, more than the product of one row and a small weight.
+For one row, FBGEMM's weighted sum of the weight's columns (`OneRow`) is used where it gives the same bits: both add in
+the order of the inputs with fused multiply-add, as long as oneDNN does not cut the sum (at 512 inputs with AVX-512).
 """
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-ROW_MULTIPLE = 8
-MAX_SUM_INPUTS = 1024
-MAX_SUM_NUMBERS = 1 << 20  # of a weight that is held a second time, transposed
-NUM_TRIED_ROWS = 4
+ONE_ROW_MAX_INPUTS = 1024
+ONE_ROW_MAX_NUMEL = 1 << 20  # the columns are a second copy of the weight
+PROBED_ROWS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 300)
+PROBED_SINGLE_ROWS = 16
+MAX_PROBED_OUTPUTS = 4096
+MAX_PROBED_PRODUCTS = 1 << 30  # multiplications in one probed call, but never fewer than MIN_PROBED_ROWS rows
+MIN_PROBED_ROWS = 33
+
+_log = logging.getLogger(__name__)
+
+Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in_features] -> [rows, out_features]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPolicy:
+    """How many rows each call of a product gets. Missing rows are filled with zeros."""
+
+    min_rows: int = 1
+    tile_rows: int | None = None  # set: every call gets exactly this many rows
+
+    def multiply(self, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in_features] -> [rows, out_features]"""
+        rows = x.shape[0]
+        if self.tile_rows is None:
+            return product(x) if rows >= self.min_rows else product(_fill(x, self.min_rows))[:rows]
+        padded = _fill(x, rows + -rows % self.tile_rows)
+        return torch.cat([product(tile) for tile in padded.split(self.tile_rows)])[:rows]
+
+
+# Fastest first. The last one holds wherever a call's rows do not depend on their position and on the thread count.
+ROW_POLICIES = (RowPolicy(), RowPolicy(min_rows=2), RowPolicy(min_rows=8), RowPolicy(tile_rows=16))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `find_row_policy` found for a shape of weight."""
+
+    policy: RowPolicy
+    holds: bool = True  # False: no policy makes rows independent of their number
+    one_row: bool = False  # `OneRow` gives the policy's bits
 
 
 class Linear:
-    """A weight [out_features, in_features] and an optional bias, in the form that the device multiplies fastest."""
+    """A weight [out_features, in_features] with an optional bias [out_features], packed for fast products on a CPU.
+
+    The bits of an output row depend only on the input row and the weight: not on the number and values of other rows
+    nor on whether torch runs 1 thread or as many as when the weight was loaded. Where this cannot be had on a
+    processor, a warning is logged once when the first such weight is loaded.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.shape = weight.shape
-        self.bias = bias
-        self.packed = can_pack(weight)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
-        self.one_row = self._one_row(weight) if self.packed and bias is None else None
+        self.product = make_product(weight, bias)
+        self.policy, self.one_row = RowPolicy(), None
+        if weight.is_cpu:
+            verdict = find_row_policy(*weight.shape, bias is not None, weight.dtype, torch.get_num_threads())
+            self.policy = verdict.policy
+            self.one_row = OneRow(weight) if verdict.one_row else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in_features] -> [rows, out_features]"""
         if self.one_row is not None and x.shape[0] == 1:
             return self.one_row(x)
-        if self.packed:
-            # The overload by its name, for looking it up costs as much as a small addition.
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
-            return y
-        return linear_reference(x, self.weight, self.bias)
-
-    def _one_row(self, weight: torch.Tensor) -> "OneRow | None":
-        """The quicker way for one row, if it is one and gives the bits of the other."""
-        if weight.shape[1] > MAX_SUM_INPUTS or weight.numel() > MAX_SUM_NUMBERS:
-            return None
-        one_row = OneRow(weight)
-        tried = torch.randn(NUM_TRIED_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
-        expected = torch.ops.mkldnn._linear_pointwise.default(tried, self.weight, None, "none", [], "")
-        return one_row if torch.equal(torch.cat([one_row(row) for row in tried.split(1)]), expected) else None
-
-    @property
-    def num_bytes(self) -> int:
-        bias_bytes = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
-        return self.shape.numel() * self.weight.element_size() + bias_bytes
+        return self.policy.multiply(self.product, x)
 
 
 class OneRow:
-    """x @ weight.T for one row x, as the sum of the weight's columns, each times its input."""
+    """One row times a weight [out_features, in_features], as a weighted sum of the weight's columns."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.columns = weight.t().contiguous()
@@ -70,19 +101,89 @@ class OneRow:
 def weighted_sums(
     rows: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """[N, D] -> [len(starts), D]: sums of the rows at `indices`, each times its weight; one from each start on.
+    """Sum weights[i] * rows[indices[i]] over each segment of i, [num_segments, D].
 
-    What `embedding_bag` calls where there is no gradient, without its own third of the time.
+    rows [N, D], indices and weights [M], starts [num_segments]: where each segment begins. Calls what
+    `F.embedding_bag` calls without gradients, in two thirds of its time.
     """
     sums, *_ = torch._embedding_bag_forward_only(rows, indices, starts, per_sample_weights=weights)
     return sums
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
-def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    rows = x.shape[0]
-    padding = -rows % ROW_MULTIPLE
-    return F.linear(F.pad(x, (0, 0, 0, padding)), weight, bias)[:rows] if padding else F.linear(x, weight, bias)
+def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    """The fastest product by `weight` [out_features, in_features] that the build of torch has, its bits unchecked."""
+    if not can_pack(weight):
+        return functools.partial(F.linear, weight=weight, bias=bias)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    # Naming the overload saves its lookup, which costs as much as a small addition.
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = multiply(x, packed, bias, "none", [], "")
+        return y
+
+    return product
+
+
+@functools.cache
+def find_row_policy(
+    out_features: int, in_features: int, has_bias: bool, dtype: torch.dtype, num_threads: int
+) -> Verdict:
+    """Try the row policies on random numbers and return the first one that holds with 1 and with `num_threads` threads.
+
+    A weight of more than `MAX_PROBED_OUTPUTS` outputs is judged by one of that many: a library that has more outputs to
+    share among its threads has less reason to cut the sum over the inputs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    out_features = min(out_features, MAX_PROBED_OUTPUTS)
+    weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
+    max_rows = max(MAX_PROBED_PRODUCTS // weight.numel(), MIN_PROBED_ROWS)
+    counts = [count for count in PROBED_ROWS if count <= max_rows]
+    x = torch.randn(counts[-1], in_features, generator=generator).to(dtype)
+    product = make_product(weight, torch.randn(out_features, generator=generator).to(dtype) if has_bias else None)
+    threads = sorted({1, num_threads})
+    try:
+        for policy in ROW_POLICIES:
+            multiply = functools.partial(policy.multiply, product)
+            whole = multiply(x)
+            if all(_rows_agree(multiply, x, whole, counts, count) for count in threads):
+                return Verdict(policy, one_row=not has_bias and _one_row_agrees(weight, x, whole, threads))
+    finally:
+        torch.set_num_threads(num_threads)
+    _warn_once()
+    return Verdict(RowPolicy(), holds=False)
+
+
+def _rows_agree(multiply: Product, x: torch.Tensor, whole: torch.Tensor, counts: list[int], num_threads: int) -> bool:
+    """Whether products of the last `counts` rows of x [rows, in_features] have the bits of `whole`."""
+    torch.set_num_threads(num_threads)
+    return all(torch.equal(multiply(x[-count:]), whole[-count:]) for count in counts)
+
+
+def _one_row_agrees(weight: torch.Tensor, x: torch.Tensor, whole: torch.Tensor, threads: list[int]) -> bool:
+    """Whether `OneRow` serves products by `weight` [out_features, in_features] and has the bits of `whole`."""
+    if not can_pack(weight) or weight.shape[1] > ONE_ROW_MAX_INPUTS or weight.numel() > ONE_ROW_MAX_NUMEL:
+        return False
+    one_row = OneRow(weight)
+
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([one_row(row) for row in rows.split(1)])
+
+    return all(_rows_agree(multiply, x, whole, [PROBED_SINGLE_ROWS], count) for count in threads)
+
+
+@functools.cache
+def _warn_once() -> None:
+    _log.warning(
+        "results depend on the batch on this processor: its matrix products give a row other bits alone than beside "
+        "others, so a request may get other tokens alone, batched or resumed where two tokens are equally likely"
+    )
+
+
+def _fill(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """x [rows, in_features] -> [num_rows, in_features]"""
+    return torch.cat((x, x.new_zeros(num_rows - x.shape[0], x.shape[1])))

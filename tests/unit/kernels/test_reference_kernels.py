@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from proa_engine.kernels.cache_rows import cache_rows, write_to_cache
-from proa_engine.kernels.linear import Linear, linear_reference
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate
 from proa_engine.kernels.silu_and_mul import silu_and_mul
@@ -90,16 +89,3 @@ def test_rotary_turns_pairs_by_their_angles() -> None:
 def test_silu_and_mul() -> None:
     x = torch.randn(3, 14) * 50  # far enough for exp to overflow
     torch.testing.assert_close(silu_and_mul(x), torch.nn.functional.silu(x[:, :7]) * x[:, 7:])
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("k", "n"), [(16, 16), (33, 65), (192, 320), (700, 256)])
-def test_rows_of_a_product_do_not_depend_on_their_number(k: int, n: int, bias: bool) -> None:
-    weight, x = torch.randn(n, k), torch.randn(300, k)
-    offset = torch.randn(n) if bias else None
-    linear = Linear(weight, offset)
-    for multiply in (linear, lambda rows: linear_reference(rows, weight, offset)):
-        whole = multiply(x)
-        torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, offset), atol=1e-3, rtol=0)
-        for rows in (*range(1, 20), 64, 100, 257):
-            assert torch.equal(multiply(x[3 : 3 + rows]), whole[3 : 3 + rows]), f"{rows} rows"

@@ -1,0 +1,162 @@
+"""`Linear`: the bits of a row of a CPU's product do not depend on the number of rows and threads."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from proa_engine.kernels import linear
+from proa_engine.kernels.linear import ROW_POLICIES, Linear, OneRow, Product, RowPolicy, find_row_policy
+
+# ONEDNN_MAX_CPU_ISA is an upper bound, so every processor runs with each of these values;
+# ATEN_CPU_CAPABILITY is taken as it is.
+INSTRUCTION_SETS = {"SSE41": "default", "AVX2": "avx2", "AVX512_CORE": "avx512", "DEFAULT": "avx512"}
+ATEN_LEVELS = ("default", "avx2", "avx512")  # a processor that has one also has those before it
+
+
+@pytest.fixture(autouse=True)
+def forget_verdicts() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    find_row_policy.cache_clear()
+    yield
+    find_row_policy.cache_clear()
+    torch.set_num_threads(threads)
+
+
+def aten_level(wanted: str) -> str:
+    """`wanted`, or the highest level that this processor has if `wanted` is higher."""
+    ours = torch.backends.cpu.get_cpu_capability().lower()
+    highest = ATEN_LEVELS.index(ours) if ours in ATEN_LEVELS else 0
+    return ATEN_LEVELS[min(ATEN_LEVELS.index(wanted), highest)]
+
+
+@pytest.mark.parametrize(("onednn_isa", "aten"), list(INSTRUCTION_SETS.items()), ids=list(INSTRUCTION_SETS))
+def test_rows_do_not_depend_on_their_number_with_any_instruction_set(onednn_isa: str, aten: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "ONEDNN_MAX_CPU_ISA": onednn_isa,
+        "ATEN_CPU_CAPABILITY": aten_level(aten),
+        "OMP_WAIT_POLICY": "passive",  # two threads that spin on a busy machine take ten times as long
+    }
+    command = [sys.executable, "-m", "support.linear_contract", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"broken": [], "unsupported": []}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("k", "n", "bias"), [(1, 1, False), (16, 16, True), (33, 65, False), (700, 256, True)])
+def test_rows_do_not_depend_on_their_number_without_onednn(
+    k: int, n: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda weight: False)
+    weight, x, offset = torch.randn(n, k).to(dtype), torch.randn(300, k).to(dtype), torch.randn(n).to(dtype)
+    ours = Linear(weight, offset if bias else None)
+    whole = ours(x)
+    torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, offset if bias else None))
+    for rows in (*range(1, 20), 64, 100, 257):
+        assert torch.equal(ours(x[3 : 3 + rows]), whole[3 : 3 + rows]), f"{rows} rows"
+
+
+def test_no_rows_give_no_rows() -> None:
+    weight = torch.randn(5, 7)
+    for policy in ROW_POLICIES:
+        assert policy.multiply(linear.make_product(weight, None), torch.randn(0, 7)).shape == (0, 5)
+
+
+Inexact = Callable[[torch.Tensor], float]  # the error of a product of these rows
+
+
+def use_products_with(error: Inexact, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        return lambda x: (x[:, :1] * weight[:, 0]) * (1 + error(x))
+
+    monkeypatch.setattr(linear, "make_product", make_product)
+
+
+@pytest.mark.parametrize(
+    ("error", "policy"),
+    [
+        (lambda x: 0.0, RowPolicy()),
+        (lambda x: 0.1 * (x.shape[0] == 1), RowPolicy(min_rows=2)),
+        (lambda x: 0.1 * (x.shape[0] < 8), RowPolicy(min_rows=8)),
+        (lambda x: 0.1 * x.shape[0], RowPolicy(tile_rows=16)),
+    ],
+    ids=["rows never matter", "one row differs", "fewer than 8 rows differ", "every count differs"],
+)
+def test_the_first_policy_that_holds_is_used(
+    error: Inexact, policy: RowPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_products_with(error, monkeypatch)
+    product = Linear(torch.randn(3, 2))
+    x = torch.randn(70, 2)
+    whole = product(x)
+    assert product.policy == policy
+    for rows in (1, 2, 5, 16, 17, 40):
+        assert torch.equal(product(x[7 : 7 + rows]), whole[7 : 7 + rows])
+
+
+def test_a_policy_must_hold_with_one_thread_and_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_products_with(lambda x: 0.1 * (x.shape[0] == 1 and torch.get_num_threads() > 1), monkeypatch)
+    assert find_row_policy(3, 2, False, torch.float32, 1).policy == RowPolicy()
+    assert find_row_policy(3, 2, False, torch.float32, 2).policy == RowPolicy(min_rows=2)
+
+
+def test_one_warning_is_logged_where_no_policy_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = iter(range(1000))
+    use_products_with(lambda x: 0.1 * next(calls), monkeypatch)
+    linear._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for size in (3, 4):
+            assert Linear(torch.randn(size, 2)).policy == RowPolicy()
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "results depend on the batch on this processor"
+    ]
+
+
+def packed_product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return linear.make_product(weight, None)(x)
+
+
+def test_one_row_of_a_small_weight_is_a_weighted_sum_of_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Counted(OneRow):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(x.shape[0])
+            return super().__call__(x)
+
+    monkeypatch.setattr(linear, "OneRow", Counted)
+    small, x = Linear(torch.randn(48, 64)), torch.randn(3, 64)
+    calls.clear()  # those of the probe
+    assert torch.equal(small(x)[1:2], small(x[1:2]))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "bias"),
+    [(linear.ONE_ROW_MAX_INPUTS + 1, 8, False), (1024, linear.ONE_ROW_MAX_NUMEL // 1024 + 1, False), (64, 48, True)],
+    ids=["many inputs", "a large weight", "a bias"],
+)
+def test_one_row_of_another_weight_is_a_product_like_any(k: int, n: int, bias: bool) -> None:
+    assert Linear(torch.randn(n, k), torch.randn(n) if bias else None).one_row is None
+
+
+def test_a_weighted_sum_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inexact(OneRow):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * (1 + 2**-20)
+
+    monkeypatch.setattr(linear, "OneRow", Inexact)
+    weight, x = torch.randn(48, 64), torch.randn(3, 64)
+    ours = Linear(weight)
+    assert ours.one_row is None
+    assert torch.equal(ours(x[:1]), packed_product(weight, x)[:1])
