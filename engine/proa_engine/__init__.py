@@ -1,4 +1,4 @@
-"""Proa's engine. `LLM` generates in this process; `proa-engine serve` does it behind gRPC.
+"""Proa's engine. `LLM` generates in this process, `proa-engine serve` over gRPC.
 
     from proa_engine import LLM, SamplingParams
 
@@ -6,7 +6,7 @@
     for output in llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=16)):
         print(output.outputs[0].text)
 
-Names are imported when they are first used, so that the core can be imported without anything else.
+Each name below is imported when it is first used, so that importing `proa_engine.core` imports nothing else.
 """
 
 from importlib import import_module

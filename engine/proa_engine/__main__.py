@@ -1,4 +1,4 @@
-"""`python -m proa_engine` is `proa-engine`."""
+"""Run `proa-engine` as `python -m proa_engine`."""
 
 import sys
 

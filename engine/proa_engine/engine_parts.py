@@ -1,6 +1,6 @@
-"""From a config to an engine that can step: the executor, the core over it, and the limits of the model.
+"""Build an engine from its configuration: load the model into an executor, and make the core that steps it.
 
-Both front doors start here. Loading brings torch with it, so that is imported only when something is loaded.
+The server and the offline `LLMEngine` both start here. Torch is imported only when a model is loaded.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from proa_engine.core.factory import make_core
 from proa_engine.core.validation import ModelLimits
 
 
-class ModelFacts(Protocol):
+class LoadedModelConfig(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
 
 class LoadedExecutor(Executor, Protocol):
-    """An executor with its model in memory, and what is known only then."""
+    """An executor with its model in memory, and the properties of the two."""
 
     @property
-    def model_config(self) -> ModelFacts: ...
+    def model_config(self) -> LoadedModelConfig: ...
 
     @property
     def max_model_len(self) -> int: ...
@@ -38,22 +38,22 @@ class LoadedExecutor(Executor, Protocol):
 
     @property
     def longest_warm_up_step(self) -> float:
-        """Seconds, of a step of the full token budget."""
+        """Duration in seconds of the longest warm-up step, which has the full token budget."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why no step can be run any more; None while all is well."""
+        """Why the executor cannot run steps any more; None while it can."""
         ...
 
     def fail(self, reason: str) -> None:
-        """Give up, from any thread: all that wait for a step raise ExecutorFailed."""
+        """Stop running steps: everything that waits for one raises ExecutorFailed. Callable from any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An engine in this process. `tokenizer_folder` holds the tokenizer's files; None: token ids alone."""
+    """An engine in this process. `tokenizer_folder` holds the tokenizer's files; None: no tokenizer."""
 
     config: EngineConfig
     executor: LoadedExecutor
@@ -69,9 +69,10 @@ def untraced(executor: Executor) -> Executor:
 def load_engine(
     config: EngineConfig, report: Callable[[str], None], trace_steps: Callable[[Executor], Executor] = untraced
 ) -> EngineParts:
-    """Load the model and build the engine; its core steps what `trace_steps` makes of the executor.
+    """Load the model and build the engine.
 
-    Raises `ValueError` with a sentence for the user where that cannot be.
+    `report` is called with progress messages. `trace_steps` wraps the executor that the core steps. Raises
+    `ValueError`, with a sentence for the user, for a model or configuration that cannot be loaded.
     """
     from proa_engine.executor import make_executor
     from proa_engine.models.loader import resolve_model
@@ -89,7 +90,7 @@ def assemble_engine(
     tokenizer_folder: Path | None,
     trace_steps: Callable[[Executor], Executor] = untraced,
 ) -> EngineParts:
-    """An engine over an executor that has loaded its model."""
+    """Build an engine on an executor that has loaded its model."""
     core = make_core(
         trace_steps(executor),
         hash_block=hash_block,

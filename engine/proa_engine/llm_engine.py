@@ -1,4 +1,4 @@
-"""LLMEngine: text and token ids in, `RequestOutput`s out, one step at a time, in the caller's own thread."""
+"""LLMEngine: offline inference one step at a time, on the caller's thread. Prompts in, `RequestOutput`s out."""
 
 import itertools
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """Requests are added, `step` is called until none is unfinished. Not safe to share between threads.
+    """Add requests, then call `step` until none is unfinished. Not thread-safe.
 
     engine = LLMEngine(EngineConfig(model="builtin"))
     engine.add_request("1", "Hello", SamplingParams(max_tokens=8))
@@ -41,7 +41,7 @@ class LLMEngine:
         *,
         load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_engine,
     ) -> None:
-        """Loads the model. Raises `ValueError` with a sentence where that cannot be."""
+        """Load the model. Raises `ValueError`, with a sentence for the user, if that fails."""
         parts = load(config, _log.info)
         self._core = parts.core
         self._limits = parts.limits
@@ -50,8 +50,8 @@ class LLMEngine:
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._processor = OutputProcessor(self.tokenizer)
         self._serial = itertools.count()
-        self._seeds = random.Random(config.seed)  # of requests without one, so that a program's next run is like this
-        self.shutdown = weakref.finalize(self, parts.executor.shutdown)  # workers and device let go; also at exit
+        self._seeds = random.Random(config.seed)  # for requests without a seed: equal in each run of a program
+        self.shutdown = weakref.finalize(self, parts.executor.shutdown)  # stops workers, frees the device; also at exit
 
     def add_request(
         self,
@@ -63,9 +63,9 @@ class LLMEngine:
         arrival_time: float | None = None,
     ) -> None:
         """Queue a request. `prompt` is text, token ids, or a mapping with one of them as `prompt` or
-        `prompt_token_ids`; lower `priority` goes first.
+        `prompt_token_ids`. Requests with a lower `priority` are scheduled first. `arrival_time` is in Unix seconds.
 
-        Raises `ValueError` for what the model cannot do, and for an id that is in use.
+        Raises `ValueError` if the model cannot serve the request, or if the id belongs to an unfinished one.
         """
         state, requests = self.prepare(request_id, prompt, params, priority, arrival_time or time.time())
         self.submit(state, requests)
@@ -73,14 +73,14 @@ class LLMEngine:
     def prepare(
         self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, arrival_time: float
     ) -> tuple[RequestState, list[EngineCoreRequest]]:
-        """Check a request and make what `submit` takes, without queueing anything. Raises `ValueError`."""
+        """Check a request and return the arguments for `submit`. Raises `ValueError` as `add_request` does."""
         if request_id in self._processor:
             raise ValueError(f"request_id {request_id!r} belongs to an unfinished request")
         text, token_ids = self._tokenize(prompt)
-        params = replace(params)  # the caller's may change
+        params = replace(params)  # a copy, as the caller may change its own
         requests, choices = [], []
         for index, choice_params in enumerate(self._params_of_choices(params)):
-            core_id = f"{request_id}/{next(self._serial)}"  # an id may come again before the core has let go of it
+            core_id = f"{request_id}/{next(self._serial)}"  # unique: the caller may reuse an id that the core still has
             request = EngineCoreRequest(
                 request_id=core_id,
                 prompt_token_ids=token_ids,
@@ -99,13 +99,13 @@ class LLMEngine:
         return state, requests
 
     def submit(self, state: RequestState, requests: Sequence[EngineCoreRequest]) -> None:
-        """Queue what `prepare` made."""
+        """Queue a request that `prepare` has checked."""
         self._processor.add(state)
         for request in requests:
             self._core.submit(request)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """End requests; no more outputs come for them. Unknown ids are ignored."""
+        """Abort requests without further output. Unknown ids are ignored."""
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             self._core.abort(self._processor.remove(request_id))
 
@@ -113,32 +113,32 @@ class LLMEngine:
         return self._core.has_unfinished_requests()
 
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
-        """Compute a step; the outputs of requests with news, cumulative, or of those that finished with it.
+        """Compute one step. Returns cumulative outputs of the requests with new tokens, or only of the finished ones.
 
         Raises what the executor raises.
         """
         outputs = self._core.step()
         if outputs is None:
             return []
-        assert not outputs.rejections, "what the core refuses was refused by prepare"
+        assert not outputs.rejections, "prepare has checked what the core rejects"
         states, to_abort = self._processor.process(outputs.outputs)
         if to_abort:
             self._core.abort(to_abort)
         return [self._processor.make_output(state) for state in states if state.finished or not only_finished]
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        said = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
-        if are_token_ids(said):
-            return None, list(said)
-        if not isinstance(said, str):
-            what = reprlib.repr(prompt)
-            raise ValueError(f"a prompt must be text, token ids, or have prompt or prompt_token_ids, got {what}")
+        content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
+        if are_token_ids(content):
+            return None, list(content)
+        if not isinstance(content, str):
+            given = reprlib.repr(prompt)
+            raise ValueError(f"a prompt must be text, token ids, or have prompt or prompt_token_ids, got {given}")
         if self.tokenizer is None:
             raise ValueError("a prompt of text needs a tokenizer; give prompt_token_ids instead")
-        return said, self.tokenizer.encode(said)
+        return content, self.tokenizer.encode(content)
 
     def _params_of_choices(self, params: SamplingParams) -> Iterable[SamplingParams]:
-        """One for each of `n`, with its key, bad words as token ids; prompt log probabilities for the first alone."""
+        """Parameters of each of the `n` choices, with its key and bad words; only the first has prompt logprobs."""
         bad_words = params.bad_words_token_ids
         if params.bad_words:
             if self.tokenizer is None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, SchedulerStats
+from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import StepOutputs
 from proa_engine.metric_families import (
@@ -138,7 +139,7 @@ class EngineMetrics:
             yield histogram.family(self._labels)
         labels = {
             "gen_ai_operation_name": "text_completion",
-            "gen_ai_provider_name": "proa",
+            "gen_ai_provider_name": PROVIDER_NAME,
             "gen_ai_request_model": self._config.model_name,
         }
         yield self._e2e.family(labels, "gen_ai_server_request_duration_seconds")

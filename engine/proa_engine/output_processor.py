@@ -1,6 +1,6 @@
-"""OutputProcessor: from the core's token ids to text, stop strings and log probabilities, for the offline engine.
+"""OutputProcessor: turns the core's token ids into text, matches stop strings and collects logprobs, for offline use.
 
-Knows no scheduling and no devices. The gateway does the same at its own edge, with the same `proa.text`.
+The gateway does the same for its requests, also with `proa.text`.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,14 @@ from proa_engine.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Choice:
-    """One core request. Tokens past `num_kept` may still turn out to belong to a stop string."""
+    """One of a request's `n` choices, which is one request to the core.
+
+    Tokens after the first `num_kept` are held back: they may be the start of a stop string.
+    """
 
     core_id: str
     index: int
-    stream: TextStream | None  # None: token ids alone
+    stream: TextStream | None  # None: no text
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -26,7 +29,7 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    def take(self, output: EngineCoreOutput) -> None:
+    def append(self, output: EngineCoreOutput) -> None:
         self.token_ids.extend(output.new_token_ids)
         self.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
@@ -50,7 +53,7 @@ class Choice:
 
 @dataclass(slots=True, kw_only=True)
 class RequestState:
-    """An unfinished request with all its choices."""
+    """An unfinished request and its choices."""
 
     request_id: str
     prompt: str | None
@@ -66,12 +69,12 @@ class RequestState:
 
 
 class OutputProcessor:
-    """Holds the states of unfinished requests. `tokenizer` None: outputs have no text."""
+    """The states of unfinished requests. `tokenizer` None: outputs have no text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._states: dict[str, RequestState] = {}
-        self._choices: dict[str, tuple[RequestState, Choice]] = {}  # by the id that the core knows
+        self._choices: dict[str, tuple[RequestState, Choice]] = {}  # by core_id
 
     def add(self, state: RequestState) -> None:
         self._states[state.request_id] = state
@@ -82,13 +85,13 @@ class OutputProcessor:
         return request_id in self._states
 
     def remove(self, request_id: str) -> list[str]:
-        """Forget a request; the core's ids of its unfinished choices. Unknown ids are ignored."""
+        """Remove a request and return the core_ids of its unfinished choices, none for an unknown id."""
         state = self._states.pop(request_id, None)
         choices = state.choices if state is not None else []
         return [choice.core_id for choice in choices if self._choices.pop(choice.core_id, None) is not None]
 
     def make_choice(self, core_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> Choice:
-        """Raises `ValueError` for stop strings where no text is made."""
+        """Raises `ValueError` for stop strings if the outputs will have no text."""
         if self._tokenizer is None or not params.detokenize:
             if params.stop:
                 raise ValueError("stop strings need a tokenizer and detokenize=True")
@@ -104,27 +107,28 @@ class OutputProcessor:
         return Choice(core_id, index, stream)
 
     def process(self, outputs: Sequence[EngineCoreOutput]) -> tuple[list[RequestState], list[str]]:
-        """Take in a step: the requests that have news, and the core's ids of those ended by a stop string."""
-        touched: dict[str, RequestState] = {}
+        """Process a step's outputs. Returns the requests with new output, and the core_ids to abort: those whose text
+        ended with a stop string."""
+        updated: dict[str, RequestState] = {}
         to_abort: list[str] = []
         for output in outputs:
             found = self._choices.get(output.request_id)
-            if found is None:  # ended here already
+            if found is None:  # ended by a stop string or aborted
                 continue
             state, choice = found
-            choice.take(output)
+            choice.append(output)
             if choice.index == 0:
                 state.prompt_logprobs.extend(output.prompt_logprobs)
                 state.num_cached_tokens = output.num_cached_tokens or 0
-            touched[state.request_id] = state
+            updated[state.request_id] = state
             if choice.finish_reason is not None:
                 del self._choices[choice.core_id]
                 if output.finish_reason is None:
                     to_abort.append(choice.core_id)
-        for state in touched.values():
+        for state in updated.values():
             if state.finished:
                 del self._states[state.request_id]
-        return list(touched.values()), to_abort
+        return list(updated.values()), to_abort
 
     def make_output(self, state: RequestState) -> RequestOutput:
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -142,19 +146,19 @@ class OutputProcessor:
 
     def _completion(self, choice: Choice, params: SamplingParams) -> CompletionOutput:
         kept = choice.logprobs[: choice.num_kept]
-        asked = params.logprobs is not None
+        wants_logprobs = params.logprobs is not None
         return CompletionOutput(
             index=choice.index,
             text=choice.text,
             token_ids=choice.token_ids[: choice.num_kept],
-            cumulative_logprob=sum(entry.logprob for entry in kept) if asked else None,
-            logprobs=[self._logprobs(entry) for entry in kept] if asked else None,
+            cumulative_logprob=sum(entry.logprob for entry in kept) if wants_logprobs else None,
+            logprobs=[self._logprobs(entry) for entry in kept] if wants_logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
 
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        """The likeliest tokens, best first, and the one that stands there."""
+        """The most likely tokens, best first, and the chosen one."""
         ranked = {
             token_id: Logprob(logprob, rank, self._decode(token_id))
             for rank, (token_id, logprob) in enumerate(

@@ -1,11 +1,11 @@
-"""What the offline `LLM` returns, with the names that vLLM's users know."""
+"""The offline `LLM`'s results, with vLLM's names."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log probability at a position; `rank` counts from 1, the likeliest."""
+    """One token's log probability at a position. `rank` 1 is the most likely token."""
 
     logprob: float
     rank: int
@@ -14,14 +14,13 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """One choice, so far. Tokens and log probabilities are those whose text is in `text`: what a stop string cut off
-    is not among them."""
+    """One choice, so far. `token_ids` and `logprobs` end where `text` does, also where a stop string cut it off."""
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None  # one for each of token_ids, where asked for
+    logprobs: list[dict[int, Logprob]] | None  # one for each of token_ids, if requested
     finish_reason: str | None  # stop, length, abort or error
     stop_reason: int | str | None  # the stop token or stop string
 
@@ -32,12 +31,14 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A request and its choices, so far."""
+    """A request and the outputs of its choices so far."""
 
     request_id: str
-    prompt: str | None  # None where the prompt was given as token ids
+    prompt: str | None  # None if the prompt was given as token ids
     prompt_token_ids: list[int]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None  # one for each prompt token; the first has none
+    prompt_logprobs: (
+        list[dict[int, Logprob] | None] | None
+    )  # one for each prompt token, None for the first; if requested
     outputs: list[CompletionOutput]
     finished: bool
-    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    num_cached_tokens: int  # prompt tokens found in the prefix cache

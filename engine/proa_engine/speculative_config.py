@@ -1,4 +1,4 @@
-"""SpeculativeConfig: how draft tokens are found. Names are vLLM's."""
+"""SpeculativeConfig: how draft tokens are proposed. Names are vLLM's."""
 
 import json
 from collections.abc import Mapping
@@ -12,15 +12,16 @@ MAX_NGRAM = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Drafts are what followed the latest earlier occurrence of the request's last tokens, the more of them the better.
+    """N-gram prompt lookup: find the request's last tokens earlier in it, as many as possible, and draft the tokens
+    that followed their latest occurrence.
 
-    Raises `ValueError` naming the field that cannot be.
+    Raises `ValueError` naming the field that is out of range.
     """
 
     method: Literal["ngram"]
-    num_speculative_tokens: int  # most in one step
-    prompt_lookup_max: int = 5  # tokens looked for
-    prompt_lookup_min: int = 1  # fewest that must be found
+    num_speculative_tokens: int  # maximum in one step
+    prompt_lookup_max: int = 5  # maximum length of the n-gram looked up
+    prompt_lookup_min: int = 1  # minimum length of the n-gram looked up
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -41,7 +42,7 @@ class SpeculativeConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
-        """Raises `ValueError` for names that are unknown or missing too."""
+        """Raises `ValueError`, also for an unknown or missing name."""
         names = [field.name for field in fields(cls)]
         if unknown := sorted(set(values) - set(names)):
             raise ValueError(f"speculative_config has no field {unknown[0]!r}; its fields are {', '.join(names)}")
@@ -52,7 +53,7 @@ class SpeculativeConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "SpeculativeConfig":
-        """Raises `ValueError`."""
+        """From a JSON object. Raises `ValueError` as `from_mapping` does."""
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:

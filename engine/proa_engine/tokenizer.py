@@ -1,4 +1,4 @@
-"""The model's own tokenizer and chat template, as the offline `LLM` uses them and as GetTokenizer sends them."""
+"""The model's tokenizer and chat template, for the offline `LLM` and for GetTokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from proa.tokenizer_files import read_tokenizer_files as read_files
 
 
 def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
-    """The tokenizer's files that there are, by name; empty without a tokenizer.json."""
+    """The tokenizer's files by name. Empty without a folder, or without a tokenizer.json in it."""
     files = {} if folder is None else read_files(folder)
     return files if "tokenizer.json" in files else {}
 
 
 class Tokenizer:
-    """Text to token ids and back. `vocabulary` is what `proa.text` makes streams of."""
+    """Text to token ids and back. `vocabulary` is for `proa.text.TextStream`."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Raises `ValueError` where there is no tokenizer.json."""
+        """Raises `ValueError` without a tokenizer.json among `files`."""
         if "tokenizer.json" not in files:
             raise ValueError("the model has no tokenizer.json; set skip_tokenizer_init to work with token ids alone")
         self._tokenizer = HuggingFaceTokenizer.from_buffer(files["tokenizer.json"])
@@ -42,19 +42,21 @@ class Tokenizer:
         return text
 
     def decode_token(self, token_id: int) -> str:
-        """One token's text, special tokens by name; bytes that are no whole character become U+FFFD."""
+        """The text of one token, or the name of a special token. Incomplete UTF-8 becomes U+FFFD."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The prompt that asks for the assistant's next message. Raises `ValueError` without a chat template, and
-        where the template refuses the messages."""
+        """The token ids that prompt for the assistant's next message.
+
+        Raises `ValueError` if the model has no chat template, or if it raises for these messages.
+        """
         if self._chat_template is None:
             raise ValueError("the model has no chat template")
         text = self._chat_template.render(messages)
         return self.encode(text, add_special_tokens=False)
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it begins a text and as it follows a space, where those differ."""
+        """The tokens of each word at the start of a text and after a space, without duplicates."""
         sequences = (
             tuple(self.encode(prefix + word.lstrip(), add_special_tokens=False))
             for word in words

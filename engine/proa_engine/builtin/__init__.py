@@ -1,4 +1,4 @@
-"""The model that comes with the engine. Knows where its files are and nothing else."""
+"""The model that comes with the engine, `--model builtin`. training/README.md describes it."""
 
 from importlib.resources import files
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""PendingOutputs: what a reader has not taken yet, as one message into which later steps merge.
-
-Knows neither gRPC nor protobuf; handles and outputs go in, one batch comes out.
-"""
+"""PendingOutputs: a session's unsent outputs, merged into one message."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,6 +6,7 @@ from typing import TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreOutputs
 
+# Estimated sizes on the wire.
 PLAIN_BYTES = 8
 OUTPUT_BYTES = 96
 TOKEN_BYTES = 4
@@ -20,16 +18,19 @@ T = TypeVar("T")
 
 
 class PendingOutputs:
-    """Owns the outputs given to it: later ones are merged into them in place."""
+    """Takes ownership of the outputs added: later ones are merged into them in place."""
 
     def __init__(self) -> None:
         self._plain_handles = array("I")
         self._plain_token_ids = array("I")
         self._outputs: dict[int, EngineCoreOutput] = {}  # by handle
-        self.num_bytes = 0  # roughly what the message would take on the wire
+        self.num_bytes = 0  # estimated size of the message on the wire
 
     def extend(self, outputs: Iterable[tuple[int | None, EngineCoreOutput]]) -> list[int]:
-        """Add one step's outputs with their handles, skipping those that have none; the handles that finished."""
+        """Add one step's outputs, given with their handles. Outputs without a handle are dropped.
+
+        Returns the handles of finished requests.
+        """
         finished = list[int]()
         num_plain = len(self._plain_handles)
         entries, add_handle, add_token = self._outputs, self._plain_handles.append, self._plain_token_ids.append
@@ -68,7 +69,7 @@ class PendingOutputs:
 
 
 def is_plain(output: EngineCoreOutput) -> bool:
-    """Whether the output says one token and nothing else."""
+    """Whether the output is one token and nothing else."""
     return (
         len(output.new_token_ids) == 1
         and output.finish_reason is None
@@ -79,7 +80,7 @@ def is_plain(output: EngineCoreOutput) -> bool:
 
 
 def merge_output(earlier: EngineCoreOutput, later: EngineCoreOutput) -> None:
-    """Make `earlier` say what both say: deltas are joined, totals and the ending are the later ones."""
+    """Merge `later` into `earlier`: deltas are joined, totals and the finish are those of `later`."""
     earlier.new_token_ids = _join(earlier.new_token_ids, later.new_token_ids)
     earlier.logprobs = _join(earlier.logprobs, later.logprobs)
     earlier.prompt_logprobs = _join(earlier.prompt_logprobs, later.prompt_logprobs)
@@ -94,7 +95,7 @@ def merge_output(earlier: EngineCoreOutput, later: EngineCoreOutput) -> None:
 
 
 def _join(earlier: Sequence[T], later: Sequence[T]) -> Sequence[T]:
-    """Extends a list in place, so that many small merges stay linear."""
+    """Extend a list in place, so that n merges take linear time."""
     if not later:
         return earlier
     joined = earlier if isinstance(earlier, list) else list(earlier)
