@@ -1,4 +1,4 @@
-"""From a client that goes away, over HTTP, through the gateway, to the memory of a real engine with a real model."""
+"""A client's disconnect frees the KV cache of a real engine, over HTTP and through the gateway."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from support.tiny_models import make_tiny_model
 
 
 class GatedExecutor(UniProcExecutor):
-    """Starts one step for each permit, so that none goes by while the disconnect travels."""
+    """Starts one step for each permit, so that no step runs before the disconnect arrives."""
 
     def __init__(self, model: Path) -> None:
         config = EngineConfig(model=str(model), device="cpu", num_gpu_blocks_override=64, max_num_batched_tokens=64)
@@ -51,7 +51,7 @@ def gated_engine(model: Path) -> Iterator[tuple[RunningServer, GatedExecutor]]:
 
 
 class Aborts:
-    """Hears when the core is asked to abort."""
+    """Records the aborts that reach the core."""
 
     def __init__(self, server: RunningServer) -> None:
         core = server.parts.core

@@ -1,4 +1,4 @@
-"""What clients are told when something is wrong: an OpenAI error object that says which parameter and why."""
+"""Error responses: OpenAI's error object with the status, the parameter and the reason."""
 
 import asyncio
 import json
@@ -139,7 +139,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_wrong_parameters_are_named(gateway: RunningGateway) -> None:
+async def test_errors_name_the_invalid_parameter(gateway: RunningGateway) -> None:
     for path, base, wrong in (
         (CHAT, chat_body(), WRONG_CHATS),
         (COMPLETIONS, {"model": "fake", "prompt": "Hi"}, WRONG_COMPLETIONS),
@@ -175,13 +175,15 @@ async def test_harmless_values_of_unsupported_and_unknown_fields_are_accepted(ga
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"null", b"\xff\xfe", b"[" * 100_000, b'{"model": NaN'])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_body_that_is_no_json_object_is_refused(gateway: RunningGateway, path: str, body: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object_is_rejected(gateway: RunningGateway, path: str, body: bytes) -> None:
     response = await gateway.http.post(path, content=body, headers={"content-type": "application/json"})
     error_of(response, 400)
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None, "x" * 10_000])
-async def test_a_body_that_is_not_said_to_be_json_is_told_the_header(gateway: RunningGateway, kind: str | None) -> None:
+async def test_a_body_with_another_content_type_is_rejected_with_the_header_to_use(
+    gateway: RunningGateway, kind: str | None
+) -> None:
     for path in (CHAT, COMPLETIONS):
         headers = {"content-type": kind} if kind else {}
         response = await gateway.http.post(path, content=json.dumps(chat_body()), headers=headers)
@@ -192,18 +194,18 @@ async def test_a_body_that_is_not_said_to_be_json_is_told_the_header(gateway: Ru
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"1e999"])
-async def test_numbers_that_are_not_finite_are_refused(gateway: RunningGateway, value: bytes) -> None:
+async def test_numbers_that_are_not_finite_are_rejected(gateway: RunningGateway, value: bytes) -> None:
     body = b'{"model":"fake","prompt":"Hi","repetition_penalty":' + value + b"}"
     response = await gateway.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert error_of(response, 400)["param"] == "repetition_penalty"
 
 
-async def test_context_overflow_says_the_numbers(gateway: RunningGateway) -> None:
+async def test_context_overflow_has_the_token_counts(gateway: RunningGateway) -> None:
     message = error_of(await gateway.complete([1] * 90, max_tokens=20), 400)["message"]
     assert all(number in message for number in ("100", "90", "20", "110"))
 
 
-async def test_no_tokens_without_an_echo_says_what_they_are_for(gateway: RunningGateway) -> None:
+async def test_max_tokens_0_without_echo_is_rejected(gateway: RunningGateway) -> None:
     for response in (await gateway.chat(max_tokens=0), await gateway.complete(max_tokens=0)):
         message = error_of(response, 400)["message"]
         assert all(word in message for word in ("at least 1", "completions", "echo"))
@@ -220,7 +222,7 @@ async def test_an_unknown_model_is_not_found(gateway: RunningGateway) -> None:
         assert "gpt-4o" in error["message"]
 
 
-async def test_wrong_paths_and_methods_are_told_as_openai_errors(gateway: RunningGateway) -> None:
+async def test_wrong_paths_and_methods_are_openai_errors(gateway: RunningGateway) -> None:
     error_of(await gateway.http.get("/v2/nothing"), 404)
     response = await gateway.http.get(CHAT)
     error_of(response, 405)
@@ -228,7 +230,7 @@ async def test_wrong_paths_and_methods_are_told_as_openai_errors(gateway: Runnin
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_over_the_limit_is_refused(engine: FakeEngine, chunked: bool) -> None:
+async def test_a_body_over_the_limit_is_rejected(engine: FakeEngine, chunked: bool) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(4):
             yield b" " * 500
@@ -249,7 +251,7 @@ async def test_the_openai_client_raises_its_own_errors(gateway: RunningGateway) 
         await gateway.openai.chat.completions.create(model="other", messages=messages)
 
 
-async def test_a_template_that_refuses_the_messages_is_the_clients_error() -> None:
+async def test_messages_that_the_template_rejects_are_an_invalid_request() -> None:
     async with FakeEngine() as engine:
         config = b'{"chat_template": "{{ raise_exception(\'roles must alternate\') }}"}'
         files = {**engine.files, "tokenizer_config.json": config}
@@ -259,15 +261,13 @@ async def test_a_template_that_refuses_the_messages_is_the_clients_error() -> No
         assert "roles must alternate" in error["message"]
 
 
-async def test_template_variables_are_the_templates_own_and_may_have_any_name(
-    gateway: RunningGateway, engine: FakeEngine
-) -> None:
+async def test_template_variables_may_have_any_name(gateway: RunningGateway, engine: FakeEngine) -> None:
     variables = {"self": 1, "raise_exception": 2, "bos_token": 3, "opening": "Hm, ", "": {}, "range": None}
     assert (await gateway.chat(chat_template_kwargs=variables)).status_code == 200
     assert byte_level_tokenizer().decode(prompt_ids(engine.requests[-1])) == "user: Hi\nassistant: Hm, "
 
 
-async def test_a_template_that_fails_over_a_clients_values_is_the_clients_error(gateway: RunningGateway) -> None:
+async def test_values_that_make_the_template_fail_are_an_invalid_request(gateway: RunningGateway) -> None:
     error = error_of(await gateway.chat(chat_template_kwargs={"opening": ["Hm"]}), 400)
     assert error["param"] == "messages"
     assert "chat template" in error["message"]
@@ -292,7 +292,7 @@ async def test_without_an_engine_everything_but_health_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [(3, 400), (8, 429), (14, 503)])
-async def test_a_rejection_by_the_only_engine_has_its_status(
+async def test_a_rejection_by_the_only_engine_sets_the_status(
     gateway: RunningGateway, engine: FakeEngine, code: int, status: int
 ) -> None:
     engine.rejection = service_pb2.Rejected(code=code, message="no room at all", retryable=code != 3)
@@ -303,17 +303,21 @@ async def test_a_rejection_by_the_only_engine_has_its_status(
         assert response.headers["retry-after"] == "1"
 
 
-async def test_an_engines_failure_of_one_request_is_a_server_error(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_a_request_that_fails_in_the_engine_is_a_server_error(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
     engine.script = lambda request: Reply([5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="NaN in the logits")
     assert "NaN in the logits" in error_of(await gateway.chat(), 500)["message"]
 
 
-async def test_an_output_aborted_in_the_engine_says_so(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_an_output_that_the_engine_aborted_has_finish_reason_abort(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
     engine.script = lambda request: Reply([5], finish_reason=core_pb2.FINISH_REASON_ABORT)
     assert (await gateway.chat()).json()["choices"][0]["finish_reason"] == "abort"
 
 
-async def test_overload_is_refused_at_once_and_passes(engine: FakeEngine) -> None:
+async def test_overload_is_rejected_at_once_until_requests_end(engine: FakeEngine) -> None:
     engine.step_delay = None
     async with running_gateway(engine, max_concurrent_requests=2) as gateway:
         waiting = [asyncio.create_task(gateway.complete([1] * 20, max_tokens=1)) for _ in range(2)]
@@ -327,7 +331,7 @@ async def test_overload_is_refused_at_once_and_passes(engine: FakeEngine) -> Non
         assert (await gateway.complete([1] * 20, max_tokens=1)).status_code == 200
 
 
-async def test_a_request_for_more_choices_than_there_is_room_for_is_refused(engine: FakeEngine) -> None:
+async def test_a_request_with_more_choices_than_the_limit_is_rejected(engine: FakeEngine) -> None:
     async with running_gateway(engine, max_concurrent_requests=3) as gateway:
         error_of(await gateway.chat(n=4), 429)
         assert (await gateway.chat(n=3)).status_code == 200

@@ -1,4 +1,4 @@
-"""How answers end, as the metrics count them: by what the client was told."""
+"""Metrics of finish reasons: they count what the client received."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
 
 
 def finishes(gateway: RunningGateway) -> dict[str, float]:
-    """Reason -> sequences."""
+    """Finish reason -> number of sequences."""
     samples = page(gateway).samples.items()
     return {
         dict(labels)["reason"]: value
@@ -50,7 +50,7 @@ async def answer(gateway: RunningGateway, *, stream: bool, **fields: Any) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ends_are_counted_by_the_reason_in_the_answer(
+async def test_sequences_are_counted_by_the_finish_reason_in_the_response(
     gateway: RunningGateway, engine: FakeEngine, stream: bool
 ) -> None:
     await answer(gateway, stream=stream)
@@ -62,7 +62,7 @@ async def test_ends_are_counted_by_the_reason_in_the_answer(
     assert page(gateway).value("proa_gateway_requests_total", route=CHAT, status="200", error_type="") == 4
 
 
-async def test_an_error_is_the_end_of_all_choices_of_a_whole_answer(
+async def test_an_error_counts_for_all_choices_of_a_response_that_is_not_streamed(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
     replies = iter((Reply([5]), Reply([5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="NaN")))
@@ -73,7 +73,7 @@ async def test_an_error_is_the_end_of_all_choices_of_a_whole_answer(
     assert requests == 1
 
 
-async def test_a_stream_that_breaks_off_has_an_error_type_beside_its_status(
+async def test_a_stream_that_fails_has_status_200_and_an_error_type(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
     engine.step_delay = None
@@ -90,7 +90,7 @@ async def test_a_stream_that_breaks_off_has_an_error_type_beside_its_status(
         page(gateway).value("proa_gateway_requests_total", route=CHAT, error_type="")
 
 
-async def test_who_leaves_is_told_nothing(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_a_disconnect_counts_as_client_disconnected(gateway: RunningGateway, engine: FakeEngine) -> None:
     engine.step_delay = None
     task = asyncio.create_task(gateway.chat(n=3))
     await engine.until(lambda engine: engine.num_unfinished == 3)
@@ -99,7 +99,7 @@ async def test_who_leaves_is_told_nothing(gateway: RunningGateway, engine: FakeE
     assert finishes(gateway) == {"client_disconnected": 3}
 
 
-async def test_requests_that_never_generated_have_no_end_but_an_error_type(gateway: RunningGateway) -> None:
+async def test_requests_that_never_generated_have_an_error_type_and_no_finish_reason(gateway: RunningGateway) -> None:
     await gateway.chat(temperature=3)
     await gateway.chat(model="other")
     await gateway.http.get("/v2/nothing")

@@ -1,4 +1,4 @@
-"""The OpenAI API as its own client sees it, over an engine that says what it is told."""
+"""The OpenAI API, with OpenAI's client, in front of a fake engine with scripted replies."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -86,7 +86,7 @@ async def test_usage_counts_prompt_output_and_cached_tokens(gateway: RunningGate
     }
 
 
-async def test_usage_is_in_every_event_only_where_asked_for(gateway: RunningGateway) -> None:
+async def test_usage_is_in_every_event_only_on_request(gateway: RunningGateway) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=4, stream_options=options))
     counts = [event["usage"]["completion_tokens"] for event in events[:-1] if event["usage"]]
@@ -115,7 +115,7 @@ async def test_a_long_prompt_is_tokenized_off_the_event_loop_to_the_same_tokens(
     assert prompt_ids(engine.requests[0]) == byte_level_tokenizer().encode(text).ids
 
 
-async def test_n_choices_are_n_requests_with_keys_of_their_own(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_n_choices_are_n_engine_requests_with_different_keys(gateway: RunningGateway, engine: FakeEngine) -> None:
     answer = (await gateway.chat(n=3, seed=7, max_tokens=2)).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"]["completion_tokens"] == 6
@@ -123,7 +123,7 @@ async def test_n_choices_are_n_requests_with_keys_of_their_own(gateway: RunningG
     assert [request.sampling_params.key for request in engine.requests] == [choice_key(7, i) for i in range(3)]
 
 
-async def test_streamed_choices_are_told_apart_by_index(gateway: RunningGateway) -> None:
+async def test_streamed_choices_have_their_index(gateway: RunningGateway) -> None:
     events = await gateway.events("/v1/chat/completions", chat_body(n=2))
     assert contents(events, 0) == contents(events, 1) == TEXT
     assert finish_reasons(events) == ["stop", "stop"]
@@ -174,7 +174,7 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", ["café, 12", ["nothing", "é, 1"], "€"])
-async def test_text_ends_before_a_stop_string_across_token_borders(
+async def test_text_ends_before_a_stop_string_that_spans_tokens(
     gateway: RunningGateway, engine: FakeEngine, stop: str | list[str], stream: bool
 ) -> None:
     found = stop if isinstance(stop, str) else stop[1]
@@ -213,7 +213,9 @@ async def test_include_stop_str_keeps_the_stop_string(gateway: RunningGateway) -
     assert answer["choices"][0]["message"]["content"] == "naïve café, 12"
 
 
-async def test_a_stop_token_is_named_and_its_text_left_out(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_a_stop_token_is_the_stop_reason_and_its_text_is_omitted(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
     ids = byte_level_tokenizer().encode("one two").ids
     engine.script = lambda request: Reply(ids, stop_reason=ids[-1])
     choice = (await gateway.chat(stop_token_ids=[ids[-1]])).json()["choices"][0]
@@ -233,7 +235,7 @@ async def test_chat_logprobs_have_tokens_bytes_and_alternatives(gateway: Running
     assert logprobs.content[0].logprob == pytest.approx(-0.25)
 
 
-async def test_streamed_logprobs_are_those_of_the_whole_answer(gateway: RunningGateway) -> None:
+async def test_streamed_logprobs_equal_those_of_one_response(gateway: RunningGateway) -> None:
     body = chat_body(logprobs=True, top_logprobs=1, seed=1)
     whole = (await gateway.chat(logprobs=True, top_logprobs=1, seed=1)).json()["choices"][0]
     events = await gateway.events("/v1/chat/completions", body)
@@ -267,7 +269,7 @@ async def test_completion_logprobs_point_into_the_echoed_text(gateway: RunningGa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_tokens_with_echo_is_the_prompt_and_its_logprobs(
+async def test_echo_with_max_tokens_0_is_the_prompt_and_its_logprobs(
     gateway: RunningGateway, engine: FakeEngine, stream: bool
 ) -> None:
     fields: dict[str, Any] = {"echo": True, "logprobs": 2, "stop": "t", "max_tokens": 0, "return_token_ids": True}
@@ -294,7 +296,9 @@ async def test_no_tokens_with_echo_is_the_prompt_and_its_logprobs(
     assert [request.sampling_params.max_tokens for request in engine.requests] == [1] * 4
 
 
-async def test_no_tokens_with_echo_alone_is_the_prompt(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_echo_with_max_tokens_0_without_logprobs_is_the_prompt(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
     engine.script = lambda request: Reply([EOS])
     answer = await gateway.openai.completions.create(model="fake", prompt="The quick", echo=True, max_tokens=0)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("The quick", "length")
@@ -331,7 +335,7 @@ async def test_completions_default_to_sixteen_tokens(gateway: RunningGateway, en
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_token_ids_and_prompt_logprobs_come_where_asked_for(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_token_ids_and_prompt_logprobs_come_on_request(gateway: RunningGateway, engine: FakeEngine) -> None:
     answer = (await gateway.chat(return_token_ids=True, prompt_logprobs=1)).json()
     sent = prompt_ids(engine.requests[0])
     assert answer["prompt_token_ids"] == sent
@@ -341,7 +345,7 @@ async def test_token_ids_and_prompt_logprobs_come_where_asked_for(gateway: Runni
     assert answer["prompt_logprobs"][1][str(sent[1])]["rank"] == 1
 
 
-async def test_stream_interval_merges_tokens_on_purpose(engine: FakeEngine) -> None:
+async def test_stream_interval_merges_tokens_into_one_event(engine: FakeEngine) -> None:
     engine.script = say("one two ", repeat=True)
     async with running_gateway(engine, stream_interval=4) as gateway:
         events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=13))
@@ -352,20 +356,20 @@ async def test_stream_interval_merges_tokens_on_purpose(engine: FakeEngine) -> N
         )
 
 
-async def test_models_are_those_of_the_engines(gateway: RunningGateway) -> None:
+async def test_models_lists_the_engines_models(gateway: RunningGateway) -> None:
     models = [model async for model in gateway.openai.models.list()]
     assert [model.id for model in models] == ["fake"]
     assert (await gateway.openai.models.retrieve("fake")).owned_by == "proa"
     assert (await gateway.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 4096
 
 
-async def test_the_model_may_be_left_out_where_there_is_one(gateway: RunningGateway) -> None:
+async def test_the_model_may_be_omitted_if_there_is_one(gateway: RunningGateway) -> None:
     body = chat_body(max_tokens=1)
     del body["model"]
     assert (await gateway.http.post("/v1/chat/completions", json=body)).json()["model"] == "fake"
 
 
-async def test_small_routes_answer(gateway: RunningGateway) -> None:
+async def test_health_ready_version_and_metrics_respond(gateway: RunningGateway) -> None:
     assert (await gateway.http.get("/health")).status_code == 200
     assert (await gateway.http.get("/ready")).status_code == 200
     assert "version" in (await gateway.http.get("/version")).json()
@@ -377,7 +381,7 @@ async def test_small_routes_answer(gateway: RunningGateway) -> None:
     assert 'proa_gateway_requests_total{error_type="",route="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
-async def test_a_tokenizer_folder_stands_in_for_the_engines(tmp_path: Any) -> None:
+async def test_a_tokenizer_folder_replaces_the_engines_tokenizer(tmp_path: Any) -> None:
     async with FakeEngine(script=say(TEXT)) as engine:
         for name, data in engine.files.items():
             (tmp_path / name).write_bytes(data)

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two families, trained in a moment on a few lines."""
+"""Small tokenizers of two families, trained on a few lines of text."""
 
 import json
 
@@ -12,7 +12,7 @@ _TEXT = [
 
 
 def byte_level_tokenizer(*, vocab_size: int = 400) -> Tokenizer:
-    """Byte-level BPE, as GPT-2, Llama 3 and Qwen have it. Id 0 is the special token `<eos>`."""
+    """Byte-level BPE, as in GPT-2, Llama 3 and Qwen. Id 0 is the special token `<eos>`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,7 +26,7 @@ def byte_level_tokenizer(*, vocab_size: int = 400) -> Tokenizer:
 
 
 def metaspace_tokenizer(*, vocab_size: int = 400, strip: bool = True) -> Tokenizer:
-    """BPE with byte fallback over words that begin with `▁`, as Llama 2 (strip) and Gemma (not) have it.
+    """BPE with byte fallback over words that begin with `▁`, as in Llama 2 (`strip`) and Gemma (not).
 
     Id 0 is the special token `<eos>`, ids 1 to 256 are the bytes.
     """
@@ -40,5 +40,5 @@ def metaspace_tokenizer(*, vocab_size: int = 400, strip: bool = True) -> Tokeniz
     )
     tokenizer.train_from_iterator(_TEXT * 3, trainer)
     saved = json.loads(tokenizer.to_str())
-    saved["added_tokens"] = saved["added_tokens"][:1]  # the trainer took the bytes for special tokens
+    saved["added_tokens"] = saved["added_tokens"][:1]  # the trainer marks the bytes as special tokens
     return Tokenizer.from_str(json.dumps(saved))

@@ -1,4 +1,4 @@
-"""Sixty-four clients stream at once from the built-in model, through both processes: nobody gets another's tokens."""
+"""64 clients stream at once from the built-in model through gateway and engine; each gets its own tokens."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ QUESTIONS = (
 
 
 def body(index: int) -> dict[str, Any]:
-    """A prompt of its own for each stream; a fourth of them samples, with a seed."""
+    """The request body of a stream. Prompts differ; every fourth request samples with a seed."""
     question = QUESTIONS[index % len(QUESTIONS)].format(index, index // 3)
     return {
         "messages": [{"role": "user", "content": question}],
@@ -36,7 +36,7 @@ def body(index: int) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, index: int) -> str:
-    """The text of one stream, which must be complete."""
+    """Stream a request and return its text. Asserts that the stream is complete."""
     text, finish_reasons, usage = "", [], None
     async with client.stream("POST", ROUTE, json=body(index)) as answer:
         lines = [line async for line in answer.aiter_lines() if line]

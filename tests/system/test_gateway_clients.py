@@ -1,4 +1,4 @@
-"""Clients that go away, that do not read, or that are still reading when the gateway has to stop."""
+"""Clients that disconnect, that do not read, or that still read when the gateway shuts down."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_client_that_leaves_its_stream_frees_the_engine(
+async def test_a_disconnect_during_a_stream_aborts_in_the_engine(
     gateway: RunningGateway, engine: FakeEngine, choices: int
 ) -> None:
     async with gateway.http.stream("POST", CHAT, json=chat_body(stream=True, n=choices)) as response:
@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_its_stream_frees_the_engine(
     await until(lambda: gateway.gateway.metrics.requests_in_flight._value.get() == 0)
 
 
-async def test_a_client_that_leaves_before_the_first_token_frees_the_engine(
+async def test_a_disconnect_before_the_first_token_aborts_in_the_engine(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
     engine.step_delay = None
@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_before_the_first_token_frees_the_engine(
     assert "proa_gateway_aborted_requests_total 2.0" in (await gateway.http.get("/metrics")).text
 
 
-async def test_a_client_that_left_frees_its_place_in_admission(engine: FakeEngine) -> None:
+async def test_a_disconnect_frees_the_place_in_admission(engine: FakeEngine) -> None:
     engine.step_delay = None
     async with running_gateway(engine, max_concurrent_requests=1) as gateway:
         task = asyncio.create_task(gateway.chat())
@@ -88,7 +88,7 @@ def slow_client(port: int, body: dict[str, Any]) -> socket.socket:
 
 
 async def read_events(client: socket.socket) -> list[Any]:
-    """Everything until the gateway closes, without HTTP's chunks."""
+    """The body until the gateway closes the connection, without chunk headers."""
     reader, writer = await asyncio.open_connection(sock=client)
     data = await reader.read()
     writer.close()
@@ -105,7 +105,7 @@ async def read_events(client: socket.socket) -> list[Any]:
 
 @pytest.fixture
 async def verbose_engine() -> AsyncIterator[FakeEngine]:
-    """An engine whose every token is a text of 4000 characters."""
+    """An engine whose tokens are texts of 4,000 characters."""
     tokenizer = byte_level_tokenizer()
     tokenizer.add_tokens([AddedToken(LONG, special=False)])
     files = {**tokenizer_files(), "tokenizer.json": tokenizer.to_str().encode()}
@@ -131,7 +131,7 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(verbose_engine
     assert events[-1] == "[DONE]"
 
 
-async def test_a_reader_that_takes_nothing_is_given_up(verbose_engine: FakeEngine) -> None:
+async def test_a_client_that_reads_nothing_is_aborted_after_the_timeout(verbose_engine: FakeEngine) -> None:
     async with running_gateway(verbose_engine, deadlines=Deadlines(slow_reader=0.5, shutdown=5)) as gateway:
         client = slow_client(gateway.port, chat_body(max_tokens=900_000))
         await verbose_engine.until(lambda engine: engine.step_count > 0)
@@ -141,7 +141,7 @@ async def test_a_reader_that_takes_nothing_is_given_up(verbose_engine: FakeEngin
         assert (await gateway.chat(max_tokens=2)).status_code == 200
 
 
-async def test_a_slow_reader_that_leaves_frees_the_engine(verbose_engine: FakeEngine) -> None:
+async def test_a_slow_reader_that_disconnects_frees_the_engine(verbose_engine: FakeEngine) -> None:
     async with running_gateway(verbose_engine) as gateway:
         client = slow_client(gateway.port, chat_body(max_tokens=900_000))
         await verbose_engine.until(lambda engine: engine.step_count > 2000, 60)

@@ -1,12 +1,16 @@
 """HTTP responses written without per-event overhead, and cancelled when the client disconnects.
 
-The usual streaming response is an async generator: a token goes into a queue, the event loop wakes the response's
-task, and the event passes through a `send` wrapper of every middleware. `ResponseWriter` skips both:
+The usual streaming response iterates over an async generator: a token goes into a queue, the event loop wakes the
+response's task, and the task awaits a `send` that every layer of the application has wrapped. `ResponseWriter` avoids
+both:
 
-- Events go to the server's own `send`. Starlette and FastAPI wrap `send` three times to learn whether a response has
-  begun; only its start needs that.
 - The coroutine of `send` is stepped by hand instead of awaited by a task. It suspends only while the client reads too
   slowly; otherwise it completes in its first step, and the event is in the socket when `write` returns.
+- Events go to the server's own `send`. Starlette and FastAPI wrap `send` three times to learn whether a response has
+  begun; only its start needs that.
+
+CPU time from an event's bytes to the server: 0.3 µs this way, 0.8 µs over the wrapped `send`, 1.9 µs with a queue and
+a task, 2.6 µs with both (`tests/benchmarks/response_writer.py`). All of the gateway's work for an event takes 10 µs.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Block hashes are the published ones, and differ wherever anything that a block depends on differs."""
+"""Block hashes equal the published vectors, and differ if anything that a block depends on differs."""
 
 import struct
 import time
@@ -46,12 +46,12 @@ def test_different_contents_have_different_hashes(
     assert (hash_block(ROOT, *one) == hash_block(ROOT, *other)) == (one == other)
 
 
-def test_model_and_revision_root_the_chain() -> None:
+def test_root_hashes_differ_by_model_and_revision() -> None:
     roots = {root_hash("ab", "c"), root_hash("a", "bc"), root_hash("abc", ""), root_hash("", "abc")}
     assert len(roots) == 4
 
 
-def test_ids_beyond_uint32_are_refused() -> None:
+def test_ids_beyond_uint32_are_rejected() -> None:
     with pytest.raises(struct.error):
         hash_block(ROOT, [2**32])
 

@@ -1,4 +1,4 @@
-"""Chat templates as models bring them, in a sandbox."""
+"""Chat templates, with the features that models use, in a sandbox."""
 
 import json
 from typing import Any
@@ -18,22 +18,22 @@ def test_special_tokens_and_variables_are_visible() -> None:
     assert render("{{ bos_token }}{{ thinking }}{{ add_generation_prompt }}", thinking=1) == "<s>1True"
 
 
-def test_variables_have_any_name_and_hide_no_messages() -> None:
+def test_variables_have_any_name_and_do_not_replace_messages() -> None:
     variables = {"self": 1, "messages": [], "add_generation_prompt": False, "bos_token": "x"}
     assert render("{{ messages[0].role }} {{ add_generation_prompt }} {{ bos_token }}", **variables) == "user True x"
 
 
-def test_blocks_leave_no_lines_behind() -> None:
+def test_block_tags_leave_no_blank_lines() -> None:
     source = "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}"
     assert render(source) == "Grüße <b>\n"
 
 
-def test_json_is_plain_json() -> None:
+def test_tojson_does_not_escape_html() -> None:
     assert render("{{ messages | tojson }}") == json.dumps(MESSAGES, ensure_ascii=False)
     assert render("{{ messages[0] | tojson(indent=2) }}") == json.dumps(MESSAGES[0], ensure_ascii=False, indent=2)
 
 
-def test_loop_controls_and_generation_blocks_are_known() -> None:
+def test_loop_controls_and_generation_blocks_work() -> None:
     source = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     assert render(source) == "01"
     assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}!") == "user!"
@@ -55,12 +55,12 @@ def test_the_date_is_todays() -> None:
         "{{ messages | map('dictsort') | list }}{{ 'x' | dictsort }}",
     ],
 )
-def test_what_a_template_refuses_is_a_value_error(source: str) -> None:
+def test_a_template_that_fails_raises_a_chat_template_error(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         render(source)
 
 
-def test_a_template_that_does_not_compile_is_refused() -> None:
+def test_a_template_that_does_not_compile_is_rejected() -> None:
     with pytest.raises(ChatTemplateError, match="does not compile"):
         ChatTemplate("{% if %}")
 
@@ -73,6 +73,6 @@ def test_template_comes_from_its_file_then_the_configuration() -> None:
     assert template_source({}, None) is None
 
 
-def test_special_tokens_are_texts_or_objects() -> None:
+def test_special_tokens_are_strings_or_objects() -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "other": "x"}
     assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}

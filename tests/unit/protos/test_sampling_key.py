@@ -1,4 +1,4 @@
-"""The key of a choice: published vectors, so that every front door draws the same."""
+"""Sampling keys equal the published vectors, so that gateway and offline `LLM` derive the same."""
 
 import pytest
 
@@ -27,6 +27,6 @@ def test_choices_and_seeds_never_share_a_key() -> None:
     assert len({choice_key(seed, index) for seed in range(50) for index in range(50)}) == 2500
 
 
-def test_negative_choice_is_refused() -> None:
+def test_negative_choice_index_is_rejected() -> None:
     with pytest.raises(ValueError, match="choice index must not be negative, got -1"):
         choice_key(0, -1)

@@ -1,4 +1,4 @@
-"""Text comes out of tokens whole: the same in every division into calls, UTF-8 safe, and never with a stop string."""
+"""Incremental detokenization: independent of the division into calls, UTF-8 safe, without stop strings."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -43,7 +43,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def run(stream: TextStream, token_ids: Sequence[int], sizes: Sequence[int] = ()) -> list[TextDelta]:
-    """Pushes the ids in pieces of these sizes, the rest one by one, and finishes."""
+    """Push the ids in chunks of these sizes, the rest one by one, and finish."""
     deltas, start = [], 0
     for size in [*sizes, *[1] * len(token_ids)]:
         deltas.append(stream.push(token_ids[start : start + size]))
@@ -58,7 +58,7 @@ def total(deltas: Sequence[TextDelta]) -> TextDelta:
 
 
 def lossy(text: str) -> str:
-    """Byte fallback spells a broken run of bytes with one U+FFFD a byte, a stream with one a broken character."""
+    """For invalid bytes, `decode` with byte fallback has one U+FFFD a byte, a stream one a character."""
     while "\ufffd\ufffd" in text:
         text = text.replace("\ufffd\ufffd", "\ufffd")
     return text
@@ -75,7 +75,7 @@ def test_streamed_text_equals_decoded_text(name: str, text: str) -> None:
 
 
 @given(token_ids=st.lists(st.integers(0, 380), max_size=30), skip=st.booleans())
-def test_any_byte_level_ids_stream_as_they_decode(token_ids: list[int], skip: bool) -> None:
+def test_any_byte_level_ids_stream_to_their_decoded_text(token_ids: list[int], skip: bool) -> None:
     stream = TextStream(vocabulary_of("byte-level"), skip_special_tokens=skip)
     expected = tokenizer_of("byte-level").decode(token_ids, skip_special_tokens=skip)
     assert total(run(stream, token_ids)).text == expected
@@ -105,7 +105,7 @@ def test_stop_string_cuts_at_its_first_completion_however_tokens_arrive(
 
 
 def expected_cut(text: str, stop: Sequence[str], include: bool, min_tokens: int) -> TextDelta:
-    """The same by brute force: try every end of the text in turn."""
+    """The expected result, by brute force: try every end of the text in turn."""
     searched_from = Detokenizer(letters()).push(ids_of(text)[:min_tokens])
     for end in range(len(searched_from), len(text) + 1):
         for string in sorted(stop, key=len, reverse=True):
@@ -163,12 +163,12 @@ def test_held_back_text_is_released_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("stop", [[], ["zz"]])
-def test_half_a_character_at_the_end_becomes_a_replacement_character(stop: list[str]) -> None:
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character(stop: list[str]) -> None:
     stream = TextStream(letters(), stop=stop)
     assert total([stream.push([0, 26]), stream.finish()]) == TextDelta("a\ufffd", 2)
 
 
-def test_stop_token_counts_but_is_not_shown() -> None:
+def test_stop_token_counts_but_adds_no_text() -> None:
     hidden = TextStream(letters(), stop=["q"]).finish(ids_of("abc"), stop_token=True)
     shown = TextStream(letters(), stop=["q"], include_stop_str_in_output=True).finish(ids_of("abc"), stop_token=True)
     assert (hidden, shown) == (TextDelta("ab", 3), TextDelta("abc", 3))
@@ -178,7 +178,7 @@ def test_stop_string_just_before_the_stop_token_wins() -> None:
     assert TextStream(letters(), stop=["b"]).finish(ids_of("abc"), stop_token=True) == TextDelta("a", 1, "b")
 
 
-def test_empty_stop_string_is_refused() -> None:
+def test_empty_stop_string_is_rejected() -> None:
     with pytest.raises(ValueError, match="empty"):
         TextStream(letters(), stop=["a", ""])
 
@@ -190,11 +190,11 @@ def test_context_keeps_the_space_between_prompt_and_output() -> None:
     assert (alone, continued) == ("brown", " brown")
 
 
-def test_context_completes_a_character_begun_before() -> None:
+def test_context_completes_a_character_that_began_in_the_prompt() -> None:
     assert TextStream(letters(), context=[0, 26]).finish([27, 1]) == TextDelta("éb", 2)
 
 
-def test_special_tokens_are_shown_on_request() -> None:
+def test_special_tokens_are_in_the_text_on_request() -> None:
     token_ids = [*tokenizer_of("byte-level").encode("fox").ids, 0]
     assert TextStream(vocabulary_of("byte-level")).finish(token_ids).text == "fox"
     assert TextStream(vocabulary_of("byte-level"), skip_special_tokens=False).finish(token_ids).text == "fox<eos>"

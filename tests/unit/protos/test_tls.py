@@ -1,4 +1,4 @@
-"""The files of mutual TLS: what cannot be used is said in a sentence, and what worked stays until something better."""
+"""TLS files: invalid files raise an error that names them; a failed reload keeps the previous identity."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return signed(tmp_path_factory.mktemp("second") / "made")
 
 
-def test_what_is_read_is_what_the_files_hold(first: Certificate, tmp_path: Path) -> None:
+def test_the_identity_is_the_content_of_the_files(first: Certificate, tmp_path: Path) -> None:
     identity = TlsSource(MountedSecret(tmp_path / "tls", first).files).current()
     assert identity.certificate == first.certificate.read_bytes()
     assert identity.key == first.key.read_bytes()
@@ -40,12 +40,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         TlsSource(TlsFiles(authority=path))
 
 
-def test_a_key_of_another_certificate_is_refused(first: Certificate, second: Certificate) -> None:
+def test_a_key_of_another_certificate_is_rejected(first: Certificate, second: Certificate) -> None:
     with pytest.raises(ValueError, match="are not a certificate and its key in PEM"):
         TlsSource(TlsFiles(certificate=first.certificate, key=second.key))
 
 
-def test_a_key_behind_a_password_is_refused_and_nobody_is_asked_for_it(first: Certificate, tmp_path: Path) -> None:
+def test_a_key_with_a_password_is_rejected_without_a_prompt(first: Certificate, tmp_path: Path) -> None:
     locked = tmp_path / "locked.key"
     command = ["openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", str(first.key), "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -53,12 +53,12 @@ def test_a_key_behind_a_password_is_refused_and_nobody_is_asked_for_it(first: Ce
         TlsSource(TlsFiles(certificate=first.certificate, key=locked))
 
 
-def test_an_authority_that_is_no_certificate_is_refused(first: Certificate) -> None:
+def test_an_authority_that_is_not_a_certificate_is_rejected(first: Certificate) -> None:
     with pytest.raises(ValueError, match="holds no certificates in PEM"):
         TlsSource(TlsFiles(authority=first.key))
 
 
-def test_new_files_are_read_and_unchanged_ones_are_the_same_object(
+def test_changed_files_are_reloaded_and_unchanged_ones_give_the_same_object(
     first: Certificate, second: Certificate, tmp_path: Path
 ) -> None:
     secret = MountedSecret(tmp_path / "tls", first)
@@ -69,7 +69,7 @@ def test_new_files_are_read_and_unchanged_ones_are_the_same_object(
     assert source.current().certificate == second.certificate.read_bytes()
 
 
-def test_files_that_turn_bad_are_told_of_once_and_the_old_ones_stay(
+def test_files_that_become_invalid_are_logged_once_and_the_old_ones_stay_in_use(
     first: Certificate, second: Certificate, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = MountedSecret(tmp_path / "tls", first)
