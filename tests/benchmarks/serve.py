@@ -1,12 +1,12 @@
-"""Throughput and latencies over HTTP: a closed loop of streaming clients before a gateway.
+"""Throughput and latencies over HTTP, with a closed loop of streaming clients.
 
-Before one that runs, or before an engine with random weights and gateways that this starts itself; then the requests
-are those of `closed-C` in engine.py, token by token, and the two figures say what HTTP costs.
+Measures running gateways (`--url`), or starts an engine with random weights and gateways. In that case the prompts are
+the same tokens as in `closed-C` of engine.py, so the difference of the two results is the cost of HTTP.
 
     python tests/benchmarks/serve.py --url http://127.0.0.1:8000 --workloads http-64x1
     PYTHONPATH=tests python tests/benchmarks/serve.py --model Qwen3-0.6B --workloads http-64x1 http-256x2
 
-`http-CxG`: C clients of G gateways. Milliseconds to the first token and between tokens, at these percentiles.
+`http-CxG`: C clients, G gateways. Reports percentiles of milliseconds to the first token and between tokens.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from real_shapes import SHAPES, has_weights, write_model, write_tokenizer
 
 WORKLOADS = ("http-1x1", "http-16x1", "http-64x1", "http-256x2")
 _SUBJECTS = ("a river", "the moon", "bread", "a small boat", "the sea", "an old tree", "rain", "a long road")
-_TEXT_TURNS = 4  # requests of each client, where prompts are texts
+_TEXT_TURNS = 4  # requests of each client with `--url`
 _PERCENTILES = (0.5, 0.9, 0.99)
 
 
 def measure(
     ports: Sequence[int], clients: int, prompts: Sequence[Prompt], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One closed loop, the clients spread over the gateways and over processes."""
+    """Run one closed loop, with the clients spread over the gateways and over processes."""
     with urlopen(f"http://127.0.0.1:{ports[0]}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]["id"]
     processes = min(clients, max(options.processes, len(ports)))
@@ -54,7 +54,7 @@ def measure(
 
 
 def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
-    """Raises `SystemExit` where a request failed: such a figure is none."""
+    """Raises `SystemExit` if a request failed."""
     if errors := sorted({sample.error for sample in samples if sample.error}):
         raise SystemExit("requests failed: " + "; ".join(errors))
     values = {
@@ -72,7 +72,7 @@ def record(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
 
 @contextmanager
 def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[list[int], int]]:
-    """An engine of random weights and gateways before it: their ports, and the size of the vocabulary."""
+    """Start an engine with random weights and gateways. Yields the gateways' ports and the vocabulary's size."""
     from support.processes import engine_process, gateway_process
 
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def texts(clients: int) -> list[Prompt]:
 
 
 def records(options: argparse.Namespace, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each workload's record as it is known."""
+    """Run the workloads; yields each one's name and record."""
     shapes = {name: tuple(map(int, name.removeprefix("http-").split("x"))) for name in options.workloads}
     if options.url:
         ports = [urlsplit(url).port or 80 for url in options.url]
@@ -111,16 +111,18 @@ def records(options: argparse.Namespace, sizes: Sizes) -> Iterator[tuple[str, di
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", action="append", help="of a gateway that runs on this machine; repeat for several")
-    parser.add_argument("--model", default="Qwen3-0.6B", help=f"to start: {', '.join(SHAPES)}, or a model's folder")
+    parser.add_argument("--url", action="append", help="URL of a gateway on this machine, may be repeated")
+    parser.add_argument("--model", default="Qwen3-0.6B", help=f"model to start: {', '.join(SHAPES)}, or a folder")
     parser.add_argument("--quantization")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--workloads", nargs="+", default=["http-64x1"], metavar="NAME")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer, where a gateway runs")
-    parser.add_argument("--seconds", type=float, default=120.0, help="the most that one workload may take")
-    parser.add_argument("--processes", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="of clients")
-    parser.add_argument("--small", action="store_true", help="lengths that show only that all of it runs")
-    parser.add_argument("--json", type=Path, help="write the records to this file as they come")
+    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of a request, with --url")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of one workload")
+    parser.add_argument(
+        "--processes", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="number of client processes"
+    )
+    parser.add_argument("--small", action="store_true", help="short prompts and outputs, to check that everything runs")
+    parser.add_argument("--json", type=Path, help="write each record to this file")
     options = parser.parse_args(argv)
     document: dict[str, Any] = {"arguments": list(argv), "records": {}}
     for name, figures in records(options, SMALL if options.small else FULL):

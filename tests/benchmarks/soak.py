@@ -1,10 +1,10 @@
-"""A soak: two engines and a gateway under mixed traffic for half an hour; memory must stay flat, KV blocks come back.
+"""Soak test: two engines and a gateway under mixed traffic for half an hour, checking for memory and KV block leaks.
 
-Traffic is what people send: streams, whole answers, several choices, log probabilities, long prompts, clients that
-leave in mid-stream, and bad requests. The KV cache is small, so that after some minutes all of its pages have been
-written to: one of the default size would take an hour to grow into its memory. Prints a line a minute with every
-process's own memory, then compares the middle with the end. The status is 1 where an answer failed, blocks are still in
-use at the end, or a process grew by more than 5 % and 20 MiB between the two.
+The traffic has streams, whole responses, several choices, log probabilities, long prompts, disconnects during a stream
+and invalid requests. The KV cache is small, so that all of its pages are written to within minutes; with the default
+size, resident memory would grow for an hour. Prints each process's private memory every minute. Exits with 1 if a
+request failed, if KV blocks are in use at the end, or if a process grew by more than 5 % and 20 MiB from the second to
+the last third of the run.
 
     PYTHONPATH=tests python tests/benchmarks/soak.py --minutes 30 --clients 6
 """
@@ -35,14 +35,14 @@ _MIB = 1 << 20
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests, by kind, and what went wrong."""
+    """Requests done, by kind, and errors."""
 
     done: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
 
 
 class Client:
-    """One person's requests, one after the other, with pauses between them."""
+    """Sends requests of random kinds, one after the other, with pauses."""
 
     def __init__(self, url: str, seed: int, tally: Tally) -> None:
         self._openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
@@ -55,7 +55,7 @@ class Client:
             kind = self._random.choice(self._kinds)
             try:
                 kind()
-            except Exception as error:  # counted: a soak tells all that went wrong, and goes on
+            except Exception as error:  # reported at the end; the run continues
                 self._tally.errors.append(f"{kind.__name__}: {type(error).__name__}: {error}")
             self._tally.done[kind.__name__] += 1
             time.sleep(self._random.uniform(0, 0.2))
@@ -105,13 +105,13 @@ def scrape(port: int) -> Scrape:
 
 
 def memory(process: psutil.Process) -> float:
-    """MiB of its own. Pages of files are not counted: how many of them stay is up to the machine."""
+    """Private resident memory in MiB. File pages are not counted: the kernel decides how many stay resident."""
     now = process.memory_info()
     return float(now.rss - now.shared) / _MIB
 
 
 def watch(processes: dict[str, psutil.Process], deadline: float, tally: Tally) -> dict[str, list[float]]:
-    """Memory of every process by its name, once a minute."""
+    """Private memory of each process in MiB, once a minute until the deadline."""
     history: dict[str, list[float]] = {name: [] for name in processes}
     print("| minute |", " | ".join(f"{name}, MiB" for name in processes), "| requests | errors |")
     print("|---:" * (len(processes) + 3) + "|", flush=True)
@@ -127,7 +127,7 @@ def watch(processes: dict[str, psutil.Process], deadline: float, tally: Tally) -
 
 
 def growth(history: list[float]) -> float:
-    """MiB from the second third to the last third of the run, by their medians; the first third warms up."""
+    """Growth in MiB from the median of the second third to that of the last third. The first third is warm-up."""
     third = max(1, len(history) // 3)
     return statistics.median(history[-third:]) - statistics.median(history[third : 2 * third] or history)
 
@@ -157,7 +157,7 @@ def main() -> int:
         history = watch(processes, deadline, tally)
         for thread in threads:
             thread.join()
-        time.sleep(3)  # several steps, and the statistics that follow them
+        time.sleep(3)  # until the engines have reported their final statistics
         usage = scrape(port).value("vllm:kv_cache_usage_perc")
     grown = {name: round(growth(values), 1) for name, values in history.items()}
     print(json.dumps({"requests": tally.done, "errors": len(tally.errors), "growth_mib": grown, "kv_usage": usage}))

@@ -1,7 +1,7 @@
-"""How many SSE events a second one gateway process sends, one token an event, from an engine that costs nothing.
+"""SSE events per second of one gateway process, with one token an event.
 
-A fake engine process emits one message a step, flat out; a raw-socket client process counts events and parses nothing.
-All three share this machine's cores, so the figure to compare is events per second of the gateway's own CPU time.
+A fake engine process sends one message a step, as fast as the gateway reads; a client process on raw sockets counts
+events without parsing them. All three share the machine's cores: compare events per second of the gateway's CPU time.
 
     PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256
 """
@@ -22,12 +22,12 @@ import psutil
 from support.processes import TESTS, fake_engine_process, gateway_process
 
 _EVENT = b"data: "
-_PAUSE_SECONDS = 0.001  # lets bytes gather, so that the client costs little
+_PAUSE_SECONDS = 0.001  # so that the client reads many events at once and uses little CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one number of streams gave. CPU in cores."""
+    """The result for one number of streams. CPU in cores."""
 
     streams: int
     events_per_second: float
@@ -38,12 +38,12 @@ class Figure:
 
 
 class EventCounter:
-    """Open streams, and the events that they brought."""
+    """Open streams, and the number of their events."""
 
     def __init__(self, port: int, streams: int) -> None:
         self.count = 0
         self._selector = selectors.DefaultSelector()
-        self._tails: dict[int, bytes] = {}  # by socket: bytes that may begin an event
+        self._tails: dict[int, bytes] = {}  # file descriptor -> last bytes, which may begin an event
         for _ in range(streams):
             connection = socket.create_connection(("127.0.0.1", port))
             connection.sendall(_request())
@@ -66,7 +66,7 @@ class EventCounter:
 
 
 def count_events(port: int, streams: int, warm_up: float, seconds: float) -> None:
-    """The client process: prints `start` when it begins to count, then `end EVENTS SECONDS`."""
+    """Run the client: prints `start` when it begins to count, then `end EVENTS SECONDS`."""
     counter = EventCounter(port, streams)
     while not counter.all_started():
         counter.poll()
@@ -94,7 +94,7 @@ def _request() -> bytes:
 
 
 def measure(streams: int, arguments: argparse.Namespace) -> Figure:
-    """A fresh engine and a fresh gateway for each number of streams."""
+    """Start a new engine and a new gateway, and count the events of this number of streams."""
     with (
         fake_engine_process("--repeat") as (engine, address),
         gateway_process(address, *arguments.gateway_argument) as (gateway, port),
@@ -106,7 +106,7 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
             assert client.stdout is not None
             processes = [psutil.Process(child.pid) for child in (gateway, engine, client)]
             if client.stdout.readline().strip() != "start":
-                raise SystemExit("the client did not start; what it said is above")
+                raise SystemExit("the client did not start, its output is above")
             before = [cpu_seconds(each) for each in processes]
             line = client.stdout.readline().split()
             after = [cpu_seconds(each) for each in processes]
@@ -130,9 +130,11 @@ def cpu_seconds(process: psutil.Process) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long events are counted")
-    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before that")
-    parser.add_argument("--gateway-argument", action="append", default=[], help="for proa-gateway serve; repeat")
+    parser.add_argument("--seconds", type=float, default=5.0, help="time for which events are counted")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before events are counted")
+    parser.add_argument(
+        "--gateway-argument", action="append", default=[], help="argument for proa-gateway serve, may be repeated"
+    )
     parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.client:

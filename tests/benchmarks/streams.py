@@ -1,8 +1,8 @@
-"""Many streams at once through one gateway process: whether all are served, how evenly, and what memory each takes.
+"""Many concurrent streams through one gateway process: completeness, latencies, memory per stream.
 
-A fake engine process gives every stream a token each step, at a pace that a large model would have; the clients are in
-two more processes. Bounded in requests and in time. Prints a Markdown table and one line of JSON. Exits with 1 where a
-stream failed or was cut short, or where fewer were being answered at one moment than were asked for.
+A fake engine process sends every stream a token each step, at the pace of a large model. The clients run in two more
+processes. Prints a Markdown table and one line of JSON. Exits with 1 if a stream failed or is incomplete, or if fewer
+than `--streams` were ever open at once.
 
     PYTHONPATH=tests python tests/benchmarks/streams.py --streams 1 1000
 """
@@ -27,11 +27,11 @@ _CLIENT_PROCESSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one number of streams gave."""
+    """The result for one number of streams."""
 
     streams: int
-    served: int  # with every token
-    at_once: int  # at most, from their first token to their last
+    served: int  # streams that got every token
+    at_once: int  # most streams between their first and last token at one moment
     seconds: float
     events_per_second: float
     time_to_first_token_p50: float  # seconds
@@ -39,14 +39,14 @@ class Figure:
     between_tokens_p50: float
     between_tokens_p99: float
     gateway_cpu: float  # cores
-    files: int  # open in the gateway, at most
+    files: int  # most open files of the gateway
     idle_mb: float
     peak_mb: float
     kb_a_stream: float
 
 
 def measure(streams: int, arguments: argparse.Namespace) -> Figure:
-    """A fresh engine and a fresh gateway for each number of streams."""
+    """Start a new engine and a new gateway, and run this number of streams."""
     batch = str(arguments.batch or streams)
     engine = ("--repeat", "--step-delay", str(arguments.step_delay), "--max-num-seqs", batch)
     with (
@@ -55,7 +55,7 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
         gateway_process(address, *arguments.gateway_argument) as (gateway, port),
     ):
         process = psutil.Process(gateway.pid)
-        run(clients, port, 2, arguments)  # what the first requests load is not the streams'
+        run(clients, port, 2, arguments)  # warm up: the first requests load modules
         idle, cpu, started = process.memory_info().rss, process.cpu_times(), time.monotonic()
         running = run_async(clients, port, streams, arguments)
         peak = files = 0
@@ -88,7 +88,7 @@ def measure(streams: int, arguments: argparse.Namespace) -> Figure:
 
 
 def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
-    """How many of them have a moment in common."""
+    """The most intervals that overlap at one moment."""
     steps = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
     return max(accumulate((step for _, step in steps), initial=0))
 
@@ -111,11 +111,13 @@ def run(clients: Pool, port: int, streams: int, arguments: argparse.Namespace) -
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 1000])
-    parser.add_argument("--batch", type=int, help="sequences that the engine runs at once; default: all of them")
-    parser.add_argument("--max-tokens", type=int, default=100, help="of each stream")
-    parser.add_argument("--step-delay", type=float, default=0.1, help="seconds between tokens, at best")
-    parser.add_argument("--seconds", type=float, default=120.0, help="nothing outlives this")
-    parser.add_argument("--gateway-argument", action="append", default=[], help="for proa-gateway serve; repeat")
+    parser.add_argument("--batch", type=int, help="max_num_seqs of the engine (default: all streams)")
+    parser.add_argument("--max-tokens", type=int, default=100, help="tokens of each stream")
+    parser.add_argument("--step-delay", type=float, default=0.1, help="seconds between the engine's steps")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit for one number of streams")
+    parser.add_argument(
+        "--gateway-argument", action="append", default=[], help="argument for proa-gateway serve, may be repeated"
+    )
     arguments = parser.parse_args(argv)
     measured = [measure(streams, arguments) for streams in arguments.streams]
     figures = [asdict(figure) for figure in measured]

@@ -1,7 +1,7 @@
-"""FakeEngine: the whole EngineService over real gRPC, with a script where the model would be.
+"""FakeEngine: the EngineService over real gRPC, with scripted replies instead of a model.
 
-It speaks the wire's protobuf and knows nothing of the gateway's or the engine's code, so that it can contradict both.
-Everything runs on the caller's event loop. What a request gets is a `Reply`, made by the engine's `script`.
+It uses protobuf messages and no code of the gateway or the engine, so that tests of either check the contract.
+Everything runs on the caller's event loop. The `script` returns the `Reply` to each request.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _HEARTBEAT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The tokens a request gets, an end token included where there is one. `repeat`: over and over, to max_tokens."""
+    """Output tokens, with the end token if there is one. `repeat`: repeat them up to `max_tokens`."""
 
     token_ids: Sequence[int]
     finish_reason: core_pb2.FinishReason = core_pb2.FINISH_REASON_STOP
@@ -58,19 +58,19 @@ def prompt_ids(request: core_pb2.EngineCoreRequest) -> list[int]:
 
 
 def echo(request: core_pb2.EngineCoreRequest) -> Reply:
-    """The prompt, then the end token."""
+    """Reply with the prompt and the end token."""
     return Reply([*prompt_ids(request), EOS])
 
 
 def say(text: str, *, repeat: bool = False) -> Script:
-    """The text in `tokenizer_files()`' tokens, then the end token; or the text over and over."""
+    """Reply with the text, tokenized with `tokenizer_files()`, and the end token; or repeat the text."""
     ids = byte_level_tokenizer().encode(text).ids
     reply = Reply(ids if repeat else [*ids, EOS], repeat=repeat)
     return lambda request: reply
 
 
 def tokenizer_files() -> dict[str, bytes]:
-    """A byte-level tokenizer with a chat template, `<eos>` being token 0; file name -> contents, sorted."""
+    """Files of a byte-level tokenizer with a chat template, sorted by name. Token 0 is `<eos>`."""
     config = {"eos_token": "<eos>", "chat_template": CHAT_TEMPLATE, "add_bos_token": False}
     return {
         "generation_config.json": json.dumps({"eos_token_id": EOS}).encode(),
@@ -81,7 +81,7 @@ def tokenizer_files() -> dict[str, bytes]:
 
 @dataclass(eq=False)
 class _Caller:
-    """A Session or a Generate call. `send` waits until the transport takes what was sent before."""
+    """A Session or a Generate call. `send` waits while the transport has unsent messages."""
 
     is_session: bool
     queue: asyncio.Queue[Any] = field(default_factory=lambda: asyncio.Queue(maxsize=2))
@@ -93,7 +93,7 @@ class _Caller:
 
     def close(self) -> None:
         self.closed = True
-        while not self.queue.empty():  # a step that waits to send goes on
+        while not self.queue.empty():  # unblocks a step that waits in `send`
             self.queue.get_nowait()
 
 
@@ -103,7 +103,7 @@ class _Running:
     handle: int
     request: core_pb2.EngineCoreRequest
     reply: Reply
-    length: int  # tokens it will get, resumed ones counted
+    length: int  # output tokens, including resumed ones
     queued: float
     position: int
 
@@ -113,10 +113,10 @@ class _Running:
 
 
 class FakeEngine(service_pb2_grpc.EngineServiceServicer):
-    """Start with `start`, end with `stop`. Attributes may be changed while it runs.
+    """Call `start` and `stop`. Attributes may be changed while it runs.
 
-    `step_delay`: seconds before each step; zero is flat out, None is only when the test calls `step`.
-    `requests` and `aborted` record what was asked, in order.
+    `step_delay`: seconds before each step; None: steps run only when the test calls `step`.
+    `requests` and `aborted` record requests and aborted request ids, in order.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.instance_id = secrets.token_hex(8)
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> str:
-        """Serve, on a port of the system's choice unless given one. Returns `host:port`."""
+        """Serve on `port`, by default a free one. Returns `host:port`."""
         self._draining = False
         self._server = grpc.aio.server(options=_OPTIONS)
         service_pb2_grpc.add_EngineServiceServicer_to_server(self, self._server)
@@ -186,7 +186,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         return self.address
 
     async def stop(self, grace: float | None = None) -> None:
-        """End every call, at once unless given grace. What clients see is a connection that broke."""
+        """Close all calls after the grace period, by default at once. Clients see a broken connection."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -205,7 +205,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         await self.stop()
 
     async def drain(self) -> None:
-        """Admit nothing new, say so, and close each session with its last request."""
+        """Reject new requests, send `Draining`, and close each session when its last request ends."""
         self._draining = True
         await self._set_health(_NOT_SERVING)
         for session in list(self._sessions):
@@ -213,7 +213,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         await self._close_drained()
 
     async def until(self, predicate: Callable[["FakeEngine"], bool], seconds: float | None = 10.0) -> None:
-        """Wait for something that a request, an abort, a step or a session changes."""
+        """Wait until `predicate(self)` is true; it is checked after each request, abort, step and session."""
         if not predicate(self):
             reached = asyncio.get_running_loop().create_future()
             self._waiters.append((predicate, reached))
@@ -240,7 +240,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         )
 
     async def step(self) -> None:
-        """One token for every running request, one message for every session."""
+        """Send one token for each running request, in one message for each session."""
         room = self.info.max_num_seqs - len(self._running)
         self._running += self._waiting[:room]
         del self._waiting[:room]
@@ -326,7 +326,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
         if self.kv_events is None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake tells nobody what it holds")
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake engine has no KV events")
         self.num_kv_subscriptions += 1
         self._notify()
         while (message := await self.kv_events.get()) is not None:
@@ -373,7 +373,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         return None
 
     def _advance(self, item: _Running, now: float) -> tuple[int, core_pb2.EngineCoreOutput | None]:
-        """The request's next token, and an output of its own where it has more to say than that."""
+        """The request's next token, and an `EngineCoreOutput` if the output has more than that."""
         reply, position = item.reply, item.position
         token = reply.token_ids[position % len(reply.token_ids)]
         item.position += 1

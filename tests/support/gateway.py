@@ -1,4 +1,4 @@
-"""A gateway in the test's own event loop, behind a real socket, so that clients may be slow or rude."""
+"""A gateway in the test's event loop, on a real socket, so that tests can be slow or misbehaving clients."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ PATIENT = Deadlines(connect=10.0, heartbeat=10.0, shutdown=5.0)
 
 @dataclass(frozen=True)
 class RunningGateway:
-    """`gateway` is what routes use; `http` and `openai` are clients of it."""
+    """`gateway` is the object that routes use; `http` and `openai` are clients."""
 
     port: int
     gateway: Gateway
@@ -36,7 +36,7 @@ class RunningGateway:
         return await self.http.post("/v1/completions", json={"model": "fake", "prompt": prompt, **fields})
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """The events of a whole stream: parsed, `[DONE]` as it is."""
+        """All events of a stream, parsed; `[DONE]` is a string."""
         async with self.http.stream("POST", path, json={**body, "stream": True}) as response:
             assert response.status_code == 200, await response.aread()
             return [event async for event in events_of(response)]
@@ -58,7 +58,7 @@ async def events_of(response: httpx.Response) -> AsyncIterator[Any]:
 async def running_gateway(
     *engines: FakeEngine | str, ready: bool = True, deadlines: Deadlines = PATIENT, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway before these engines, or addresses. `ready`: wait until it can use all of them."""
+    """A gateway for these engines, or addresses. `ready`: wait until all of them are usable."""
     addresses = tuple(engine if isinstance(engine, str) else engine.address for engine in engines)
     config = GatewayConfig(engines=addresses, host="127.0.0.1", port=0, deadlines=deadlines)
     server = make_server(replace(config, **settings))
@@ -83,7 +83,7 @@ async def running_gateway(
 
 
 async def until(predicate: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Wait for something that nobody announces."""
+    """Poll until `predicate()` is true."""
     async with asyncio.timeout(seconds):
         while not predicate():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
