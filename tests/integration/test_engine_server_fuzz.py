@@ -101,7 +101,7 @@ def odd_request(rng: random.Random) -> core_pb2.EngineCoreRequest:
     for name in rng.sample(("allowed_token_ids", "stop_token_ids"), rng.randrange(2)):
         params[name] = some(count)
     if rng.random() < 0.2:
-        params["bad_words"] = [core_pb2.TokenSequence(token_ids=some(count)) for _ in range(2)]
+        params["bad_words_token_ids"] = [core_pb2.TokenSequence(token_ids=some(count)) for _ in range(2)]
     if rng.random() < 0.2:
         params["logit_bias"] = {count(): rng.choice(NUMBERS)}
     prompt = some(lambda: rng.randrange(61), 30) + (some(count, 2) if rng.random() < 0.3 else [])

@@ -19,7 +19,6 @@ from proa_gateway.engines.circuit_breaker import BreakerState
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.types import EngineStats
 from support.fake_executor import FakeExecutor
 from support.processes import free_port
 from support.scrape import Scrape
@@ -160,7 +159,7 @@ def test_an_engines_page_is_served_until_it_is_stopped() -> None:
 
 def engine(address: str, *, model_name: str | None) -> EngineClient:
     """An engine as metrics read it; one without a session has no model."""
-    stats = EngineStats(num_running_reqs=3, num_waiting_reqs=4, kv_cache_usage=0.5)
+    stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=4, kv_cache_usage=0.5)
     fields = {"load_stats": stats, "kv_cache_usage": stats.kv_cache_usage, "breaker_state": BreakerState.OPEN}
     return cast(EngineClient, SimpleNamespace(address=address, model_name=model_name, **fields))
 

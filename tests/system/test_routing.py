@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proa.blocks import hash_blocks
+from proa_gateway.routing.hints import hash_chain
 from support.gateway import RunningGateway, running_gateway, until
 from support.processes import engine_process, free_port
 from support.scrape import Scrape
@@ -145,5 +146,5 @@ async def test_prompts_under_another_salt_share_nothing(gateways: list[RunningGa
 
 
 def _hashes(gateway: RunningGateway, token_ids: list[int]) -> list[bytes]:
-    chain = gateway.gateway.models.get(gateway.gateway.pool.model_names()[0]).info.chain
+    chain = hash_chain(gateway.gateway.models.get(gateway.gateway.pool.model_names()[0]).info)
     return hash_blocks(chain.root, token_ids, chain.block_size)

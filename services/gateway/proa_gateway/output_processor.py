@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
 from proa_gateway.errors import GatewayError, InternalError
-from proa_gateway.types import EngineOutput, FinishReason, TokenLogprobs
 
 FinishName = Literal["stop", "length", "abort"]
 _NAMES: dict[FinishReason, FinishName] = {
@@ -125,7 +125,7 @@ class OutputProcessor:
         elif delta.text:
             self._sink.text(delta.text)
 
-    def output(self, output: EngineOutput) -> None:
+    def output(self, output: EngineCoreOutput) -> None:
         if output.finish_reason is FinishReason.ERROR:
             self._listener.failed(self, InternalError(f"the engine failed: {output.error}"), retryable=False)
             return

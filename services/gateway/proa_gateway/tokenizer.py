@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -14,17 +13,8 @@ from proa.text import Vocabulary
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """Defaults of sampling parameters, from the model's `generation_config.json`."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+# The sampling parameters whose defaults a model's generation_config.json may set.
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Tokenizer:
@@ -44,7 +34,7 @@ class Tokenizer:
         config = _json(files.get("tokenizer_config.json"))
         source = template_source(config, files.get("chat_template.jinja"))
         self.chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
-        self.defaults = _defaults(_json(files.get("generation_config.json")))
+        self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.vocabulary = Vocabulary(self._tokenizer)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -69,7 +59,5 @@ def _json(data: bytes | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _defaults(config: Mapping[str, Any]) -> GenerationDefaults:
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
-    return GenerationDefaults(**given)
+def _sampling_defaults(config: Mapping[str, Any]) -> dict[str, float]:
+    return {name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}

@@ -1,10 +1,12 @@
 """RequestAttempts: how often, when, where and with what a failed sequence is sent again."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from proa.contract import EngineCoreRequest, ModelInfo, SamplingParams
 from proa_gateway.engines.attempts import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
@@ -15,22 +17,35 @@ from proa_gateway.engines.attempts import (
 )
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, Overloaded
-from proa_gateway.routing.hints import HashChain, RoutingHints
-from proa_gateway.types import EngineRequest, ModelInfo, SamplingParams
+from proa_gateway.routing.hints import RoutingHints
 
+MODEL = ModelInfo(
+    model_name="m",
+    model="/m",
+    max_model_len=100,
+    vocab_size=10,
+    block_size=16,
+    num_gpu_blocks=8,
+    block_hash_version=1,
+    tokenizer_digest="d",
+    max_num_seqs=8,
+    max_logprobs=20,
+    max_waiting_requests=9,
+    engine_version="0",
+    max_num_batched_tokens=64,
+    prefix_caching=True,
+)
 LOST, FULL, UNAVAILABLE = EngineLost("lost"), Overloaded("full"), EngineUnavailable("not now")
 
 
 def engine(address: str = "a", **info: Any) -> EngineClient:
-    known = {"model_name": "m", "max_model_len": 100, "vocab_size": 10, "tokenizer_digest": "d", "max_num_seqs": 8}
-    known |= {"block_hash_version": 1, "max_logprobs": 20, "chain": HashChain(b"/m", 16)}
-    made = ModelInfo(**{**known, **info})
-    return cast(EngineClient, SimpleNamespace(address=address, hello=SimpleNamespace(model=made)))
+    return cast(EngineClient, SimpleNamespace(address=address, hello=SimpleNamespace(model=replace(MODEL, **info))))
 
 
 def sent_once(num_tokens: int = 0, **params: Any) -> RequestAttempts:
     """A sequence that was sent once and has received `num_tokens` tokens."""
-    request = EngineRequest(request_id="r", prompt_token_ids=[1, 2], sampling_params=SamplingParams(key=7, **params))
+    sampling_params = SamplingParams(key=7, **params)
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1, 2], sampling_params=sampling_params)
     made = RequestAttempts(request, RoutingHints())
     made.record_sent(engine())
     made.update_progress(num_tokens, 1.0)
@@ -106,8 +121,8 @@ def test_engines_with_another_tokenizer_or_weights_are_incompatible(num_tokens: 
         engine("same", max_model_len=50),
         engine("vocabulary", vocab_size=11),
         engine("tokenizer", tokenizer_digest="e"),
-        engine("weights", chain=HashChain(b"/other", 16)),
-        engine("block size", chain=HashChain(b"/m", 32)),
+        engine("weights", model="/other"),
+        engine("block size", block_size=32),
         cast(EngineClient, SimpleNamespace(address="not connected", hello=None)),
     ]
     assert sent_once(num_tokens).incompatible(others) == incompatible

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextStream, Vocabulary
 from proa_gateway.errors import GatewayError, InternalError
 from proa_gateway.output_processor import Delta, OutputProcessor
-from proa_gateway.types import EngineOutput, FinishReason, TokenLogprobs
 from support.tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
@@ -81,7 +81,7 @@ def test_a_character_split_over_tokens_is_emitted_whole() -> None:
 def test_the_end_token_counts_and_adds_no_text() -> None:
     sequence, recorder = make()
     sequence.token(ids("The")[0])
-    sequence.output(EngineOutput(new_token_ids=[EOS], finish_reason=FinishReason.STOP))
+    sequence.output(EngineCoreOutput(new_token_ids=[EOS], finish_reason=FinishReason.STOP))
     assert "".join(recorder.texts) == "The"
     assert (recorder.deltas[-1].finish_reason, recorder.deltas[-1].stop_reason) == ("stop", None)
     assert sequence.num_tokens == 2
@@ -95,7 +95,7 @@ def test_a_stop_string_cuts_text_tokens_and_logprobs_alike(size: int) -> None:
     for start in range(0, len(all_ids), size):
         if "ended" not in recorder.events:
             chunk = all_ids[start : start + size]
-            sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
+            sequence.output(EngineCoreOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
     assert "".join(recorder.texts) == "one two three"
     kept = [token_id for delta in recorder.deltas for token_id in delta.token_ids]
     assert kept == [entry.token_id for delta in recorder.deltas for entry in delta.logprobs] == ids("one two three")
@@ -111,31 +111,31 @@ def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     assert "".join(recorder.texts) == "one "
     sequence.token(ids(" three")[0])
     assert "".join(recorder.texts).startswith("one two")
-    sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH))
+    sequence.output(EngineCoreOutput(finish_reason=FinishReason.LENGTH))
     assert recorder.deltas[-1].finish_reason == "length"
 
 
 def test_tokens_and_logprobs_come_with_their_text() -> None:
     sequence, recorder = make(wants_tokens=True, stop=["xyz"])
     chunk = ids("one")
-    sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
+    sequence.output(EngineCoreOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
     assert [len(delta.token_ids) for delta in recorder.deltas] == [len(chunk)]
 
 
 def test_prompt_logprobs_come_with_the_first_delta() -> None:
     sequence, recorder = make(wants_tokens=True)
     for token_id in (5, 6):  # a chunk of prefill each
-        sequence.output(EngineOutput(prompt_logprobs=logprobs([token_id])))
+        sequence.output(EngineCoreOutput(prompt_logprobs=logprobs([token_id])))
     assert recorder.events == []
     chunk = ids("one")[:1]
     for _ in range(2):
-        sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
+        sequence.output(EngineCoreOutput(new_token_ids=chunk, logprobs=logprobs(chunk)))
     assert [len(delta.prompt_logprobs) for delta in recorder.deltas] == [2, 0]
 
 
 def test_an_engine_error_is_a_failure_that_is_not_retried() -> None:
     sequence, recorder = make()
-    sequence.output(EngineOutput(finish_reason=FinishReason.ERROR, error="NaN"))
+    sequence.output(EngineCoreOutput(finish_reason=FinishReason.ERROR, error="NaN"))
     assert recorder.events == ["failed InternalError False"]
 
 
@@ -143,13 +143,13 @@ def test_a_sequence_continues_on_another_engine_where_it_stopped() -> None:
     sequence, recorder = make()
     whole = ids("A 👩‍👩‍👧 costs €5.")
     cut = len(ids("A 👩")) - 1  # in the middle of a character
-    sequence.output(EngineOutput(new_token_ids=whole[:cut], num_cached_tokens=16))
+    sequence.output(EngineCoreOutput(new_token_ids=whole[:cut], num_cached_tokens=16))
     sequence.failed(InternalError("lost"), retryable=True)
     assert list(sequence.received) == whole[:cut]
-    sequence.output(EngineOutput(new_token_ids=whole[cut : cut + 1], num_cached_tokens=48))
+    sequence.output(EngineCoreOutput(new_token_ids=whole[cut : cut + 1], num_cached_tokens=48))
     for token_id in whole[cut + 1 :]:
         sequence.token(token_id)
-    sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH, num_cached_tokens=48))
+    sequence.output(EngineCoreOutput(finish_reason=FinishReason.LENGTH, num_cached_tokens=48))
     assert "".join(recorder.texts) == "A 👩‍👩‍👧 costs €5."
     assert recorder.events == ["started", "failed InternalError True", "ended"]
     assert (sequence.num_tokens, sequence.num_cached_tokens) == (len(whole), 16)
@@ -158,9 +158,9 @@ def test_a_sequence_continues_on_another_engine_where_it_stopped() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 def test_a_discarded_output_has_prompt_logprobs_and_finish_reason_length(reason: FinishReason) -> None:
     sequence, recorder = make_discarding()
-    sequence.output(EngineOutput(prompt_logprobs=logprobs([1, 2])))
+    sequence.output(EngineCoreOutput(prompt_logprobs=logprobs([1, 2])))
     stop_reason = 5 if reason is FinishReason.STOP else None
-    last = EngineOutput(new_token_ids=[5], logprobs=logprobs([5]), finish_reason=reason, stop_reason=stop_reason)
+    last = EngineCoreOutput(new_token_ids=[5], logprobs=logprobs([5]), finish_reason=reason, stop_reason=stop_reason)
     sequence.output(last)
     assert recorder.deltas == [Delta(prompt_logprobs=logprobs([1, 2]), finish_reason="length")]
     assert recorder.events == ["started", "ended"]
@@ -171,15 +171,17 @@ def test_a_discarded_output_has_prompt_logprobs_and_finish_reason_length(reason:
 def test_a_discarded_plain_token_does_not_count() -> None:
     sequence, recorder = make_discarding()
     sequence.token(5)
-    sequence.output(EngineOutput(finish_reason=FinishReason.LENGTH))
+    sequence.output(EngineCoreOutput(finish_reason=FinishReason.LENGTH))
     assert recorder.deltas == [Delta(finish_reason="length")]
     assert sequence.num_tokens == 0
 
 
 def test_prompt_logprobs_of_an_attempt_without_tokens_are_dropped() -> None:
     sequence, recorder = make(wants_tokens=True)
-    sequence.output(EngineOutput(prompt_logprobs=logprobs([1, 2])))
+    sequence.output(EngineCoreOutput(prompt_logprobs=logprobs([1, 2])))
     sequence.failed(InternalError("lost"), retryable=True)
     chunk = ids("one")[:1]
-    sequence.output(EngineOutput(new_token_ids=chunk, logprobs=logprobs(chunk), prompt_logprobs=logprobs([1, 2, 3])))
+    sequence.output(
+        EngineCoreOutput(new_token_ids=chunk, logprobs=logprobs(chunk), prompt_logprobs=logprobs([1, 2, 3]))
+    )
     assert [entry.token_id for entry in recorder.deltas[0].prompt_logprobs] == [1, 2, 3]

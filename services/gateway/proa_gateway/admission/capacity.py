@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Protocol
 
-from proa_gateway.types import EngineStats, Hello
+from proa.contract import Hello, SchedulerStats
 
 
 class Loaded(Protocol):
@@ -25,7 +25,7 @@ class Loaded(Protocol):
     def load(self) -> int: ...
 
     @property
-    def load_stats(self) -> EngineStats: ...
+    def load_stats(self) -> SchedulerStats: ...
 
 
 def spare(max_num_seqs: int) -> int:

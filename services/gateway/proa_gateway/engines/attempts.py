@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from proa.contract import EngineCoreRequest, ModelInfo
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.errors import EngineLost, GatewayError
 from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.hints import RoutingHints
-from proa_gateway.types import EngineRequest, ModelInfo
 
 MAX_ATTEMPTS = 3
 """Attempts without a new token between them, so that a request that crashes engines does not reach all of them."""
@@ -54,7 +54,7 @@ def backoff(retry: int, jitter: float) -> float:
 class RequestAttempts:
     """State of one sequence. Times are the event loop's, in seconds. Failures are counted since the last token."""
 
-    request: EngineRequest
+    request: EngineCoreRequest
     hints: RoutingHints
     last_progress: float = 0.0  # when it was started, or `update_progress` last found new tokens
     num_received: int = 0  # tokens, at the last `update_progress`
@@ -78,7 +78,7 @@ class RequestAttempts:
             self.failed_at = self.lost_error = None
             self.tried = self.tried[-1:]
 
-    def next_request(self, received: Sequence[int]) -> EngineRequest:
+    def next_request(self, received: Sequence[int]) -> EngineCoreRequest:
         """Return the request for the next attempt, which continues after the tokens received so far.
 
         It has an ID of its own, because an engine may still be running the previous attempt.
@@ -143,5 +143,5 @@ class RequestAttempts:
 
     def _is_compatible(self, other: ModelInfo, model: ModelInfo) -> bool:
         same_tokens = (other.tokenizer_digest, other.vocab_size) == (model.tokenizer_digest, model.vocab_size)
-        same_weights = other.chain.root == model.chain.root
+        same_weights = (other.model, other.revision) == (model.model, model.revision)
         return same_tokens and (same_weights or not self.num_received)

@@ -10,6 +10,7 @@ from functools import partial
 
 import grpc
 
+from proa.contract import EngineCoreRequest, Hello, SchedulerStats
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
 from proa_gateway.engines.channels import CHANNEL_OPTIONS, OpenChannel, describe_error
@@ -18,7 +19,6 @@ from proa_gateway.engines.model_registry import EngineRefused, ModelRegistry
 from proa_gateway.engines.session import OutputSink, Session
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.routing.router import Router
-from proa_gateway.types import EngineRequest, EngineStats, Hello
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
 LAST_RECONNECT_DELAY = 2.0
@@ -56,7 +56,7 @@ class EngineClient:
         self.uid = uid
         self.state = EngineState.CONNECTING
         self.hello: Hello | None = None  # None while there is no session
-        self.load_stats = EngineStats()
+        self.load_stats = SchedulerStats()
         self.load = 0  # unfinished requests: as last reported, plus those sent since
         self.kv_cache_usage = 0.0
         self.removed = False  # no longer listed: gets no new requests, finishes those it has
@@ -107,7 +107,7 @@ class EngineClient:
             return math.inf
         return max(0.0, self._grace_ends_at - asyncio.get_running_loop().time())
 
-    def submit(self, request: EngineRequest, sink: OutputSink) -> Callable[[], None]:
+    def submit(self, request: EngineCoreRequest, sink: OutputSink) -> Callable[[], None]:
         """Send a request. Return a function that aborts it. Raises `EngineUnavailable` without a session."""
         if self._session is None:
             raise EngineUnavailable(f"engine {self.address} is not connected")
@@ -115,7 +115,7 @@ class EngineClient:
         self._breaker.record_sent(asyncio.get_running_loop().time())
         return partial(self._session.abort, self._session.submit(request, sink))
 
-    def on_stats(self, stats: EngineStats) -> None:
+    def on_stats(self, stats: SchedulerStats) -> None:
         num_submitted = self._session.num_unfinished if self._session else 0  # the engine may not have all of them yet
         self.load_stats = stats
         self.load = max(stats.num_running_reqs + stats.num_waiting_reqs, num_submitted)

@@ -9,6 +9,7 @@ import random
 import time
 from dataclasses import replace
 
+from proa.contract import EngineCoreRequest
 from proa.text import TextStream
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RequestAttempts
@@ -19,7 +20,6 @@ from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output_processor import DeltaSink, OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
-from proa_gateway.types import EngineRequest
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Generation:
 
     def add(
         self,
-        request: EngineRequest,
+        request: EngineCoreRequest,
         hints: RoutingHints,
         stream: TextStream | None,
         sink: DeltaSink,

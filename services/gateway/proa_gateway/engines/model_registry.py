@@ -5,14 +5,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from proa.blocks import BLOCK_HASH_VERSION
+from proa.contract import ModelInfo
 from proa.tokenizer_files import digest, read_tokenizer_files
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.tokenizer import Tokenizer
-from proa_gateway.types import ModelInfo
 
 ReadFiles = Callable[[], Awaitable[dict[str, bytes]]]
 _log = logging.getLogger(__name__)
@@ -73,8 +73,10 @@ class ModelRegistry:
                 if not same and others:
                     replicas = ", ".join(sorted(others))
                     raise EngineRefused(f"tokenizer of {info.model_name} differs from that of {replicas}")
-                tokenizer = known.tokenizer if known and same else await self._load(info, read_files)
-                self._models[info.model_name] = ServedModel(info, tokenizer)
+                if known and same:
+                    self._models[info.model_name] = replace(known, info=info)
+                else:
+                    self._models[info.model_name] = ServedModel(info, await self._load(info, read_files))
             self._engines[info.model_name].add(address)
 
     def forget(self, address: str) -> None:

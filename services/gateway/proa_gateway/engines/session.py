@@ -10,10 +10,18 @@ from typing import Protocol
 
 import grpc
 
+from proa.contract import (
+    Draining,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    Rejected,
+    SchedulerStats,
+)
 from proa_gateway.engines import convert
 from proa_gateway.engines.channels import describe_error
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, InternalError, InvalidRequest, Overloaded
-from proa_gateway.types import Draining, EngineOutput, EngineRequest, EngineStats, FinishReason, Rejected, StepOutputs
 
 BATCH_TOKENS = 64
 """Tokens delivered before control returns to the event loop: about 0.5 ms."""
@@ -28,7 +36,7 @@ class OutputSink(Protocol):
     def token(self, token_id: int) -> None:
         """One token without logprobs or finish reason: the common case, without an object for it."""
 
-    def output(self, output: EngineOutput) -> None: ...
+    def output(self, output: EngineCoreOutput) -> None: ...
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         """The engine does not continue the request. `retryable`: another engine may."""
@@ -37,7 +45,7 @@ class OutputSink(Protocol):
 class SessionListener(Protocol):
     """Is notified of the engine's own state."""
 
-    def on_stats(self, stats: EngineStats) -> None: ...
+    def on_stats(self, stats: SchedulerStats) -> None: ...
 
     def on_draining(self) -> None: ...
 
@@ -72,7 +80,7 @@ class Session:
         """Seconds since the engine's last message."""
         return asyncio.get_running_loop().time() - self._last_message_at
 
-    def submit(self, request: EngineRequest, sink: OutputSink) -> int:
+    def submit(self, request: EngineCoreRequest, sink: OutputSink) -> int:
         """Queue the request for the next write. Return its handle."""
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
@@ -110,7 +118,7 @@ class Session:
         while (message := await convert.read_session(self._call)) is not None:
             self._last_message_at = loop.time()
             match message:
-                case StepOutputs() as step:
+                case EngineCoreOutputs() as step:
                     await self._deliver(step)
                 case Rejected() as rejected:
                     self._reject(rejected)
@@ -144,7 +152,7 @@ class Session:
             if now - self._last_message_at > self._heartbeat:
                 raise _SessionEnded(f"no message for {now - self._last_message_at:.1f} s")
 
-    async def _deliver(self, step: StepOutputs) -> None:
+    async def _deliver(self, step: EngineCoreOutputs) -> None:
         sinks = self._sinks
         handles, token_ids = step.plain_handles, step.plain_token_ids
         for start in range(0, len(handles), BATCH_TOKENS):
@@ -161,12 +169,13 @@ class Session:
         for start in range(0, len(step.outputs), BATCH_TOKENS):
             if start or handles:
                 await asyncio.sleep(0)
-            for handle, output in step.outputs[start : start + BATCH_TOKENS]:
-                self._deliver_output(handle, output)
+            for output in step.outputs[start : start + BATCH_TOKENS]:
+                self._deliver_output(output)
         if step.stats is not None:
             self._listener.on_stats(step.stats)  # last, so that requests that ended in this step are not counted
 
-    def _deliver_output(self, handle: int, output: EngineOutput) -> None:
+    def _deliver_output(self, output: EngineCoreOutput) -> None:
+        handle = output.handle
         sink = self._sinks.get(handle)
         if sink is None:
             return

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
+from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.rendering import Choice, Envelope, Prompt
 from proa_gateway.output_processor import Delta
-from proa_gateway.types import SamplingParams
 
 
 class EndpointHandler(Protocol):

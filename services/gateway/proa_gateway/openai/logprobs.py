@@ -4,8 +4,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
+from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
-from proa_gateway.types import TokenLogprobs
 
 # In place of minus infinity, which JSON lacks; as in vLLM.
 LOWEST = -9999.0

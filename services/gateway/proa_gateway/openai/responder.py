@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from proa.contract import EngineCoreRequest, SamplingParams
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.model_registry import ServedModel
@@ -11,7 +12,6 @@ from proa_gateway.openai.rendering import Choice
 from proa_gateway.openai.request_context import RequestContext
 from proa_gateway.output_processor import DeltaSink
 from proa_gateway.streaming import ResponseWriter
-from proa_gateway.types import EngineRequest, SamplingParams
 
 
 class Responder:
@@ -93,7 +93,7 @@ class Responder:
         context, handler = self._context, self._handler
         for index, (prompt, sink) in enumerate(zip(self._prompts, sinks, strict=True)):
             prompt_index, choice_index = divmod(index, len(self._params))
-            engine_request = EngineRequest(
+            engine_request = EngineCoreRequest(
                 request_id=f"{context.id}-{index}",
                 prompt_token_ids=prompt.token_ids,
                 sampling_params=self._params[choice_index],

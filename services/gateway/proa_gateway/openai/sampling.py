@@ -5,18 +5,20 @@ Unset fields get the model's defaults, words become token ids, and values are ch
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
+from proa.contract import ModelInfo, SamplingParams
 from proa.sampling import choice_key
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.tokenizer import Tokenizer
-from proa_gateway.types import ModelInfo, SamplingParams
 
 T = TypeVar("T")
+# The parameters that a request and `SamplingParams` share.
+_SHARED = tuple(field.name for field in fields(SamplingParams) if field.name in GenerationRequest.model_fields)
 
 
 def sampling_params(
@@ -40,26 +42,16 @@ def sampling_params(
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens must not be above max_tokens ({max_tokens}), got {min_tokens}."
         raise InvalidRequest(message, param="min_tokens")
-    defaults = model.tokenizer.defaults
-    params = SamplingParams(
-        key=0,
-        temperature=given(request.temperature, defaults.temperature),
-        top_p=given(request.top_p, defaults.top_p),
-        top_k=max(0, given(request.top_k, defaults.top_k)),
-        min_p=given(request.min_p, defaults.min_p),
-        repetition_penalty=given(request.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=request.logit_bias or {},  # type: ignore[arg-type]  # its validator has made the keys integers
-        allowed_token_ids=request.allowed_token_ids or (),
-        bad_words=[ids for word in request.bad_words or () for ids in _bad_word_ids(word, model.tokenizer)],
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop_token_ids=request.stop_token_ids or (),
-        ignore_eos=request.ignore_eos or False,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    words = request.bad_words or ()
+    values = model.tokenizer.sampling_defaults | {
+        name: value for name in _SHARED if (value := getattr(request, name)) is not None
+    }
+    values |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    values["bad_words_token_ids"] = [ids for word in words for ids in _bad_word_ids(word, model.tokenizer)]
+    try:
+        params = SamplingParams(**values)
+    except ValueError as error:  # the request's own values are in range, the model's defaults may not be
+        raise InvalidRequest(str(error)) from None
     seed = secrets.randbits(64) if request.seed is None else request.seed
     return [replace(params, key=choice_key(seed, index)) for index in range(request.n or 1)]
 

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 
+from proa.contract import SamplingParams
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
@@ -30,10 +31,9 @@ from proa_gateway.openai.rendering import Prompt
 from proa_gateway.openai.request_context import RequestContext
 from proa_gateway.openai.responder import Responder
 from proa_gateway.openai.sampling import check_context
-from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.routing.hints import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
 from proa_gateway.streaming import ResponseWriter
-from proa_gateway.types import SamplingParams
 
 # Errors that reject a request before it generates, by their name in metrics; `AdmissionControl` counts its own.
 _REJECTIONS: dict[type[GatewayError], str] = {
@@ -172,7 +172,7 @@ class Serving:
             return RoutingHints(session_id=context.session_id)
         salt = context.request.cache_salt or ""
         return await self._router.make_hints(
-            prompt.token_ids, model.info.chain, cache_salt=salt, session_id=context.session_id
+            prompt.token_ids, hash_chain(model.info), cache_salt=salt, session_id=context.session_id
         )
 
     def _count_tokens(self, context: RequestContext, model: ServedModel, params: SamplingParams) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from proa.chat_template import ChatTemplateError
+from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
@@ -11,7 +12,6 @@ from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
 from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_fields
 from proa_gateway.openai.sampling import check_logprobs, check_max_tokens, sampling_params, text_stream
 from proa_gateway.output_processor import Delta
-from proa_gateway.types import SamplingParams
 
 
 class ChatHandler:

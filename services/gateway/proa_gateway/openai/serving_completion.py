@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
@@ -17,7 +18,6 @@ from proa_gateway.openai.sampling import (
     text_stream,
 )
 from proa_gateway.output_processor import Delta
-from proa_gateway.types import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proa.blocks import root_hash
+from proa.contract import ModelInfo
+
 
 @dataclass(frozen=True, slots=True)
 class HashChain:
@@ -10,6 +13,10 @@ class HashChain:
 
     root: bytes  # hash of model and revision: the parent hash of a prompt's first block
     block_size: int  # tokens
+
+
+def hash_chain(model: ModelInfo) -> HashChain:
+    return HashChain(root_hash(model.model, model.revision), model.block_size)
 
 
 @dataclass(frozen=True, slots=True)

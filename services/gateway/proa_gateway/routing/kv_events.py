@@ -5,8 +5,9 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
+from proa.contract import Hello, KvEvents
+from proa_gateway.routing.hints import hash_chain
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.types import Hello, KvEvents, KvEventsRefused
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024
@@ -16,14 +17,18 @@ _log = logging.getLogger(__name__)
 Subscribe = Callable[[], AsyncGenerator[KvEvents, None]]
 
 
+class KvEventsRefused(Exception):
+    """The engine has no KV cache events, for the reason given."""
+
+
 async def follow_kv_events(index: PrefixIndex, address: str, hello: Hello, subscribe: Subscribe) -> None:
     """Keep the engine in the index until cancelled, then remove it.
 
     Subscribes again when the stream ends or skips a sequence number. Returns at once if the engine has no prefix cache.
     """
-    if not hello.num_cached_blocks:
+    if not hello.model.prefix_caching:
         return
-    index.add_replica(address, hello.model.chain, hello.num_cached_blocks)
+    index.add_replica(address, hash_chain(hello.model), hello.model.num_gpu_blocks)
     try:
         while True:
             try:

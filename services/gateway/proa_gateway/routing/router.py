@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 
 from proa.blocks import hash_blocks
+from proa.contract import Hello
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.kv_events import Subscribe, follow_kv_events
 from proa_gateway.routing.policies import make_policy
-from proa_gateway.types import Hello
 
 MAX_INLINE_TOKENS = 2048
 """Longest prompt, in tokens, that is hashed on the event loop (about 0.25 ms); longer ones are hashed on a thread."""
