@@ -27,8 +27,9 @@ from typing import Any
 
 import engine_profile
 from bench import FULL, SMALL, Bench, Figure, Sizes
-from floors import Card
 from real_shapes import SHAPES, has_weights, write_model
+
+from floors import Card
 from timeline import table
 
 BATCHES = (1, 8, 32, 64, 128, 256)
@@ -83,7 +84,8 @@ def llm_arguments(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     }
     optional = {"quantization": arguments.quantization, "kv_cache_dtype": arguments.kv_cache_dtype}
     given = {name: value for name, value in optional.items() if value is not None}
-    return chosen | given | json.loads(arguments.options)
+    options: dict[str, Any] = json.loads(arguments.options)
+    return chosen | given | options
 
 
 def machine() -> str:

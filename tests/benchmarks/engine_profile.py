@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench import Bench, timed
+
 from floors import Card, Step, parts
 from timeline import Span, analyse
 
@@ -49,7 +50,8 @@ def record(work: Callable[[], object]) -> list[Span]:
         work()
         if on_gpu:
             torch.cuda.synchronize()
-    device = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    kinds: Any = torch.autograd.DeviceType  # type: ignore[attr-defined]  # not in __all__
+    device = kinds.CUDA if on_gpu else kinds.CPU
     events = [event for event in profiler.events() if event.device_type == device]
     return [Span(event.name, event.time_range.start, event.time_range.end) for event in events]
 

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from report_stages import Stage, Step, all_stages, small_stages
+
 from report_tables import read_results, report, yardstick
 from watched import Outcome, run_watched
 

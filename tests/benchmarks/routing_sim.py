@@ -214,7 +214,7 @@ class Simulation:
                 result = self.results[output.request_id]
                 if result.first_token is None:
                     result.first_token = self.now - result.ask.at
-                    result.num_cached = output.num_cached_tokens
+                    result.num_cached = output.num_cached_tokens or 0
                 if output.finish_reason is not None and (following := result.ask.then(self.now)) is not None:
                     self._push(following.at, following)
         self._step(replica)

@@ -84,8 +84,8 @@ def test_rotation_norms_and_cache_writes(shape: dict[str, int], dtype: torch.dty
     slots[5] = -1
     theirs = torch.full((2, 10, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
     ours = theirs.cuda()
-    query = rotate_and_cache(heads.cuda(), gpu_norms, cos.cuda(), sin.cuda(), *ours, slots.cuda())
-    close(query, rotate_and_cache(heads, norms, cos, sin, *theirs, slots))
+    query = rotate_and_cache(heads.cuda(), gpu_norms, cos.cuda(), sin.cuda(), ours[0], ours[1], slots.cuda())
+    close(query, rotate_and_cache(heads, norms, cos, sin, theirs[0], theirs[1], slots))
     close(ours, theirs)
 
 
@@ -119,7 +119,7 @@ def test_attention_reaches_over_128k_tokens(query_len: int) -> None:
     )
     num_decodes = int(query_len == 1)
     plan = plan_attention(*batch, num_decodes, caches[0].shape, None)
-    out = paged_attention(query, *caches, *batch, plan, num_decodes=num_decodes, scale=0.1)
+    out = paged_attention(query, caches[0], caches[1], *batch, plan, num_decodes=num_decodes, scale=0.1)
     close(out, dense_attention(query, key, value, 0.1, None))
 
 

@@ -145,8 +145,9 @@ def test_a_cache_of_8_bits_is_written_and_read(dtype: torch.dtype) -> None:
     slots = torch.randperm(160)[:37]
     theirs = torch.zeros(2, 10, 2, 16, 128).to(fp8.FP8)
     ours, scales = theirs.cuda(), (0.5, 2.0)
-    rotate_and_cache(heads, None, cos, sin, *theirs, slots, cache_scales=scales)
-    rotate_and_cache(heads.cuda(), None, cos.cuda(), sin.cuda(), *ours, slots.cuda(), cache_scales=scales)
+    rotate_and_cache(heads, None, cos, sin, theirs[0], theirs[1], slots, cache_scales=scales)
+    on_gpu = heads.cuda(), None, cos.cuda(), sin.cuda(), ours[0], ours[1], slots.cuda()
+    rotate_and_cache(*on_gpu, cache_scales=scales)
     assert (ours.float().cpu() != theirs.float()).float().mean() < 0.01
     for lens in ([(1, 1), (1, 37), (1, 700)], [(1, 33), (3, 3), (70, 900)]):
         case = attention_case(lens, num_heads=16, num_kv_heads=4, head_dim=128, scale=0.1, dtype=dtype)
@@ -155,7 +156,7 @@ def test_a_cache_of_8_bits_is_written_and_read(dtype: torch.dtype) -> None:
         batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
         plan = plan_reference(*batch, metadata.num_decodes, caches[0].shape, None)
         expected = paged_attention_reference(case.query, *caches, plan, 0.1)
-        on_device = [each.cuda() for each in batch]
+        on_device = batch[0].cuda(), batch[1].cuda(), batch[2].cuda()
         plan_there = plan_attention(*on_device, metadata.num_decodes, caches[0].shape, None)
         out = paged_attention(
             case.query.cuda(),

@@ -183,7 +183,7 @@ async def test_a_flood_from_one_key_does_not_delay_another_and_weights_are_share
     ],
 )
 async def test_no_limit_lets_one_key_keep_the_others_out(
-    engine: FakeEngine, tmp_path: Path, limit: dict[str, int], flood: dict[str, Any], reason: str
+    engine: FakeEngine, tmp_path: Path, limit: dict[str, Any], flood: dict[str, Any], reason: str
 ) -> None:
     engine.step_delay = None
     keys = key_file(tmp_path, flood={}, few={}, urgent={"priority": -5})
@@ -250,7 +250,7 @@ async def test_a_keys_priority_comes_first_and_a_clients_own_does_not_count_amon
         ):
             count = waiting.num_waiting
             tasks.append(asyncio.create_task(ask(gateway, name, prompt, priority=priority)))
-            await until(lambda count=count: waiting.num_waiting == count + 1)
+            await until(lambda count=count: waiting.num_waiting == count + 1)  # type: ignore[misc]
         engine.step_delay = 0.0
         await asyncio.gather(*tasks)
         last = engine.requests[-4:]

@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_while_it_waits_never_reaches_an_engine(engin
     ("limit", "reason"), [({"max_waiting_requests": 2}, "waiting"), ({"max_queued_tokens": 6}, "tokens")]
 )
 async def test_a_full_queue_refuses_at_once_and_a_long_wait_ends_in_an_error_to_retry(
-    engine: FakeEngine, limit: dict[str, int], reason: str
+    engine: FakeEngine, limit: dict[str, Any], reason: str
 ) -> None:
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, queue=1.0)
     async with running_gateway(engine, deadlines=deadlines, **limit) as gateway:

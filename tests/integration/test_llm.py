@@ -54,7 +54,8 @@ def test_text_is_what_the_tokens_say(llm: LLM) -> None:
 
 def test_prompts_of_token_ids(llm: LLM) -> None:
     ids = list(b"Why?")
-    of_text, *of_ids = llm.generate(["Why?", {"prompt_token_ids": ids}, ids], GREEDY, use_tqdm=False)
+    prompts: list[Any] = ["Why?", {"prompt_token_ids": ids}, ids]
+    of_text, *of_ids = llm.generate(prompts, GREEDY, use_tqdm=False)
     of_ids += llm.generate(ids, GREEDY, use_tqdm=False)
 
     assert [tokens(output) for output in of_ids] == [tokens(of_text)] * 3

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 class TracedRun:
     """A core whose requests and steps are traced; `shutdown` sends everything."""
 
-    def __init__(self, **choices: int) -> None:
+    def __init__(self, **choices: Any) -> None:
         self.tracer = EngineTracer.from_environment(model_name="m")
         self.run = CoreRun(trace_steps=self.tracer.trace_steps, clock=time.time, **choices)
 

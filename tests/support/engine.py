@@ -155,7 +155,7 @@ def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Resu
             result.logprobs += output.logprobs
             result.prompt_logprobs += output.prompt_logprobs
             result.finish_reason = output.finish_reason or result.finish_reason
-            result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens)
+            result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens or 0)
     assert all(result.finish_reason is not None for result in results.values())
     return results
 

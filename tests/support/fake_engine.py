@@ -329,7 +329,8 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake engine has no KV events")
         self.num_kv_subscriptions += 1
         self._notify()
-        while (message := await self.kv_events.get()) is not None:
+        events = self.kv_events
+        while (message := await events.get()) is not None:
             await context.write(message)
 
     async def GetLoad(self, request: Any, context: Any) -> service_pb2.GetLoadResponse:

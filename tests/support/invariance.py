@@ -60,7 +60,8 @@ def check_attention(
         lens = torch.tensor([past for _, past in parts], dtype=torch.int32, device=device)
         tables = table.expand(len(parts), -1).contiguous()
         out = torch.full_like(rows, torch.nan)
-        prefill_attention(rows, *caches, starts, lens, tables, out, 0, SCALE, window, batch_invariant=True)
+        keys, values = caches
+        prefill_attention(rows, keys, values, starts, lens, tables, out, 0, SCALE, window, batch_invariant=True)
         return out
 
     whole = attend([(0, length)])

@@ -66,7 +66,10 @@ class PagedModel:
     def step(self, plan: Sequence[tuple[CachedSequence, int]]) -> list[torch.Tensor]:
         """Compute the next n tokens of each sequence in one batch; returns hidden states [n, H], in plan order."""
         order = sorted(range(len(plan)), key=lambda i: plan[i][1] != 1)
-        query_lens, seq_lens, ids, positions = [], [], [], []
+        query_lens: list[int] = []
+        seq_lens: list[int] = []
+        ids: list[int] = []
+        positions: list[int] = []
         for sequence, n in (plan[i] for i in order):
             end = sequence.num_computed + n
             while len(sequence.blocks) * self.block_size < end:

@@ -78,8 +78,8 @@ def compressed_tensors(weights: Mapping[str, Any], inputs: Mapping[str, Any]) ->
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
-                "weights": common | {"dynamic": False} | weights,
-                "input_activations": common | inputs,
+                "weights": {**common, "dynamic": False, **weights},
+                "input_activations": {**common, **inputs},
                 "output_activations": None,
             }
         },

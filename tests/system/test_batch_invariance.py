@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.fixture(params=list(VARIANTS.values()), ids=list(VARIANTS))
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> CausalLM:
     architecture, overrides = request.param
     folder = make_tiny_model(tmp_path, architecture, **overrides)
@@ -44,7 +45,7 @@ def random_tokens(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
-def paged(model: CausalLM, **options: int) -> PagedModel:
+def paged(model: CausalLM, **options: Any) -> PagedModel:
     return PagedModel(model, NUM_LAYERS, **options)
 
 

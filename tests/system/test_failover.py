@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from proa_gateway.config import Deadlines
-from proa_gateway.openai import sampling
 from support.gateway import RunningGateway, running_gateway, until
 from support.processes import engine_process, free_port
 from support.scrape import Scrape
@@ -147,7 +146,7 @@ def replicas() -> Iterator[Replicas]:
 
 @pytest.fixture
 async def gateway(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningGateway]:
-    monkeypatch.setattr(sampling.secrets, "randbits", lambda bits: DRAWN_SEED)
+    monkeypatch.setattr("proa_gateway.openai.sampling.secrets.randbits", lambda bits: DRAWN_SEED)
     async with running_gateway(*replicas.addresses, ready=False, deadlines=Deadlines(failover=60.0)) as gateway:
         await until(lambda: len(usable(gateway)) == 2, 60)
         yield gateway

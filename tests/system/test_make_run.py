@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -66,9 +67,9 @@ def test_request_streams_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     with make_run(f"MODEL={make_tiny_model(tmp_path / 'model')}", "TENSOR_PARALLEL=2") as run:
         run.wait_until_ready()
         with run.client() as client:
-            messages = [{"role": "user", "content": "Hello!"}]
+            messages: Any = [{"role": "user", "content": "Hello!"}]
             model = client.models.list().data[0].id
-            stream = client.chat.completions.create(model=model, messages=messages, stream=True, max_tokens=8)
+            stream: Any = client.chat.completions.create(model=model, messages=messages, stream=True, max_tokens=8)
             reasons = [chunk.choices[0].finish_reason for chunk in stream]
         assert reasons[-1] in ("length", "stop")
 
@@ -87,6 +88,6 @@ def test_without_a_model_the_builtin_one_becomes_ready_and_answers() -> None:
     with make_run() as run:
         run.wait_until_ready()
         with run.client() as client:
-            question = [{"role": "user", "content": "What is the capital of France?"}]
+            question: Any = [{"role": "user", "content": "What is the capital of France?"}]
             answer = client.chat.completions.create(model="proa-builtin", messages=question, temperature=0)
     assert answer.choices[0].message.content == "The capital of France is Paris."

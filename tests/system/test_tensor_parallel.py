@@ -132,7 +132,8 @@ def test_sidecar_worker_and_engine_meet_again_after_both_were_restarted(
 def test_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -> None:
     with two_ranks(folder) as engine:
         start_endless(engine)
-        os.kill(*child_pids(), signal.SIGKILL)
+        (worker,) = child_pids()
+        os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         with pytest.raises(ExecutorFailed, match=r"tensor-parallel rank 1 \(process \d+\) was killed by signal 9"):
             step_until_it_fails(engine)
@@ -145,7 +146,8 @@ def test_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -
 def test_stopped_worker_is_given_up_when_the_watchdog_says_so(folder: Path) -> None:
     with two_ranks(folder) as engine:
         start_endless(engine)
-        os.kill(*child_pids(), signal.SIGSTOP)
+        (worker,) = child_pids()
+        os.kill(worker, signal.SIGSTOP)
         watchdog = threading.Timer(0.5, engine.executor.fail, ["a step has been running for 6 s"])
         watchdog.start()
         with pytest.raises(ExecutorFailed, match="a step has been running for 6 s"):

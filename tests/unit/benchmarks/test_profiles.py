@@ -1,8 +1,9 @@
 """What explains a figure: gaps and shares of a record of launches, and the floor of a step."""
 
 import pytest
-from benchmarks.floors import Card, Step, floor_seconds, parts
-from benchmarks.timeline import Span, analyse, table
+
+from floors import Card, Step, floor_seconds, parts
+from timeline import Span, analyse, table
 
 H200 = Card(bytes_per_second=4.25e12, flops_per_second=799e12)
 LLAMA_8B = {

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from benchmarks.report_tables import DOCUMENT, MEASURED, NOT_YET, insert, read_results, tables, yardstick
+
+from report_tables import DOCUMENT, MEASURED, NOT_YET, insert, read_results, tables, yardstick
 
 
 def results(**records: float) -> dict[str, Any]:

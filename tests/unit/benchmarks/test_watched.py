@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import psutil
-from benchmarks.watched import Outcome, run_watched
+
+from watched import Outcome, run_watched
 
 
 def watch(program: str, *, seconds: float = 60.0, silence: float = 60.0) -> tuple[Outcome, list[str]]:

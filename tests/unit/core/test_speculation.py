@@ -1,6 +1,7 @@
 """Draft tokens in the core: planned for the furthest that a request can be, settled one step late."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_a_preempted_requests_drafts_in_flight_count_before_it_is_planned_again(
 
 
 @pytest.mark.parametrize("params", [{"min_tokens": 2}, {"bad_words_token_ids": ((1, 2),)}])
-def test_requests_whose_rules_count_tokens_get_no_drafts(params: dict[str, object]) -> None:
+def test_requests_whose_rules_count_tokens_get_no_drafts(params: dict[str, Any]) -> None:
     run = run_with_drafts(all_accepted)
     run.submit(make_request("a", range(5), max_tokens=5, **params))
     run.finish()

@@ -1,6 +1,7 @@
 """The plain-torch kernels, which are the CPU's backend, against their definitions."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from support.kernel_cases import attend, attention_case
         {"num_heads": 3, "num_kv_heads": 3, "head_dim": 64, "block_size": 5},
     ],
 )
-def test_mixed_batch_equals_dense_attention(shape: dict[str, int], window: int | None) -> None:
+def test_mixed_batch_equals_dense_attention(shape: dict[str, Any], window: int | None) -> None:
     lens = [(1, 1), (1, 16), (1, 17), (1, 300), (1, 420), (5, 5), (33, 290), (130, 130), (2, 129)]
     case = attention_case(lens, window=window, **shape)
     torch.testing.assert_close(attend(case, window), case.expected, atol=2e-5, rtol=0)
@@ -43,7 +44,7 @@ def test_padding_tokens_behind_the_batch_give_zeros_and_write_nothing() -> None:
 def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     caches = torch.zeros(2, 6, 3, 4, 5)
     key, value = torch.randn(2, 4, 3, 5)
-    write_to_cache(key, value, *caches, cache_rows(torch.tensor([9, -1, 23, 0]), caches[0].shape))
+    write_to_cache(key, value, caches[0], caches[1], cache_rows(torch.tensor([9, -1, 23, 0]), caches[0].shape))
     expected = torch.zeros_like(caches)
     for token, (block, offset) in {0: (2, 1), 2: (5, 3), 3: (0, 0)}.items():
         expected[0, block, :, offset] = key[token]

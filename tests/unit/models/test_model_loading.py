@@ -1,6 +1,7 @@
 """Weights that do not fit are named; dummy weights do not depend on the ranks; names resolve to folders."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_dummy_weights_of_a_part_are_a_part_of_the_whole() -> None:
     ],
 )
 def test_sizes_that_cannot_be_shared_out_are_refused(
-    overrides: dict[str, int], world_size: int, words: str, tmp_path: Path
+    overrides: dict[str, Any], world_size: int, words: str, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path, **overrides)
     with pytest.raises(ValueError, match=words):
