@@ -15,7 +15,8 @@ from proa.engine.v1 import service_pb2_grpc
 from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor
-from proa_engine.engine_parts import EngineParts, LoadedExecutor, assemble_engine
+from proa_engine.engine_parts import EngineParts, assemble_engine
+from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
 from support.fake_executor import VOCAB_SIZE, FakeExecutor
@@ -78,7 +79,7 @@ def wait_for_health(port: int, service: str, *, serving: bool = True, seconds: f
 
 @contextmanager
 def running_server(
-    executor: LoadedExecutor | None = None,
+    executor: LoadedFakeExecutor | UniProcExecutor | None = None,
     *,
     tokenizer_folder: Path | None = None,
     drain_timeout: float = 30.0,

@@ -330,7 +330,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.num_kv_subscriptions += 1
         self._notify()
         events = self.kv_events
-        while (message := await events.get()) is not None:
+        while events is not None and (message := await events.get()) is not None:
             await context.write(message)
 
     async def GetLoad(self, request: Any, context: Any) -> service_pb2.GetLoadResponse:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,12 +46,13 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     )
     assert isinstance(model, DecoderForCausalLM)
     hidden = PagedModel(model, config.num_layers).prefill(list(range(100)), 33)
-    layer = model.layers[0]
+    layer: Any = model.layers[0]  # a CPU's products have a shape
+    head: Any = model.lm_head
     shapes = {
         "qkv": tuple(layer.attention.qkv.linear.shape),
         "o": tuple(layer.attention.output.linear.shape),
         "embedding": tuple(model.embedding.rows.shape),
-        "lm_head": tuple(model.lm_head.linear.shape),
+        "lm_head": tuple(head.linear.shape),
         "kv_cache": model.kv_cache_shape(7, 16),
     }
     if isinstance(layer.mlp, GatedMLP):

@@ -9,7 +9,7 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.worker import wire
-from proa_engine.worker.worker import WorkerSizes
+from proa_engine.worker.kv_cache import WorkerSizes
 
 PLAN = SchedulerOutput(
     step=9,
