@@ -116,17 +116,33 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """The fastest product by `weight` [out_features, in_features] that the build of torch has, its bits unchecked."""
-    if not can_pack(weight):
-        return functools.partial(F.linear, weight=weight, bias=bias)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    # Naming the overload saves its lookup, which costs as much as a small addition.
-    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return PackedProduct(weight, bias) if can_pack(weight) else PlainProduct(weight, bias)
 
-    def product(x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = multiply(x, packed, bias, "none", [], "")
+
+class PackedProduct:
+    """oneDNN's product by a weight [out_features, in_features] in the layout that oneDNN chose for it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in_features] -> [rows, out_features]"""
+        # Naming the overload saves its lookup, which costs as much as a small addition.
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
         return y
 
-    return product
+
+class PlainProduct:
+    """torch's product by a weight [out_features, in_features]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in_features] -> [rows, out_features]"""
+        return F.linear(x, self.weight, self.bias)
 
 
 @functools.cache

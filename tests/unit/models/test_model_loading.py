@@ -15,7 +15,7 @@ from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import LoadFormat, load_model, resolve_model
 from support.paged_model import PagedModel
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ARCHITECTURES, make_tiny_model
 
 CPU = torch.device("cpu")
 
@@ -47,6 +47,14 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     _, lines = load(make_tiny_model(tmp_path))
     assert lines[0].startswith("loading 21 tensors from 1 files of ")
     assert lines[-1].startswith("weights loaded in ")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_parameters_are_all_that_the_checkpoint_holds(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture)
+    stored = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    # A small weight is held twice, see `OneRow`.
+    assert stored <= sum(tensor.numel() for tensor in load(folder)[0].parameters()) < 3 * stored
 
 
 def test_missing_misshapen_and_unexpected_weights_are_all_named(tmp_path: Path) -> None:
