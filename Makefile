@@ -36,7 +36,11 @@ cluster-up: ## a cluster in Docker with kind, both images in it
 setup: ## make .venv with everything locked (PYTHON, TORCH_INDEX); a no-op once done
 	@scripts/setup
 
-test: setup ## style, types, imports, contract, chart, unit and integration tests, in under six minutes
+tools: ## compile buf and helm into .tools, once, where they are not installed
+	@scripts/with-tool buf true
+	@scripts/with-tool helm true
+
+test: setup tools ## style, types, imports, contract, chart, unit and integration tests, in under six minutes
 	@$(MAKE) -j2 unit lint types imports verify-protos chart-checks
 
 test-all: test system ## `test`, then the tests that start engines, gateways and ranks as processes
@@ -107,4 +111,4 @@ clean: ## remove what the tasks above made
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images cluster-up train evaluate setup test test-all unit system test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help

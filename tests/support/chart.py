@@ -1,6 +1,7 @@
 """Render the chart with Helm and look up values in the objects."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "proa"
 HELM = shutil.which("helm", path=str(ROOT / ".tools" / "bin")) or shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed")
+needs_helm = pytest.mark.skipif(HELM is None and "CI" not in os.environ, reason="helm is not installed")
 
 Objects = dict[tuple[str, str], Any]  # (kind, name) -> object
 GATEWAY_POD = ("Deployment", "proa-gateway", "spec", "template", "spec")
