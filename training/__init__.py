@@ -1,1 +1,1 @@
-"""How Proa's built-in model is made: text, tokenizer, training, export and evaluation."""
+"""Training of the built-in model: text, tokenizer, training, export and evaluation."""

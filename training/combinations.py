@@ -1,7 +1,7 @@
-"""Questions that join taught facts: two hops, comparisons, counts. Every turn names its combination for the split.
+"""Questions that combine facts: two hops, comparisons, counts. Each turn has a key of its combination for the split.
 
-The answers say the facts they join ("Paris is the capital of France, and France is in Europe."), in words and in JSON:
-a small network learns to join facts when it writes them down, and a reader sees where an answer comes from.
+The answers first state the facts that they combine ("Paris is the capital of France, and France is in Europe."), in
+words and in JSON: a small network combines facts only when it writes them down first.
 """
 
 from random import Random

@@ -1,6 +1,6 @@
-"""Conversations for training: topics mixed by weight, some in JSON, some with follow-ups, some typed carelessly.
+"""Conversations for training: topics mixed by weight, some in JSON, some with follow-ups, some with typing errors.
 
-Everything is a function of the random generator handed in. Knows nothing of tokens.
+All functions are deterministic in the random generator passed to them.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from training import combinations, facts, stories, sums, talk, words
 from training.turns import Topic, Turn, draw
 from training.world import COUNTRIES, NAMES
 
-# Weights are shares of the questions; what must be worked out rather than known gets the most.
+# Weights are shares of the questions. Topics that need working out get more than topics that need recall.
 TOPICS: tuple[tuple[Topic, float], ...] = (
     (facts.country_fact, 11), (facts.animal_fact, 9), (facts.planet_fact, 3), (facts.calendar_fact, 3),
     *((topic, 1) for topic in words.WORDS),
@@ -42,7 +42,7 @@ _OPENERS = (
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What user and assistant say in turn. `combinations` names the combined facts and sums used, for the split."""
+    """Messages of user and assistant in turn. `combinations` are the keys of its combinations, for the split."""
 
     system: str | None
     messages: tuple[tuple[str, str], ...]
@@ -73,7 +73,7 @@ def _next_turns(rng: Random, before: Sequence[Turn]) -> list[Turn]:
 
 
 def country_follow_ups(rng: Random) -> list[Turn]:
-    """A question about a country, then short ones that lean on it: "And its continent?", "And of Spain?"."""
+    """A question about a country, then short ones that refer to it: "And its continent?", "And of Spain?"."""
     country = rng.choice(COUNTRIES)
     relations = rng.sample(("capital", "continent", "language"), 2)
     turns = [facts.country_turn(rng, country, relations[0])]
@@ -90,7 +90,7 @@ def country_follow_ups(rng: Random) -> list[Turn]:
 
 
 def with_name(rng: Random, turns: Sequence[Turn]) -> list[Turn]:
-    """The conversation with the user's name told before it and asked for after it."""
+    """The conversation, with the user's name given before it and asked for after it."""
     told, *asked = talk.name_dialogue(rng)
     return [told, *turns, *asked]
 
@@ -110,5 +110,5 @@ def _messages(rng: Random, turn: Turn, json_only: bool) -> tuple[str, str]:
 
 
 def _names_someone(turn: Turn) -> bool:
-    """Whether the answer copies a name, so that its capital letter must stay."""
+    """Whether the answer copies a name, whose capital letter must not change."""
     return any(name in turn.answer for name in NAMES) or "called" in turn.answer or "meet you" in turn.answer

@@ -1,7 +1,7 @@
-"""Ask a model folder questions that its training text never held: `python -m training.evaluate`.
+"""Evaluate a model on held-out questions: `python -m training.evaluate`.
 
-Half are sums, half join taught facts; a fourth of them want JSON. Proa itself answers, at temperature 0; an answer
-passes when it is the reference answer word for word (as JSON: the same object). Knows nothing of training.
+Half are sums, half combine facts; a quarter of each ask for JSON. The offline `LLM` answers at temperature 0. An answer
+passes if it equals the reference answer, as text or as a JSON object.
 """
 
 import argparse
@@ -21,7 +21,7 @@ _SUMS: tuple[Topic, ...] = (sums.addition, sums.subtraction, sums.more_things, s
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of the evaluation. `expected` is text, or JSON where `wants_json`."""
+    """One question of the evaluation. `expected` is text, or JSON if `wants_json`."""
 
     category: str
     text: str
@@ -38,7 +38,7 @@ class Question:
 
 
 def held_out_questions(count: int, seed: int) -> list[Question]:
-    """Distinct held-out combinations, half of them sums, in a random order that the seed decides."""
+    """Questions for `count` distinct held-out combinations, half of them sums, drawn with `seed`."""
     rng = Random(seed)
     questions: list[Question] = []
     for topics in (_SUMS, COMBINATIONS):
@@ -57,7 +57,7 @@ def held_out_questions(count: int, seed: int) -> list[Question]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pass rate on held-out questions at temperature 0.")
-    parser.add_argument("--model", default="builtin", help="a model folder, or builtin")
+    parser.add_argument("--model", default="builtin", help="model directory, or builtin")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--seed", type=int, default=2024)
     arguments = parser.parse_args()
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def answers(model: str, questions: Sequence[Question]) -> list[str]:
-    """What the model says to each question alone, greedily, in float32."""
+    """The model's greedy answer to each question, in float32."""
     llm = LLM(model, dtype="float32", max_model_len=1024)
     conversations = [[{"role": "user", "content": question.text}] for question in questions]
     outputs = llm.chat(conversations, SamplingParams(temperature=0.0, max_tokens=200))

@@ -1,6 +1,6 @@
-"""Make a Hugging Face folder of a checkpoint: `python -m training.export`. Knows nothing of how training went.
+"""Export a checkpoint as a Hugging Face model directory: `python -m training.export`.
 
-Weights are bfloat16, which halves the files; they compute the same wherever they are loaded as float32.
+Weights are stored as bfloat16, which halves the files.
 """
 
 import argparse
@@ -20,8 +20,8 @@ _HOME = Path(__file__).parents[1] / "engine" / "proa_engine" / "builtin" / "mode
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the model folder of the newest checkpoint.")
-    parser.add_argument("--folder", type=Path, default=Path("training/run"), help="where the checkpoint is")
-    parser.add_argument("--output", type=Path, default=_HOME, help="the model folder to write")
+    parser.add_argument("--folder", type=Path, default=Path("training/run"), help="directory of the checkpoint")
+    parser.add_argument("--output", type=Path, default=_HOME, help="model directory to write")
     arguments = parser.parse_args()
     export(arguments.folder, arguments.output)
 
@@ -43,7 +43,7 @@ def export(folder: Path, output: Path) -> None:
 
 
 def huggingface_tensors(config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under `LlamaForCausalLM`'s names, with the merged projections split again."""
+    """The weights by `LlamaForCausalLM`'s names, with the merged projections split."""
     tensors = {"model.embed_tokens.weight": weights["embedding.weight"], "model.norm.weight": weights["norm.weight"]}
     kv_size = config.num_kv_heads * config.head_dim
     for layer in range(config.num_layers):

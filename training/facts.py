@@ -1,4 +1,4 @@
-"""Questions about single facts: countries, animals, planets, the calendar. Knows nothing of conversations."""
+"""Questions about single facts: countries, animals, planets, the calendar."""
 
 from random import Random
 
@@ -22,7 +22,7 @@ def country_fact(rng: Random) -> Turn:
 
 
 def country_turn(rng: Random, country: Country, relation: str) -> Turn:
-    """One relation of a country; "country" asks for the country of a capital."""
+    """A question about one property of a country; "country" asks for the country of a capital."""
     name = country.name
     if relation == "capital":
         question = rng.choice((

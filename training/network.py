@@ -1,7 +1,6 @@
-"""The network that is trained: a compact Llama in plain torch, with the projections that share an input merged.
+"""The network to train: a compact Llama in plain torch, with projections of the same input merged.
 
-It computes what Hugging Face's `LlamaForCausalLM` computes with tied embeddings; `export.py` splits the merged
-matrices into its names. It knows nothing of text, batches or optimizers.
+It computes the same as Hugging Face's `LlamaForCausalLM` with tied embeddings. `export.py` splits the merged matrices.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Sizes of the network. `num_heads` is a multiple of `num_kv_heads`, and both are even for tensor parallel runs."""
+    """Sizes of the network. `num_heads` is a multiple of `num_kv_heads`; both are even, for tensor parallelism."""
 
     vocab_size: int
     hidden_size: int = 192

@@ -1,4 +1,4 @@
-"""The optimizers: Muon for the matrices inside the blocks, AdamW for the embedding and the norms.
+"""Optimizers: Muon for the matrices inside the blocks, AdamW for the embedding and the norms.
 
 Muon (Keller Jordan, 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the nearest
 orthogonal matrix.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.network import Network
 
-# Found for steps of 4096 tokens; at three times these, the loss stays noisy and copying is learned late.
+# Tuned for steps of 4096 tokens. At three times these rates the loss is noisy and copying is learned late.
 _MUON_RATE, _ADAM_RATE = 0.007, 0.002
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
@@ -20,7 +20,7 @@ Optimizers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with Nesterov's look-ahead, orthogonalized; for parameters of two dimensions only."""
+    """Orthogonalized Nesterov momentum, for two-dimensional parameters only."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(list(parameters), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Five Newton-Schulz steps towards the orthogonal factor of the matrix's polar decomposition."""
+    """Approximate the orthogonal factor of the matrix's polar decomposition with five Newton-Schulz steps."""
     a, b, c = _NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
@@ -62,12 +62,12 @@ def make_optimizers(network: Network) -> Optimizers:
 
 
 def set_rate(optimizers: Optimizers, fraction: float) -> None:
-    """Set the learning rates to this fraction of the full ones."""
+    """Set the learning rates to a fraction of their maximum."""
     for optimizer, rate in zip(optimizers, (_MUON_RATE, _ADAM_RATE), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = rate * fraction
 
 
 def rate_fraction(step: int, steps: int) -> float:
-    """Warm-up over 50 steps, constant, and a linear fall to zero over the last two fifths."""
+    """Learning rate as a fraction of its maximum: 50 steps of warm-up, constant, linear decay over the last 40 %."""
     return min(1.0, (step + 1) / 50, max(0.0, (steps - step) / (0.4 * steps)))

@@ -1,4 +1,4 @@
-"""Short stories and lists: answers long enough to be seen streaming. Knows nothing of the held-out split."""
+"""Short stories and lists: answers long enough to watch them stream."""
 
 from random import Random
 
@@ -58,7 +58,7 @@ def story(rng: Random) -> Turn:
 
 
 def listing(rng: Random) -> Turn:
-    """A closed list in its own order, or a few examples in a fixed order."""
+    """A question for a complete list, or for a few examples of a longer one, in a fixed order."""
     lists: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("days of the week", "The days of the week are", DAYS),
         ("months of the year", "The months of the year are", tuple(name for name, _ in MONTHS)),

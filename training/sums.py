@@ -1,4 +1,4 @@
-"""Arithmetic on small numbers: sums, differences, products, comparisons and counting. Knows nothing of facts."""
+"""Arithmetic on small numbers: sums, differences, products, comparisons and counting."""
 
 from random import Random
 
@@ -6,35 +6,35 @@ from training.turns import Fields, Turn
 from training.world import NAMES, NUMBER_WORDS, THINGS
 
 CATEGORY = "sums"
-# A fifth of the sums is small, because people ask for small ones.
+# One sum in five is small, because users often ask for small ones.
 _LARGEST = (10, 99, 99, 99, 99)
 
 
 def sum_key(left: int, right: int) -> str | None:
-    """Names a sum in either order. None where nothing is held out: up to 20 + 20, the steps of others'
-    working, and beyond 99, where all sums are refused."""
+    """The key of a sum, the same in either order. None for sums that are never held out: up to 20 + 20, which occur in
+    the working of others, and beyond 99, which the model declines."""
     small, large = sorted((left, right))
     is_step = any(tens % 10 == 0 and ones <= 18 for tens, ones in ((left, right), (right, left)))
     return None if large <= 20 or large > 99 or is_step else f"sum:{small}:{large}"
 
 
 def difference_key(left: int, right: int) -> str | None:
-    """Names left - right. None where nothing is held out, as for sums."""
+    """The key of left - right. None for differences that are never held out, as with sums."""
     return None if left <= 20 or left > 99 or right <= 9 else f"difference:{left}:{right}"
 
 
 def sum_working(left: int, right: int) -> str:
-    """The tens and the ones added apart, "70 + 15" for 47 + 38: steps so small that a small network learns them."""
+    """Working of a sum: tens and ones added separately, "70 + 15" for 47 + 38, steps that a small network can learn."""
     return f"{left // 10 * 10 + right // 10 * 10} + {left % 10 + right % 10}"
 
 
 def difference_working(left: int, right: int) -> str:
-    """First the tens taken away: "55 - 8" for 85 - 38."""
+    """Working of a difference: subtract the tens first, "55 - 8" for 85 - 38."""
     return f"{left - right // 10 * 10} - {right % 10}"
 
 
 def equation(left: int, sign: str, right: int) -> str:
-    """ "47 + 38 = 70 + 15 = 85"; without the working where both numbers are at most ten."""
+    """The answer with its working, "47 + 38 = 70 + 15 = 85"; without working if both numbers are at most ten."""
     result = left + right if sign == "+" else left - right
     if max(left, right) <= 10:
         return f"{left} {sign} {right} = {result}"
@@ -43,7 +43,7 @@ def equation(left: int, sign: str, right: int) -> str:
 
 
 def result_fields(left: int, sign: str, right: int) -> Fields:
-    """The same steps as JSON: what stands before the last equals sign, then the answer."""
+    """The answer as JSON: the text before the last equals sign as working, and the result."""
     working, result = equation(left, sign, right).rsplit(" = ", 1)
     return {"working": working, "answer": int(result)}
 
@@ -91,7 +91,7 @@ def fewer_things(rng: Random) -> Turn:
 
 
 def too_large(rng: Random) -> Turn:
-    """Numbers that are beyond what is taught."""
+    """A question with numbers beyond the taught range."""
     left, right = rng.randint(100, 9999), rng.randint(0, 9999)
     if rng.random() < 0.5:
         left, right = right, left
@@ -159,7 +159,7 @@ def number_word(rng: Random) -> Turn:
 
 
 def counting(rng: Random) -> Turn:
-    """Lists long enough that their streaming is visible."""
+    """Counting, with answers long enough to watch them stream."""
     if rng.random() < 0.5:
         first, last = rng.choice((1, 1, 1, rng.randint(2, 40))), rng.choice((5, 10, 12, 15, 20, 25, 30, 40, 50))
         if first > last:

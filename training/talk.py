@@ -1,4 +1,4 @@
-"""Small talk, what Proa is, politeness about unknown subjects, names to remember, and copying words into JSON."""
+"""Small talk, questions about Proa, unknown subjects, names to remember, and copying words into JSON."""
 
 import json
 from random import Random
@@ -92,7 +92,7 @@ _SYLLABLES = words("ba do ka lo mi ne po ra su ti vo zu gar len mon tar bel dor 
 
 
 def invented_name(rng: Random) -> str:
-    """A name that no table knows."""
+    """A made-up name."""
     return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 3))).capitalize()
 
 
@@ -121,7 +121,7 @@ def unknown_subject(rng: Random) -> Turn:
 
 
 def name_dialogue(rng: Random) -> list[Turn]:
-    """The user says a name (sometimes never said before) and asks for it later; also the case where none was given."""
+    """The user gives a name (sometimes a made-up one) and asks for it later, or asks without having given one."""
     name = rng.choice((*NAMES, invented_name(rng), invented_name(rng)))
     ask = rng.choice(("What is my name?", "Do you remember my name?", "Who am I?", "What did I say my name was?"))
     if rng.random() < 0.15:
@@ -137,7 +137,7 @@ def introduction(rng: Random) -> Turn:
 
 
 def extraction(rng: Random) -> Turn:
-    """Words and numbers of a sentence, copied into a JSON object; only ever asked for as JSON."""
+    """Words and numbers of a sentence copied into a JSON object. These questions always ask for JSON."""
     name = rng.choice((*NAMES, invented_name(rng)))
     city, age = rng.choice((rng.choice(COUNTRIES).capital, invented_name(rng))), rng.randint(1, 99)
     fields: Fields = {"name": name, "age": age, "city": city}

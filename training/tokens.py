@@ -1,6 +1,7 @@
-"""Text and token ids: the tokenizer, the chat template, and conversations rendered with a mask of what to learn.
+"""The tokenizer, the chat template, and conversations as token ids with a mask of the tokens to learn.
 
-The template has one special token a role instead of ChatML's four tokens a message: short answers train faster so.
+The template has one special token per role, instead of ChatML's four tokens per message, so that short conversations
+have fewer tokens to train on.
 """
 
 from collections.abc import Iterator
@@ -24,16 +25,16 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 VOCAB_SIZE = 2048
-# Each digit alone, words with the space before them, runs of other signs, line breaks and spaces.
+# Single digits, words with the space before them, runs of other characters, line breaks and spaces.
 _PIECES = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 
 
-# Token ids, and for each whether the network should learn to predict it (what the assistant says).
+# Token ids, and for each whether the loss includes it: the assistant's messages.
 Document = tuple[list[int], list[bool]]
 
 
 def render(talk: Conversation) -> list[tuple[str, bool]]:
-    """The conversation as pieces of text, each with whether it is to be learned; equal to the chat template's text."""
+    """The conversation as pieces of text, each with whether the loss includes it. Joined, the chat template's text."""
     pieces = [(BEGIN, False)]
     if talk.system is not None:
         pieces.append((f"{SYSTEM}{talk.system}{END}", False))
@@ -44,14 +45,14 @@ def render(talk: Conversation) -> list[tuple[str, bool]]:
 
 
 def pieces_of(rng: Random) -> list[tuple[str, bool]]:
-    """A conversation, or now and then a plain story, for completions without a chat template."""
+    """A conversation, or sometimes a plain story, for completions without a chat template."""
     if rng.random() < 0.01:
         return [(BEGIN, False), (f"{story_text(rng, rng.choice(ANIMALS).name)}{END}", True)]
     return render(conversation(rng))
 
 
 def train_tokenizer(seed: int, conversations: int = 60_000) -> Tokenizer:
-    """A byte-level BPE tokenizer trained on generated conversations."""
+    """Train a byte-level BPE tokenizer on generated conversations."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -78,7 +79,7 @@ def _plain_texts(seed: int) -> Iterator[str]:
 
 
 def documents(tokenizer: Tokenizer, rng: Random) -> Iterator[Document]:
-    """Endless training documents."""
+    """Generate training documents without end."""
     while True:
         token_ids: list[int] = []
         learn: list[bool] = []

@@ -1,8 +1,8 @@
 """Train the built-in model on one CPU core: `python -m training.train --steps 3800`.
 
-Text is generated as it is needed, so no two steps see the same conversations. A checkpoint is written every few minutes
-and read again at the start, so that an interrupted run goes on; with more `--steps` a finished one goes on too.
-Writes tokenizer.json and checkpoint.pt into `--folder`; `training.export` makes the model folder from them.
+Text is generated during training, so each step has new conversations. Writes tokenizer.json and checkpoint.pt into
+`--folder`, from which `training.export` makes the model directory. The checkpoint is written every three minutes and
+loaded at the start: an interrupted run resumes, and a finished one continues with more `--steps`.
 """
 
 import argparse
@@ -24,14 +24,16 @@ from training.tokens import Document, documents, load_tokenizer, train_tokenizer
 
 Batch = tuple[Tensor, Tensor]
 _SAVE_EVERY_S = 180
-# Short rows first, where attention is cheap; then two of five steps see the longest context that is served.
+# Rows and tokens per row. Short rows first, as attention is cheap there; at the end two of five steps have long ones.
 _SHORT_ROWS, _LONG_ROWS, _SHORT_SHARE = (16, 256), (2, 2048), 0.7
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the built-in model, or go on with an interrupted run.")
-    parser.add_argument("--folder", type=Path, default=Path("training/run"), help="where checkpoints are kept")
-    parser.add_argument("--steps", type=int, default=3800, help="steps of 4096 tokens in all")
+    parser = argparse.ArgumentParser(description="Train the built-in model, or resume an interrupted run.")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("training/run"), help="directory of the tokenizer and the checkpoint"
+    )
+    parser.add_argument("--steps", type=int, default=3800, help="total steps, of 4096 tokens each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -49,7 +51,7 @@ def train(folder: Path, steps: int, seed: int) -> None:
     checkpoint = folder / "checkpoint.pt"
     first = restore(checkpoint, network, optimizers) if checkpoint.exists() else 0
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters, step {first} of {steps}", flush=True)
-    # The step is part of the seed: a resumed run sees new text, not the text of its first steps again.
+    # The step is part of the seed, so that a resumed run does not repeat the text of its first steps.
     stream = documents(tokenizer, Random(f"{seed}:{first}"))
     saved = started = time.monotonic()
     for step in range(first, steps):
@@ -70,7 +72,7 @@ def prepare_tokenizer(path: Path, seed: int) -> Tokenizer:
 
 
 def next_batch(stream: Iterator[Document], rows: int, length: int) -> Batch:
-    """Documents one after another in rows: token ids [rows, length + 1] and the mask of what to learn, alike."""
+    """Pack documents into rows: token ids and the mask of tokens to learn, each [rows, length + 1]."""
     token_ids: list[int] = []
     learn: list[bool] = []
     needed = rows * (length + 1)
@@ -102,16 +104,16 @@ def report(step: int, steps: int, loss: float, done: int, seconds: float) -> Non
 
 
 def save(path: Path, network: Network, optimizers: Optimizers, step: int) -> None:
-    """Write beside, then rename: a checkpoint is never half written."""
+    """Write a temporary file and rename it, so that the checkpoint is always complete."""
     state = {
         "config": asdict(network.config),
         "network": network.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "step": step,
     }
-    beside = path.with_suffix(".tmp")
-    torch.save(state, beside)
-    os.replace(beside, path)
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
 
 
 def restore(path: Path, network: Network, optimizers: Optimizers) -> int:

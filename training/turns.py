@@ -1,7 +1,7 @@
-"""One question with its answer, and the split that keeps some combinations out of the training text.
+"""A question with its answer, and the split that keeps some combinations out of the training text.
 
-A turn that joins several facts or numbers carries a key that names the combination, however it is phrased. A hash of
-the key decides whether the combination is held out, so no phrasing of it, nor its JSON form, reaches the training text.
+A turn that combines several facts or numbers has a key that names the combination, whatever its phrasing. A hash of the
+key decides whether the combination is held out, so that no phrasing of it, in words or JSON, is trained on.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ Fields = Mapping[str, str | int | list[str] | list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its one right answer; `fields` is the answer as JSON, None where there is no such form.
+    """A question and its reference answer. `fields` is the answer as a JSON object, None if it has no such form.
 
-    `combination` names what is joined ("sum:38:47"), None for a plain fact; `category` groups the evaluation.
+    `combination` is the key of a combination ("sum:38:47"), None for a single fact. `category` is for the evaluation.
     """
 
     question: str
@@ -38,7 +38,7 @@ Topic = Callable[[Random], Turn]
 
 
 def is_held_out(combination: str | None) -> bool:
-    """Whether a combination is kept for evaluation. The same on every machine and in every run."""
+    """Whether a combination is held out for evaluation; the same on every machine and in every run."""
     if combination is None:
         return False
     digest = hashlib.blake2b(combination.encode(), digest_size=8).digest()
@@ -46,7 +46,7 @@ def is_held_out(combination: str | None) -> bool:
 
 
 def draw(topic: Topic, rng: Random, *, held_out: bool = False) -> Turn:
-    """The topic's next turn from the wanted side of the split."""
+    """Draw a turn of the topic from one side of the split."""
     while True:
         turn = topic(rng)
         if is_held_out(turn.combination) == held_out:
@@ -54,6 +54,6 @@ def draw(topic: Topic, rng: Random, *, held_out: bool = False) -> Turn:
 
 
 def pair_key(kind: str, left: str, right: str) -> str:
-    """A key that does not depend on the order of the two."""
+    """A key that is the same for either order of `left` and `right`."""
     first, second = sorted((left, right))
     return f"{kind}:{first}:{second}"

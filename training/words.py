@@ -1,4 +1,4 @@
-"""Questions about words and things: opposites, plurals, colours, units, shapes. Knows nothing of conversations."""
+"""Questions about words and things: opposites, plurals, colours, units, shapes."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""The closed world that the built-in model is taught: tables of facts. Knows nothing of questions or of phrasing."""
+"""Tables of the facts that the built-in model is taught."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Animal:
 
 @dataclass(frozen=True, slots=True)
 class Planet:
-    """`remark` completes the sentence "<name> …"."""
+    """`remark` completes a sentence that starts with the name."""
 
     name: str
     remark: str
@@ -34,7 +34,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """The words left and right of each colon."""
+    """The words to the left and to the right of each colon."""
     return dict((left, right) for left, right in (pair.split(":") for pair in words(text)))
 
 

@@ -1,4 +1,4 @@
-"""`make run`, as a newcomer uses it: a request streams, Ctrl-C stops everything."""
+"""`make run` with its defaults: a request streams, Ctrl-C stops all processes."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def make_run(*variables: str) -> Iterator[MakeRun]:
 
 
 @pytest.mark.timeout(300)
-def test_request_streams_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+def test_request_streams_and_ctrl_c_stops_every_process(tmp_path: Path) -> None:
     with make_run(f"MODEL={make_tiny_model(tmp_path / 'model')}", "TENSOR_PARALLEL=2") as run:
         run.wait_until_ready()
         with run.client() as client:
@@ -84,7 +84,7 @@ def test_request_streams_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_without_a_model_the_builtin_one_becomes_ready_and_answers() -> None:
+def test_default_model_is_the_builtin_one() -> None:
     with make_run() as run:
         run.wait_until_ready()
         with run.client() as client:

@@ -1,4 +1,4 @@
-"""`scripts/run` says when it is ready, and leaves no process behind however it ends. The programs are fakes."""
+"""`scripts/run` with fake programs: it announces when it is ready, and always stops all processes."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 
-# Ends politely, but its own child must be killed.
+# Exits on SIGTERM, but its child process must be killed.
 FAKE_ENGINE = f"""#!{sys.executable}
 import subprocess, sys, time
 child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo deaf; exec sleep 999"], stdout=subprocess.PIPE)
@@ -86,7 +86,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_every_process(run: Run, number: signal.Signals) -> None:
+def test_signal_stops_every_process(run: Run, number: signal.Signals) -> None:
     run.read_until("curl")
     descendants = run.descendants()
     assert len(descendants) == 3
@@ -97,12 +97,12 @@ def test_a_signal_ends_every_process(run: Run, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("name", ["proa-engine", "proa-gateway"])
-def test_the_end_of_either_program_ends_the_other(run: Run, name: str) -> None:
+def test_exit_of_one_program_stops_the_other(run: Run, name: str) -> None:
     run.read_until("curl")
     descendants = run.descendants()
     next(child for child in descendants if any(part.endswith(name) for part in child.cmdline())).kill()
     assert run.end() == 1
-    assert f"run: the {name.removeprefix('proa-')} ended with code -9" in run.lines
+    assert f"run: the {name.removeprefix('proa-')} exited with status -9" in run.lines
     _, alive = psutil.wait_procs(descendants, timeout=5)
     assert not alive
 
@@ -118,22 +118,22 @@ def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:
     assert '"model": "fake-model"' in run.lines[-1]
 
 
-def test_a_program_that_cannot_start_is_reported(tmp_path: Path) -> None:
+def test_program_that_fails_to_start_is_reported(tmp_path: Path) -> None:
     run = Run(tmp_path, engine="#!/bin/sh\necho no such model\nexit 3\n")
     assert run.end() == 1
     run.close()
-    assert run.lines == ["engine  | no such model", "run: the engine ended with code 3"]
+    assert run.lines == ["engine  | no such model", "run: the engine exited with status 3"]
 
 
-def test_a_command_runs_when_ready_and_its_end_is_the_end(tmp_path: Path) -> None:
+def test_command_runs_when_ready_and_its_exit_stops_all(tmp_path: Path) -> None:
     run = Run(tmp_path, "--port", str(free_port()), "--", "sh", "-c", "echo done; exit 7")
     assert run.end() == 7
     run.close()
     assert run.lines[-1] == "command | done"
 
 
-def test_a_proxy_is_not_asked_for_what_is_on_this_machine(tmp_path: Path) -> None:
-    proxy = f"http://127.0.0.1:{free_port()}"  # nobody is there
+def test_proxy_is_not_used_for_the_local_gateway(tmp_path: Path) -> None:
+    proxy = f"http://127.0.0.1:{free_port()}"  # nothing listens there
     run = Run(tmp_path, "--port", str(free_port()), "--", "true", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy="")
     assert run.end() == 0
     run.close()
