@@ -14,7 +14,8 @@ SLOW_START_SECONDS = 45
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_gateway(release: Release) -> None:
-    release.install(engines__builtin__replicas="2")
+    # On a slow machine, the streams beyond two engines' max_num_seqs wait longer than the default 60 s.
+    release.install(engines__builtin__replicas="2", gateway__queue__timeoutSeconds="300")
 
 
 def test_a_thousand_streams_at_once_through_one_gateway(release: Release) -> None:
