@@ -159,7 +159,7 @@ async def test_a_flood_from_one_key_does_not_delay_another_and_weights_are_share
     engine.step_delay = None
     keys = key_file(tmp_path, flood={}, few={}, heavy={"weight": 3})
     async with running_gateway(engine, api_keys=keys) as gateway:
-        waiting = gateway.gateway.serving.admission.waiting
+        waiting = gateway.gateway.serving.admission.queue
         tasks = [asyncio.create_task(ask(gateway, "flood", [1] * 9, max_tokens=3)) for _ in range(60)]
         await until(lambda: waiting.num_waiting == 60 - BATCH - SPARE)
         tasks += [asyncio.create_task(ask(gateway, "few", [2] * 9, max_tokens=3)) for _ in range(5)]
@@ -188,7 +188,7 @@ async def test_no_limit_lets_one_key_keep_the_others_out(
     engine.step_delay = None
     keys = key_file(tmp_path, flood={}, few={}, urgent={"priority": -5})
     async with running_gateway(engine, api_keys=keys, **limit) as gateway:
-        waiting = gateway.gateway.serving.admission.waiting
+        waiting = gateway.gateway.serving.admission.queue
         running = [asyncio.create_task(ask(gateway, "flood")) for _ in range(BATCH + SPARE)]
         await engine.until(lambda engine: engine.num_unfinished == BATCH + SPARE)
         floods = [asyncio.create_task(ask(gateway, "flood", **flood)) for _ in range(30)]
@@ -206,7 +206,7 @@ async def test_no_limit_lets_one_key_keep_the_others_out(
         assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
         page = Scrape((await gateway.http.get("/metrics")).text)
         assert page.value("proa_gateway_admission_rejections_total", reason=reason) == len(refused)
-        admission = gateway.gateway.serving.admission.admission
+        admission = gateway.gateway.serving.admission.bounds
         limits = admission.sequences, admission.waiting, admission.tokens
         await until(lambda: [limit.total for limit in limits] == [0, 0, 0])
 
@@ -222,7 +222,7 @@ async def test_requests_held_for_one_model_make_place_for_another_key(tmp_path: 
         api_keys=keys,
         max_waiting_requests=3,
     ) as gateway:
-        waiting = gateway.gateway.serving.admission.waiting
+        waiting = gateway.gateway.serving.admission.queue
         floods = [asyncio.create_task(ask(gateway, "flood")) for _ in range(3)]
         await until(lambda: waiting.num_waiting == 3)
         urgent = asyncio.create_task(ask(gateway, "urgent", model="other"))
@@ -239,7 +239,7 @@ async def test_a_keys_priority_comes_first_and_a_clients_own_does_not_count_amon
     engine.step_delay = None
     keys = key_file(tmp_path, batch={"priority": 10}, chat={"priority": -1})
     async with running_gateway(engine, api_keys=keys) as gateway:
-        waiting = gateway.gateway.serving.admission.waiting
+        waiting = gateway.gateway.serving.admission.queue
         tasks = [asyncio.create_task(ask(gateway, "batch", [1])) for _ in range(BATCH + SPARE)]
         await engine.until(lambda engine: engine.num_unfinished == BATCH + SPARE)
         for name, prompt, priority in (
@@ -261,7 +261,7 @@ async def test_a_keys_priority_comes_first_and_a_clients_own_does_not_count_amon
 async def test_a_rotated_key_is_known_at_once_and_the_old_one_no_more(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(auth, "POLL_INTERVAL", 0.02)
     async with running_gateway(engine, api_keys=key_file(tmp_path, a={})) as gateway:
         assert (await ask(gateway, "a")).status_code == 200
         key_file(tmp_path, b={})

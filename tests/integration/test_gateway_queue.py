@@ -44,7 +44,7 @@ async def fill(gateway: RunningGateway, engine: FakeEngine, **fields: Any) -> li
 
 
 async def waiting(gateway: RunningGateway, count: int) -> None:
-    await until(lambda: gateway.gateway.serving.admission.waiting.num_waiting == count)
+    await until(lambda: gateway.gateway.serving.admission.queue.num_waiting == count)
 
 
 def error_code(response: httpx.Response) -> str:
@@ -140,7 +140,7 @@ async def test_on_shutdown_those_who_wait_are_sent_elsewhere_and_those_who_run_e
         running = await fill(gateway, engine)
         waits = ask(gateway, 3)
         await waiting(gateway, 3)
-        gateway.gateway.serving.admission.waiting.close()
+        gateway.gateway.serving.admission.queue.close()
         for response in await asyncio.gather(*waits):
             assert (response.status_code, error_code(response)) == (503, "shutting_down")
             assert response.headers["retry-after"] == "1"

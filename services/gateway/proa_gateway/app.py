@@ -7,8 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Scope
 
-from proa_gateway.admission.api_keys import AskForKey
-from proa_gateway.admission.auth import Caller
+from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
@@ -37,7 +36,7 @@ def create_fastapi(config: GatewayConfig) -> FastAPI:
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
-    app.add_middleware(AskForKey, authenticate=_authenticate)  # the outer one: it reads no body
+    app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate)  # runs before BodyLimit
     app.include_router(router)
     return app
 
@@ -45,7 +44,7 @@ def create_fastapi(config: GatewayConfig) -> FastAPI:
 def _authenticate(scope: Scope, authorization: str | None) -> Caller:
     gateway: Gateway = scope["state"]["gateway"]
     try:
-        return gateway.keys.authenticate(authorization)
+        return gateway.api_keys.authenticate(authorization)
     except InvalidApiKey:
         gateway.metrics.observe_rejection("api_key")
         raise

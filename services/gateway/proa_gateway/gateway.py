@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from proa.tls import TlsSource
-from proa_gateway.admission.auth import KeyRing
-from proa_gateway.admission.waiting_room import WaitingRoom
+from proa_gateway.admission.auth import ApiKeyStore
+from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
@@ -39,7 +39,7 @@ class Gateway:
     models: ModelRegistry
     metrics: GatewayMetrics
     serving: Serving
-    keys: KeyRing
+    api_keys: ApiKeyStore
     router: Router
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -47,7 +47,7 @@ class Gateway:
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A running gateway, looking for its engines. At the end every session is closed and every task gone."""
-    keys = KeyRing(config.api_keys)
+    api_keys = ApiKeyStore(config.api_keys)
     tracer = GatewayTracer.from_environment()
     registry = _registry()
     router = Router(config.routing)
@@ -62,7 +62,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             deadlines=config.deadlines,
             router=router,
             open_channel=channels,
-            observe=lambda client: _observe(client, models, serving.admission.waiting),
+            observe=lambda client: _observe(client, models, serving.admission.queue),
         )
         metrics.watch(pool.engines, router.index)
         serving = Serving(
@@ -75,10 +75,10 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         )
         following = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
-            asyncio.create_task(keys.follow(), name="API keys"),
+            asyncio.create_task(api_keys.watch(), name="API keys"),
         ]
         try:
-            yield Gateway(config, pool, models, metrics, serving, keys, router)
+            yield Gateway(config, pool, models, metrics, serving, api_keys, router)
         finally:
             for task in following:
                 task.cancel()
@@ -106,13 +106,13 @@ async def _follow(discovery: Discovery, pool: EnginePool) -> None:
         raise
 
 
-def _observe(client: EngineClient, models: ModelRegistry, waiting: WaitingRoom) -> None:
+def _observe(client: EngineClient, models: ModelRegistry, queue: RequestQueue) -> None:
     """Called when an engine's state or load changes, and after its session has ended."""
-    waiting.changed()
+    queue.capacity_changed()
     if client.model_name is None:
         models.forget(client.address)
     else:
-        waiting.know(client.model_name)
+        queue.add_model(client.model_name)
 
 
 def _registry() -> CollectorRegistry:

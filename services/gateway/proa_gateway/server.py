@@ -39,7 +39,7 @@ class _Server(uvicorn.Server):
         """Whoever waits for a turn is told to try elsewhere; what runs has until the deadline."""
         gateway: Gateway | None = self.lifespan.state.get("gateway")
         if gateway is not None:
-            gateway.serving.admission.waiting.close()
+            gateway.serving.admission.queue.close()
         await super().shutdown(sockets)
 
     def _on_signal(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proa_gateway.admission import auth
-from proa_gateway.admission.auth import KeyRing, read_keys
+from proa_gateway.admission.auth import ApiKeyStore, read_keys
 from proa_gateway.errors import InvalidApiKey
 
 A = {"name": "team-a", "key": "sk-aaaa", "requests_per_minute": 10}
@@ -24,7 +24,7 @@ def write(path: Path, *keys: Any) -> Path:
 
 
 def test_keys_stand_in_the_file_as_they_are_or_by_their_digest(tmp_path: Path) -> None:
-    ring = KeyRing(write(tmp_path / "keys.json", A, B))
+    ring = ApiKeyStore(write(tmp_path / "keys.json", A, B))
     assert ring.authenticate("Bearer sk-aaaa").name == "team-a"
     b = ring.authenticate("bearer  sk-bbbb ")
     assert (b.name, b.priority, b.weight) == ("team-b", -1, 2)
@@ -35,27 +35,27 @@ def test_keys_stand_in_the_file_as_they_are_or_by_their_digest(tmp_path: Path) -
     [None, "", "Bearer", "Bearer ", "Bearer sk-aaa", "Bearer sk-aaaaa", "Basic sk-aaaa", "sk-aaaa", "Bearer é"],
 )
 def test_other_headers_are_refused(tmp_path: Path, header: str | None) -> None:
-    ring = KeyRing(write(tmp_path / "keys.json", A))
+    ring = ApiKeyStore(write(tmp_path / "keys.json", A))
     with pytest.raises(InvalidApiKey) as refused:
         ring.authenticate(header)
     assert refused.value.headers == {"www-authenticate": "Bearer"}
 
 
 def test_a_digest_is_no_key(tmp_path: Path) -> None:
-    ring = KeyRing(write(tmp_path / "keys.json", B))
+    ring = ApiKeyStore(write(tmp_path / "keys.json", B))
     with pytest.raises(InvalidApiKey):
         ring.authenticate(f"Bearer {B['sha256']}")
 
 
 def test_a_key_whose_digest_only_begins_like_a_known_one_is_refused(tmp_path: Path) -> None:
     alike = hashlib.sha256(b"sk-cccc").hexdigest()[:32] + "0" * 32
-    ring = KeyRing(write(tmp_path / "keys.json", {"name": "team-c", "sha256": alike}))
+    ring = ApiKeyStore(write(tmp_path / "keys.json", {"name": "team-c", "sha256": alike}))
     with pytest.raises(InvalidApiKey):
         ring.authenticate("Bearer sk-cccc")
 
 
 def test_without_a_file_everybody_is_the_same_nameless_caller() -> None:
-    ring = KeyRing(None)
+    ring = ApiKeyStore(None)
     assert ring.authenticate(None) is ring.authenticate("Bearer anything")
     assert ring.authenticate(None).name == ""
 
@@ -89,14 +89,14 @@ def test_a_bad_file_is_refused_with_a_sentence_that_shows_no_key(tmp_path: Path,
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
-        KeyRing(tmp_path / "nothing")
+        ApiKeyStore(tmp_path / "nothing")
 
 
 async def test_a_rotated_secret_takes_effect_and_a_bad_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As the kubelet does it: files in a folder of their own, and a symbolic link that is replaced."""
-    monkeypatch.setattr(auth, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(auth, "POLL_INTERVAL", 0.01)
 
     def mount(version: str, *keys: Any) -> None:
         (tmp_path / version).mkdir()
@@ -106,17 +106,17 @@ async def test_a_rotated_secret_takes_effect_and_a_bad_one_does_not(
 
     mount("1", A)
     os.symlink("..data/keys.json", tmp_path / "keys.json")
-    ring = KeyRing(tmp_path / "keys.json")
+    ring = ApiKeyStore(tmp_path / "keys.json")
     caller = ring.authenticate("Bearer sk-aaaa")
-    with caller.usage.lease():
+    with caller.limiter.acquire():
         pass
-    following = asyncio.create_task(ring.follow())
+    following = asyncio.create_task(ring.watch())
     try:
         mount("2", A | {"key": "sk-new", "requests_per_minute": 20}, B)
         await _until(lambda: _known(ring, "sk-new"))
         assert not _known(ring, "sk-aaaa")
         assert ring.authenticate("Bearer sk-new") is caller
-        assert caller.usage.headers()["x-ratelimit-remaining-requests"] == "19"
+        assert caller.limiter.headers()["x-ratelimit-remaining-requests"] == "19"
         with caplog.at_level(logging.ERROR):
             mount("3", {"name": "team-a", "key": "sk-newest", "weight": -1})
             await _until(lambda: "keys.0.weight" in caplog.text)
@@ -128,7 +128,7 @@ async def test_a_rotated_secret_takes_effect_and_a_bad_one_does_not(
         await asyncio.gather(following, return_exceptions=True)
 
 
-def _known(ring: KeyRing, key: str) -> bool:
+def _known(ring: ApiKeyStore, key: str) -> bool:
     try:
         ring.authenticate(f"Bearer {key}")
     except InvalidApiKey:

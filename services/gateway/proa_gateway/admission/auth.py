@@ -1,8 +1,4 @@
-"""API keys: which caller a bearer token stands for. The file of keys is read again whenever it changes.
-
-A presented key is looked up by half of its SHA-256 digest, which takes as long for a thousand keys as for one, and the
-whole digest is compared in constant time.
-"""
+"""API keys: the middleware that requires one, the file that lists them, and the caller that each stands for."""
 
 import asyncio
 import hashlib
@@ -10,32 +6,32 @@ import hmac
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proa_gateway.admission.rate_limits import Clock, KeyLimits, Usage
+from proa_gateway.admission.rate_limits import Clock, RateLimiter, RateLimits
 from proa_gateway.errors import InvalidApiKey
+from proa_gateway.http import gateway_error_response
 
-LOOK_EVERY = 1.0  # seconds between looks at the file
-INDEXED = 16  # bytes of a digest; no two keys share so many
-Limit = Annotated[int, Field(ge=1, lt=2**53)]
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+POLL_INTERVAL = 1.0  # seconds between two checks of the key file
+INDEX_BYTES = 16  # of a key's digest
+Authenticate = Callable[[Scope, str | None], "Caller"]
+"""From a request's scope and `Authorization` header. Raises `InvalidApiKey`."""
 _log = logging.getLogger(__name__)
 
 
-class ApiKey(BaseModel):
-    """One key of the file: given itself, or as its SHA-256 in hexadecimal. `name` is what metrics and traces show."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+class ApiKey(RateLimits):
+    """An entry of the key file. `name` is shown in metrics and traces."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     key: Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")] | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    max_concurrent_requests: Limit | None = None
-    requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # smaller first
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # smaller is served first
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # share among keys of the same priority
 
     @model_validator(mode="after")
@@ -46,27 +42,19 @@ class ApiKey(BaseModel):
 
     @property
     def digest(self) -> bytes:
-        return _digest(self.key.encode()) if self.key is not None else bytes.fromhex(self.sha256 or "")
-
-    @property
-    def limits(self) -> KeyLimits:
-        return KeyLimits(
-            max_concurrent_requests=self.max_concurrent_requests,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-        )
+        return _digest(self.key) if self.key is not None else bytes.fromhex(self.sha256 or "")
 
 
-class _File(BaseModel):
+class _KeyFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     keys: Annotated[list[ApiKey], Field(min_length=1)]
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Raises `ValueError` that says what is wrong with the file, and never what a key is."""
+    """Raises `ValueError` with a message that names the fault and contains no key."""
     try:
-        keys = _File.model_validate_json(path.read_bytes()).keys
+        keys = _KeyFile.model_validate_json(path.read_bytes()).keys
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
@@ -74,83 +62,112 @@ def read_keys(path: Path) -> list[ApiKey]:
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path}: {where}: {first['msg']}" if where else f"{path}: {first['msg']}") from None
     names = [key.name for key in keys]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{path}: there are two keys by the name {twice!r}")
-    if len({key.digest[:INDEXED] for key in keys}) < len(keys):
-        raise ValueError(f"{path}: the same key stands there twice")
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{path}: there are two keys by the name {duplicate!r}")
+    if len({key.digest[:INDEX_BYTES] for key in keys}) < len(keys):
+        raise ValueError(f"{path}: the same key is listed twice")
     return keys
 
 
 class Caller:
-    """Who asks: the entry of the file, which may be another after a rotation, and what has been used of its limits."""
+    """The holder of a named key, whatever its key and limits are at the moment. Without keys, all requests have the
+    same caller, whose name is empty."""
 
-    def __init__(self, key: ApiKey | None, clock: Clock) -> None:
-        self.name = key.name if key is not None else ""  # empty: no keys are asked for, everybody is this one
-        self.priority = key.priority if key is not None else 0
-        self.weight = key.weight if key is not None else 1.0
-        self.usage = Usage(key.limits if key is not None else KeyLimits(), clock)
+    def __init__(self, name: str = "", *, clock: Clock = time.monotonic) -> None:
+        self.name = name
+        self.priority = 0
+        self.weight = 1.0
+        self.limiter = RateLimiter(RateLimits(), clock)
 
-    def change(self, key: ApiKey) -> None:
+    def update(self, key: ApiKey) -> None:
         self.priority, self.weight = key.priority, key.weight
-        self.usage.change(key.limits)
+        self.limiter.set_limits(key)
 
 
-class KeyRing:
-    """All callers. Without a file there is one, and no key is asked for."""
+class ApiKeyStore:
+    """The callers of a key file, which is reloaded when it changes. Without a file no key is required."""
 
     def __init__(self, path: Path | None, *, clock: Clock = time.monotonic) -> None:
         """Raises `ValueError`."""
         self._path = path
         self._clock = clock
-        self._anyone = Caller(None, clock)
-        self._callers: dict[bytes, tuple[bytes, Caller]] = {}  # digest and caller, by what the digest begins with
-        self._seen: tuple[int, ...] | None = None
+        self._anonymous = Caller(clock=clock)
+        self._callers: dict[bytes, tuple[bytes, Caller]] = {}  # first bytes of a digest -> digest, caller
+        self._fingerprint: tuple[int, ...] | None = None
         if path is not None:
-            self._seen = _fingerprint(path)
-            self._take(read_keys(path))
+            self._fingerprint = _fingerprint(path)
+            self._load(read_keys(path))
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """The header's caller. Raises `InvalidApiKey`."""
+        """The caller of an `Authorization` header. Raises `InvalidApiKey`."""
         if self._path is None:
-            return self._anyone
+            return self._anonymous
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidApiKey("An API key is needed, in the header 'Authorization: Bearer KEY'.")
-        presented = _digest(key.strip().encode())
-        digest, caller = self._callers.get(presented[:INDEXED], (b"", self._anyone))
-        # The look-up's time may tell of half a digest, by which nobody can choose a key; the other half it cannot.
+        presented = _digest(key.strip())
+        digest, caller = self._callers.get(presented[:INDEX_BYTES], (b"", self._anonymous))
+        # The look-up's duration may reveal the first half of a digest, which helps no one to find a key.
         if not hmac.compare_digest(digest, presented):
             raise InvalidApiKey("The API key is not known.")
         return caller
 
-    async def follow(self) -> None:
-        """Reads the file again whenever it changes, for ever. One that is wrong leaves the keys as they are."""
+    async def watch(self) -> None:
+        """Reload the key file whenever it changes, until cancelled. An invalid file is logged and the current keys
+        are kept."""
         while self._path is not None:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_INTERVAL)
             fingerprint = await asyncio.to_thread(_fingerprint, self._path)
-            if fingerprint == self._seen:
+            if fingerprint == self._fingerprint:
                 continue
-            self._seen = fingerprint
+            self._fingerprint = fingerprint
             try:
-                self._take(await asyncio.to_thread(read_keys, self._path))
+                self._load(await asyncio.to_thread(read_keys, self._path))
             except ValueError as error:
-                _log.error("the API keys stay as they were: %s", error)
+                _log.error("API keys not reloaded, the current ones are kept: %s", error)
 
-    def _take(self, keys: list[ApiKey]) -> None:
-        """A name that stays keeps what it has used."""
+    def _load(self, keys: list[ApiKey]) -> None:
+        """A caller whose name stays keeps what it has used of its limits."""
         known = {caller.name: caller for _, caller in self._callers.values()}
         callers: dict[bytes, tuple[bytes, Caller]] = {}
         for key in keys:
-            caller = known.get(key.name) or Caller(key, self._clock)
-            caller.change(key)
-            callers[key.digest[:INDEXED]] = key.digest, caller
+            caller = known.get(key.name) or Caller(key.name, clock=self._clock)
+            caller.update(key)
+            callers[key.digest[:INDEX_BYTES]] = key.digest, caller
         self._callers = callers
-        _log.info("%d API keys", len(callers))
+        _log.info("loaded %d API keys", len(callers))
+
+
+class ApiKeyMiddleware:
+    """Sets `caller` in a request's state, and adds rate limit headers to its response. Reads no request body."""
+
+    def __init__(self, app: ASGIApp, authenticate: Authenticate) -> None:
+        self._app = app
+        self._authenticate = authenticate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        header = dict(scope["headers"]).get(b"authorization")
+        try:
+            caller = self._authenticate(scope, header.decode("latin-1") if header is not None else None)
+        except InvalidApiKey as error:
+            await gateway_error_response(error)(scope, receive, send)
+            return
+        scope["state"]["caller"] = caller
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                limits = caller.limiter.headers().items()
+                message["headers"] = [*message["headers"], *((n.encode(), v.encode()) for n, v in limits)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_limits if caller.name else send)
 
 
 def _fingerprint(path: Path) -> tuple[int, ...] | None:
-    """Another one when the file is, also where a symbolic link on the way to it was changed, as a Secret's mount does.
-    None: it is not there."""
+    """Changes with the file, also where a symbolic link to it is replaced as in a mounted Secret. None: no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -158,5 +175,5 @@ def _fingerprint(path: Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,97 +1,153 @@
-"""Admission: how much may be in the gateway at once: output sequences, requests that wait, and their prompt tokens.
+"""AdmissionBounds: bounds on the requests of all models, and which request a full gateway rejects.
 
-Says no at once rather than let anybody wait without end; to whom, `FairLimit` decides for all three bounds.
+The order of the fair queues decides. A request that begins to wait where a bound is met evicts the waiting requests
+that would be served last; if it would be served last itself, it is rejected. Running requests are never evicted, but
+count against the bound on sequences. So each caller may have its share of that bound by weight: in place of waiting
+requests of callers beyond their shares, and where there are none, beyond the bound.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count, takewhile
 
-from proa_gateway.admission.fair_limit import Claim, FairLimit, Stake
+from proa_gateway.admission.auth import Caller
+from proa_gateway.admission.fair_queue import FairQueue, Request, from_last
 from proa_gateway.errors import Overloaded
 
 
-class Limit(FairLimit["Ticket"]):
-    """`name`: as metrics call it. `what`: as clients read it."""
+@dataclass(slots=True, eq=False)
+class Bound:
+    """`name` is the label in metrics, `unit` stands in the error message."""
 
-    def __init__(self, most: int, name: str, what: str) -> None:
-        super().__init__(most)
-        self.name = name
-        self._what = what
+    limit: int
+    name: str
+    unit: str
+    total: int = 0
 
     def error(self) -> Overloaded:
-        return Overloaded(f"The server is at its limit of {self.most} {self._what}.", limit=self.name)
+        return Overloaded(f"The server is at its limit of {self.limit} {self.unit}.", limit=self.name)
 
 
-class Admission:
-    """`admit` and the end of its ticket stand for a request's beginning and end; nothing here waits."""
+class AdmissionBounds:
+    """`admit` and `release` begin and end a request; `push` and `pop`, or `remove`, a wait in between."""
 
     def __init__(self, *, max_requests: int, max_waiting: int, max_queued_tokens: int) -> None:
-        self.sequences = Limit(max_requests, "requests", "concurrent requests")
-        self.waiting = Limit(max_waiting, "waiting", "waiting requests")
-        self.tokens = Limit(max_queued_tokens, "tokens", "queued prompt tokens")
+        self.sequences = Bound(max_requests, "requests", "concurrent requests")
+        self.waiting = Bound(max_waiting, "waiting", "waiting requests")
+        self.tokens = Bound(max_queued_tokens, "tokens", "queued prompt tokens")
+        self._admitted: set[Request] = set()
+        self._sequences_of: dict[Caller, int] = {}
+        self._queues: list[FairQueue] = []
+        self._arrivals = count()
 
-    def admit(self, claim: Claim, num_sequences: int) -> "Ticket":
-        """Raises `Overloaded`."""
-        return Ticket(self, claim, num_sequences)
+    def new_queue(self) -> FairQueue:
+        """A queue under these bounds. It must be changed only through this object."""
+        self._queues.append(FairQueue(self._arrivals))
+        return self._queues[-1]
+
+    def admit(self, request: Request) -> None:
+        """Count a request's sequences. Raises `Overloaded`."""
+        caller, bound = request.caller, self.sequences
+        held = self._sequences_of.get(caller, 0) + request.num_sequences
+        if excess := _excess({bound: request.num_sequences}):
+            share = self._share(caller)
+            within_share = held <= share * caller.weight
+            evicted = self._select(self._evictable(request, share if within_share else math.inf), excess)
+            if excess and not within_share:
+                raise bound.error()
+            self._evict(evicted)
+        self._admitted.add(request)
+        self._sequences_of[caller] = held
+        bound.total += request.num_sequences
+
+    def release(self, request: Request) -> None:
+        """End a request. Without effect if it has been evicted."""
+        if request not in self._admitted:
+            return
+        self.remove(request)
+        self._admitted.remove(request)
+        self.sequences.total -= request.num_sequences
+        self._sequences_of[request.caller] -= request.num_sequences
+        if not self._sequences_of[request.caller]:
+            del self._sequences_of[request.caller]
+
+    def push(self, queue: FairQueue, request: Request) -> asyncio.Future[None]:
+        """Let an admitted request wait for its turn, the returned future. Raises `Overloaded`, and so does the future
+        where another request takes its place."""
+        # A request with more prompt tokens than the bound may wait alone: it would never be served otherwise.
+        request.num_tokens = min(request.num_tokens, self.tokens.limit)
+        queue.push(request)
+        if excess := _excess({self.waiting: 1, self.tokens: request.num_tokens}):
+            evicted = self._select(takewhile(lambda other: other is not request, from_last(self._queues)), excess)
+            if excess:
+                queue.remove(request)
+                raise next(iter(excess)).error()
+            self._evict(evicted)
+        self.waiting.total += 1
+        self.tokens.total += request.num_tokens
+        request.turn = asyncio.get_running_loop().create_future()
+        return request.turn
+
+    def pop(self, queue: FairQueue) -> Request | None:
+        """Take out the request to serve next; None if nothing waits."""
+        request = queue.pop()
+        if request is not None:
+            self._subtract(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """End a request's wait without service. Without effect if it does not wait."""
+        if request.queue is not None:
+            request.queue.remove(request)
+            self._subtract(request)
+
+    def _subtract(self, request: Request) -> None:
+        self.waiting.total -= 1
+        self.tokens.total -= request.num_tokens
+
+    def _share(self, caller: Caller) -> float:
+        """Sequences a unit of weight: what callers of earlier priorities leave, divided among all others."""
+        left, weight = self.sequences.limit, 0.0
+        for each in {*self._sequences_of, caller}:
+            if each.priority < caller.priority:
+                left -= self._sequences_of[each]
+            else:
+                weight += each.weight
+        return left / weight
+
+    def _evictable(self, request: Request, share: float) -> Iterator[Request]:
+        """Waiting requests that a new one precedes, and those of callers beyond their share, the last ones first."""
+        held = dict(self._sequences_of)
+        for other in from_last(self._queues):
+            beyond_share = held[other.caller] > share * other.caller.weight and not other.precedes(request)
+            if beyond_share or request.precedes(other):
+                held[other.caller] -= other.num_sequences
+                yield other
+
+    def _select(self, candidates: Iterable[Request], excess: dict[Bound, int]) -> dict[Request, Bound]:
+        """The first candidates that reduce the excess, each with a bound that it is evicted for. Subtracts from
+        `excess` what they hold."""
+        evicted: dict[Request, Bound] = {}
+        for request in candidates:
+            held = {self.sequences: request.num_sequences, self.waiting: 1, self.tokens: request.num_tokens}
+            for bound in [each for each in excess if held[each]]:
+                evicted.setdefault(request, bound)
+                excess[bound] -= held[bound]
+                if excess[bound] <= 0:
+                    del excess[bound]
+            if not excess:
+                break
+        return evicted
+
+    def _evict(self, evicted: dict[Request, Bound]) -> None:
+        for request, bound in evicted.items():
+            self.release(request)
+            request.end_wait(bound.error())
 
 
-class Ticket:
-    """One request's stakes. Use as a context manager. While it waits it may lose them all to another request."""
-
-    def __init__(self, admission: Admission, claim: Claim, num_sequences: int) -> None:
-        """Raises `Overloaded`."""
-        self.claim = claim
-        self.num_sequences = num_sequences
-        self._admission = admission
-        self._stakes: dict[Limit, Stake[Ticket]] = {}
-        self._leave: Callable[[Overloaded], None] | None = None
-        self._take({admission.sequences: num_sequences})
-
-    def wait(self, leave: Callable[[Overloaded], None], *, num_tokens: int = 0) -> None:
-        """Takes a place among those who wait; `leave` is called should another one get it. Raises `Overloaded`."""
-        tokens = self._admission.tokens
-        # One request alone may be over the limit: it would never get in otherwise.
-        self._take({self._admission.waiting: 1, tokens: min(num_tokens, tokens.most)}, waits=True)
-        self._leave = leave
-        self._admission.sequences.wait(self._stakes[self._admission.sequences])
-
-    def stop_waiting(self) -> None:
-        """Its turn has come: nothing is taken from it any more. Harmless where it does not wait."""
-        self._leave = None
-        for limit in (self._admission.waiting, self._admission.tokens):
-            self._give_back(limit)
-        if (stake := self._stakes.get(self._admission.sequences)) is not None:
-            self._admission.sequences.stop_waiting(stake)
-
-    def __enter__(self) -> "Ticket":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._end()
-
-    def _take(self, amounts: Mapping[Limit, int], *, waits: bool = False) -> None:
-        """Everything or nothing."""
-        leaving: dict[Ticket, Overloaded] = {}
-        for limit, amount in amounts.items():
-            givers = limit.givers(self.claim, amount)
-            if givers is None:
-                raise limit.error()
-            leaving |= {giver: limit.error() for giver in givers}
-        for giver, error in leaving.items():
-            giver._lose(error)
-        for limit, amount in amounts.items():
-            if amount:
-                self._stakes[limit] = limit.add(self, self.claim, amount, waits=waits)
-
-    def _lose(self, error: Overloaded) -> None:
-        leave = self._leave
-        assert leave is not None
-        self._end()
-        leave(error)
-
-    def _end(self) -> None:
-        self.stop_waiting()
-        self._give_back(self._admission.sequences)
-
-    def _give_back(self, limit: Limit) -> None:
-        if (stake := self._stakes.pop(limit, None)) is not None:
-            limit.remove(stake)
+def _excess(amounts: dict[Bound, int]) -> dict[Bound, int]:
+    """By how much bounds would be exceeded."""
+    excess = {bound: bound.total + amount - bound.limit for bound, amount in amounts.items()}
+    return {bound: amount for bound, amount in excess.items() if amount > 0}

@@ -1,15 +1,13 @@
-"""Admission control: API key limits, gateway limits, waiting for a model, queueing."""
+"""Admission control: API key limits, gateway limits, waiting for a model's first engine, waiting for capacity."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from sys import maxsize
 
-from proa_gateway.admission.bounds import Admission, Ticket
-from proa_gateway.admission.capacity import model_room
-from proa_gateway.admission.fair_limit import Claim
-from proa_gateway.admission.fair_queue import Entry
+from proa_gateway.admission.bounds import AdmissionBounds
+from proa_gateway.admission.fair_queue import Request
 from proa_gateway.admission.rate_limits import Lease
-from proa_gateway.admission.waiting_room import Waiter, WaitingRoom
+from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
@@ -17,143 +15,149 @@ from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.openai.request_context import RequestContext
 
-# Tokens that a request is taken to generate at most, until it has: few use up a large `max_tokens`.
+# Output tokens expected of a sequence whose `max_tokens` is larger: few sequences use up a large limit.
 EXPECTED_OUTPUT = 256
 
 
 class AdmissionControl:
-    """What all requests share; `visit` stands for one request's coming and going."""
+    """Shared by all requests. `admit` begins and ends one request."""
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        *,
-        pool: EnginePool,
-        models: ModelRegistry,
-        metrics: GatewayMetrics,
+        self, config: GatewayConfig, *, pool: EnginePool, models: ModelRegistry, metrics: GatewayMetrics
     ) -> None:
-        self.waiting = WaitingRoom(
-            lambda model, enough=maxsize: model_room(pool.engines, model, enough=enough),
-            metrics,
-        )
-        self._config = config
-        self._pool = pool
-        self._models = models
-        self._metrics = metrics
-        self.admission = Admission(
+        self.config = config
+        self.pool = pool
+        self.models = models
+        self.bounds = AdmissionBounds(
             max_requests=config.max_concurrent_requests,
             max_waiting=config.max_waiting_requests,
             max_queued_tokens=config.max_queued_tokens,
         )
+        self.queue = RequestQueue(self.bounds, self._capacity, metrics)
+        self._metrics = metrics
         for model in config.models:
-            self.waiting.know(model)
+            self.queue.add_model(model)
 
     @property
     def ready(self) -> bool:
-        """Whether requests should be sent here. A gateway that holds them until an engine is up is: somebody must
-        count them for the first engine to be started."""
-        return self._pool.ready or self._config.deadlines.scale_from_zero > 0
+        """Whether the gateway accepts requests. Without an engine it does if requests can wait for the first one:
+        an autoscaler starts that engine because of the queue's depth."""
+        return self.pool.ready or self.config.deadlines.scale_from_zero > 0
 
     def model_names(self) -> list[str]:
-        """Names that requests may have, sorted."""
-        names = {*self._pool.model_names(), *self._config.models}
-        if self._config.deadlines.scale_from_zero > 0:
-            names.update(self._models.names())
+        """Names of models that requests may use, sorted."""
+        names = {*self.pool.model_names(), *self.config.models}
+        if self.config.deadlines.scale_from_zero > 0:
+            names.update(self.models.names())
         return sorted(names)
 
     @contextmanager
-    def visit(self, context: RequestContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
+    def admit(self, context: RequestContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
         """Raises `RateLimited` and `Overloaded`."""
         caller = context.caller
-        claim = Claim(
-            flow=caller.name,
-            priority=caller.priority,
-            rank=context.request.priority or 0,
-            weight=caller.weight,
-        )
         try:
-            with caller.usage.lease() as lease, self.admission.admit(claim, num_sequences) as ticket:
-                visit = AdmissionGuard(context, self.waiting, lease, ticket, seconds=self._config.deadlines.queue)
+            with caller.limiter.acquire() as lease:
+                request = Request(caller, num_sequences, rank=context.request.priority or 0)
+                self.bounds.admit(request)
+                guard = AdmissionGuard(self, context, lease, request)
                 try:
-                    yield visit
+                    yield guard
                 finally:
-                    visit.end()
+                    guard.close()
         except Overloaded as error:
             if error.limit is not None:
                 self._metrics.observe_rejection(error.limit)
             raise
 
-    async def model(self, context: RequestContext, visit: "AdmissionGuard") -> ServedModel:
-        """The model that the request names, held until an engine of it is up where the gateway is to do so. Raises
-        `ModelNotFound`, `EngineUnavailable` and what `WaitingRoom.hold` raises."""
-        name = context.request.model
+    def _capacity(self, model: str, *, enough: int = sys.maxsize) -> int | None:
+        """Sequences that the model's engines should get now, counted up to `enough`. None: no engine is usable."""
+        capacity: int | None = None
+        for engine in self.pool.engines:
+            if engine.usable and engine.hello is not None and engine.hello.model.model_name == model:
+                size, num_waiting = engine.hello.model.max_num_seqs, engine.load_stats.num_waiting_reqs
+                capacity = (capacity or 0) + engine_capacity(size, load=engine.load, num_waiting=num_waiting)
+                if capacity >= enough:
+                    break
+        return capacity
+
+
+class AdmissionGuard:
+    """One admitted request. `close` ends it."""
+
+    def __init__(self, control: AdmissionControl, context: RequestContext, lease: Lease, request: Request) -> None:
+        self._control = control
+        self._context = context
+        self._lease = lease
+        self._request = request
+
+    async def find_model(self) -> ServedModel:
+        """The requested model. Waits for its first engine if the gateway scales from zero. Raises `InvalidRequest`,
+        `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
+        name = self._context.request.model
         if name is None:
             name = self._only_model()
         try:
-            self._pool.check(name)
+            self._control.pool.check(name)
         except (ModelNotFound, EngineUnavailable):
-            await self._hold(name, context, visit.ticket)
-        return self._models.get(name)
+            self._request.cost = self._expected_output(None)
+            await self._wait_for_engine(name)
+        return self._control.models.get(name)
+
+    async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
+        """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.
+
+        `num_prompt_tokens`: of all prompts. Raises `RateLimited`, `Overloaded`, `QueueTimeout` and `ShuttingDown`.
+        """
+        request = self._request
+        cost = num_prompt_tokens + self._expected_output(max_tokens)
+        self._lease.reserve(cost)
+        queue = self._control.queue
+        if queue.has_capacity(model):
+            return
+        num_choices = request.num_sequences // len(self._context.prompts)
+        request.num_tokens, request.cost = num_choices * num_prompt_tokens, cost
+        seconds = min(self._control.config.deadlines.queue, self._context.seconds_left)
+        await queue.wait_for_capacity(model, request, seconds)
+
+    def close(self) -> None:
+        """Settle the request's cost and give its capacity to others."""
+        if self._context.generation is not None:
+            usage = self._context.usage
+            self._lease.used = usage.prompt_tokens + usage.completion_tokens
+        self._request.settle(self._lease.used)
+        self._control.bounds.release(self._request)
+        self._control.queue.capacity_changed()
+
+    def _expected_output(self, max_tokens: int | None) -> int:
+        return self._request.num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
 
     def _only_model(self) -> str:
-        names = self._pool.model_names() or self.model_names()
+        names = self._control.pool.model_names() or self._control.model_names()
         if len(names) > 1:
             raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
         if not names:
             raise EngineUnavailable("No engine is ready.")
         return names[0]
 
-    async def _hold(self, name: str, context: RequestContext, ticket: Ticket) -> None:
-        known = name in self._config.models or name in self._models.names()
-        if not known and self._hears_of_all(name):
+    async def _wait_for_engine(self, name: str) -> None:
+        control = self._control
+        known = {*control.config.models, *control.models.names()}
+        # While no model is known, or an engine may turn out to serve this one, its absence is not permanent.
+        if known and name not in known and not control.pool.may_serve(name):
             raise ModelNotFound(f"The model {name!r} does not exist.", param="model")
-        seconds = self._config.deadlines.scale_from_zero
-        if not known or not seconds:
+        seconds = control.config.deadlines.scale_from_zero
+        if name not in known or not seconds:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
-        with context.trace.span("scale_from_zero"):
-            await self.waiting.hold(name, ticket, min(seconds, context.seconds_left))
-
-    def _hears_of_all(self, name: str) -> bool:
-        """Whether a name that is not known cannot be that of an engine which has yet to say what it serves."""
-        return bool(self._config.models or self._models.names()) and not self._pool.may_serve(name)
+        with self._context.trace.span("scale_from_zero"):
+            await control.queue.wait_for_engine(name, self._request, min(seconds, self._context.seconds_left))
 
 
-class AdmissionGuard:
-    """One request's stay, from its admission to its end."""
+def engine_capacity(max_num_seqs: int, *, load: int, num_waiting: int) -> int:
+    """Requests that an engine should get now: those that fill its batch, and an eighth of a batch to wait in it.
 
-    def __init__(
-        self,
-        context: RequestContext,
-        waiting: WaitingRoom,
-        lease: Lease,
-        ticket: Ticket,
-        *,
-        seconds: float,
-    ) -> None:
-        self.ticket = ticket
-        self._context = context
-        self._waiting = waiting
-        self._lease = lease
-        self._seconds = seconds
-        self._turn: Entry[Waiter] | None = None
-
-    async def turn(self, model: str, num_prompt_tokens: int, num_sequences: int, max_tokens: int | None) -> None:
-        """Until the engines should get the request; at once while they have room. Raises `RateLimited` and what
-        `WaitingRoom.wait` raises."""
-        num_choices = num_sequences // len(self._context.prompts)
-        cost = num_prompt_tokens + num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
-        self._lease.reserve(cost)
-        if self._waiting.may_pass(model):
-            return
-        seconds = min(self._seconds, self._context.seconds_left)
-        num_tokens = num_choices * num_prompt_tokens
-        self._turn = await self._waiting.wait(model, self.ticket, seconds, num_tokens=num_tokens, cost=cost)
-
-    def end(self) -> None:
-        """Settles what it has cost, and lets others in."""
-        if self._context.generation is not None:
-            usage = self._context.usage
-            self._lease.used = usage.prompt_tokens + usage.completion_tokens
-        if self._turn is not None:
-            self._turn.settle(self._lease.used)
-        self._waiting.changed()
+    An engine serves first come, first served: what has been sent cannot be reordered. Those that wait in it take the
+    slots of requests that end before the gateway learns of it, a step or two later. An engine in which more wait lacks
+    KV cache or time for prompts, and gets none. `load`: running and waiting.
+    """
+    extra = max(1, max_num_seqs // 8)
+    return 0 if num_waiting > extra else max(0, max_num_seqs + extra - load)

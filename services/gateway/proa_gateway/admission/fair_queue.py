@@ -1,122 +1,156 @@
-"""FairQueue: whose turn is next. Strict priorities; inside one, start-time fair queueing between flows by weight.
+"""FairQueue: strict priorities, and inside a priority start-time fair queueing between callers by weight.
 
-A flow is one caller's line. Each has a tag: the service that it has had, in tokens over its weight. The waiting flow
-with the smallest tag is next, and its tag grows by what its request is expected to cost; `Entry.settle` corrects that
-once the true cost is known. A flow that comes back starts no earlier than where the others are, so that idling saves
-up nothing. Of two flows that wait all the time neither gets ahead of the other by more than one request of each (each
-cost over its weight), as long as costs are what was expected. Knows nothing of models, engines or time.
+Goyal, Vin and Cheng, "Start-time Fair Queuing", SIGCOMM 1996. A flow is one caller's requests. Its tag is the service
+that it has received: tokens divided by its weight. The waiting flow with the smallest tag is served next, and its tag
+grows by the request's expected cost; `Request.settle` corrects the tag when the true cost is known. A flow that begins
+to wait starts at least at the virtual time, the tag of the flow served last, so idle time earns no credit. Of two flows
+that wait all the time, neither is ahead by more than one request of each (cost over weight), if costs are as expected.
 """
 
+import asyncio
+import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from itertools import accumulate, count
 
-T = TypeVar("T")
+from proa_gateway.admission.auth import Caller
+from proa_gateway.errors import GatewayError
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[T]):
-    """One waiting item. `rank` orders a flow's own items, smaller first; equals are in the order of arrival."""
+class Request:
+    """A request as admission control sees it."""
 
-    item: T
-    rank: int
-    number: int
-    cost: float
-    weight: float
-    level: "_Level[T]" = field(repr=False)
-    flow: "_Flow[T]" = field(repr=False)
-    waiting: bool = True
+    caller: Caller
+    num_sequences: int = 1
+    rank: int = 0  # order among the caller's requests, smaller first
+    num_tokens: int = 0  # prompt tokens, once for each sequence
+    cost: float = 1.0  # expected tokens of prompts and output, above zero
+    turn: asyncio.Future[None] | None = None  # ends its last wait, by a result or an exception
+    unsent: bool = False  # its turn has come, and its task has not run since
+    queue: "FairQueue | None" = None  # where it waits
+    flow: "_Flow | None" = field(default=None, repr=False)  # of its last wait
+    number: int = 0  # order of arrival
+    charged: float = 0.0  # what the flow's tag contains of its cost
 
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.rank, self.number
+    def precedes(self, other: "Request") -> bool:
+        """Whether it is served before the other one whatever their callers have used."""
+        if self.caller is other.caller:
+            return self.rank < other.rank
+        return self.caller.priority < other.caller.priority
+
+    def end_wait(self, error: GatewayError | None = None) -> bool:
+        """Wake the task that awaits `turn`. False if it has been cancelled."""
+        if self.turn is None or self.turn.done():
+            return False
+        if error is None:
+            self.turn.set_result(None)
+        else:
+            self.turn.set_exception(error)
+        return True
 
     def settle(self, cost: float) -> None:
-        """Says what it has cost in the end, once it has had its turn."""
-        assert not self.waiting
-        self.flow.tag += (cost - self.cost) / self.weight
+        """Correct the flow's tag to the true cost. Without effect on a request that has not been served."""
+        if self.flow is not None and self.charged:
+            self.flow.tag += (cost - self.charged) / self.caller.weight
+            self.charged = cost
 
 
 @dataclass(slots=True, eq=False)
-class _Flow(Generic[T]):
-    name: str
+class _Flow:
+    caller: Caller
+    level: "_Level"
     tag: float = 0.0
-    entries: list[Entry[T]] = field(default_factory=list)  # sorted
+    requests: list[Request] = field(default_factory=list)  # sorted by `_order`
 
 
 @dataclass(slots=True, eq=False)
-class _Level(Generic[T]):
-    """The flows of one priority, from when the first of them waits until none does."""
+class _Level:
+    """The flows of one priority. Exists while one of them waits."""
 
     priority: int
-    clock: float = 0.0  # the tag of whoever was served last
-    waiting: dict[str, _Flow[T]] = field(default_factory=dict)
-    idle: dict[str, _Flow[T]] = field(default_factory=dict)  # ahead of the clock: they have had more than their share
+    virtual_time: float = 0.0
+    waiting: dict[Caller, _Flow] = field(default_factory=dict)
+    idle: dict[Caller, _Flow] = field(default_factory=dict)  # flows without requests, ahead of the virtual time
 
 
-class FairQueue(Generic[T]):
-    """`push` and `remove` stand for an item's coming and going; `pop` gives the next one its turn."""
+class FairQueue:
+    """Requests of several queues can be compared by `from_last` if the queues share their `arrivals`."""
 
-    def __init__(self) -> None:
-        self._levels: dict[int, _Level[T]] = {}
-        self._num_pushed = 0
+    def __init__(self, arrivals: Iterator[int] | None = None) -> None:
+        self._arrivals = arrivals if arrivals is not None else count()
+        self._levels: dict[int, _Level] = {}
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
-    def __iter__(self) -> Iterator[T]:
-        """All that wait, in no order that means anything."""
-        for level in self._levels.values():
-            for flow in level.waiting.values():
-                yield from (entry.item for entry in flow.entries)
-
-    def push(
-        self, item: T, *, flow: str = "", priority: int = 0, rank: int = 0, weight: float = 1.0, cost: float = 1.0
-    ) -> Entry[T]:
-        """Smaller priorities come first. `cost` is above zero, in the unit of `Entry.settle`."""
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = _Level(priority)
-        line = level.waiting.get(flow)
-        if line is None:
-            line = level.waiting[flow] = level.idle.pop(flow) if flow in level.idle else _Flow(flow)
-            line.tag = max(line.tag, level.clock)
-        self._num_pushed += 1
+    def push(self, request: Request) -> None:
+        caller = request.caller
+        level = self._levels.setdefault(caller.priority, _Level(caller.priority))
+        flow = level.waiting.get(caller)
+        if flow is None:
+            flow = level.idle.pop(caller) if caller in level.idle else _Flow(caller, level)
+            level.waiting[caller] = flow
+            flow.tag = max(flow.tag, level.virtual_time)
+        request.queue, request.flow, request.number, request.charged = self, flow, next(self._arrivals), 0.0
+        insort(flow.requests, request, key=_order)
         self._num_waiting += 1
-        entry = Entry(item, rank, self._num_pushed, cost, weight, level, line)
-        insort(line.entries, entry, key=lambda each: each.order)
-        return entry
 
-    def pop(self) -> Entry[T] | None:
-        """Takes the next entry out, and charges its flow; None where nothing waits."""
+    def pop(self) -> Request | None:
+        """Take out the request to serve next and charge its flow; None if nothing waits."""
         if not self._num_waiting:
             return None
         level = self._levels[min(self._levels)]
-        flow = min(level.waiting.values(), key=lambda each: (each.tag, each.entries[0].number))
-        entry = flow.entries[0]
-        level.clock = max(level.clock, flow.tag)
-        flow.tag += entry.cost / entry.weight
-        self._take_out(entry, 0)
-        return entry
+        flow = min(level.waiting.values(), key=lambda each: (each.tag, each.requests[0].number))
+        request = flow.requests[0]
+        level.virtual_time = max(level.virtual_time, flow.tag)
+        flow.tag += request.cost / request.caller.weight
+        request.charged = request.cost
+        self._take_out(request, flow, 0)
+        return request
 
-    def remove(self, entry: Entry[T]) -> None:
-        """Takes out an entry that still waits; its flow is not charged."""
-        index = bisect_left(entry.flow.entries, entry.order, key=lambda each: each.order)
-        assert entry.flow.entries[index] is entry
-        self._take_out(entry, index)
+    def remove(self, request: Request) -> None:
+        """Take out a waiting request without service; its flow is not charged."""
+        assert request.queue is self
+        assert request.flow is not None
+        self._take_out(request, request.flow, bisect_left(request.flow.requests, _order(request), key=_order))
 
-    def _take_out(self, entry: Entry[T], index: int) -> None:
-        level, flow = entry.level, entry.flow
-        del flow.entries[index]
-        entry.waiting = False
+    def _take_out(self, request: Request, flow: _Flow, index: int) -> None:
+        assert flow.requests.pop(index) is request
+        request.queue = None
         self._num_waiting -= 1
-        if flow.entries:
+        if flow.requests:
             return
-        del level.waiting[flow.name]
+        level = flow.level
+        del level.waiting[flow.caller]
         if not level.waiting:
             del self._levels[level.priority]
             return
-        level.idle = {name: idle for name, idle in level.idle.items() if idle.tag > level.clock}
-        level.idle[flow.name] = flow
+        level.idle = {caller: idle for caller, idle in level.idle.items() if idle.tag > level.virtual_time}
+        level.idle[flow.caller] = flow
+
+    @property
+    def flows(self) -> Iterator[_Flow]:
+        return (flow for level in self._levels.values() for flow in level.waiting.values())
+
+
+def from_last(queues: Iterable[FairQueue]) -> Iterator[Request]:
+    """All waiting requests, the one to be served last first: by priority, virtual time until served, and arrival.
+    Requests must not be added or removed meanwhile."""
+    flows = (_from_last(flow) for queue in queues for flow in queue.flows)
+    return (request for _, request in heapq.merge(*flows, key=lambda each: each[0], reverse=True))
+
+
+def _from_last(flow: _Flow) -> Iterator[tuple[tuple[int, float, int], Request]]:
+    """A request's virtual start is its flow's tag plus the costs of the flow's requests before it."""
+    costs = (request.cost / request.caller.weight for request in flow.requests)
+    starts = list(accumulate(costs, initial=flow.tag - flow.level.virtual_time))
+    for index in reversed(range(len(flow.requests))):
+        request = flow.requests[index]
+        yield (flow.level.priority, starts[index], request.number), request
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.rank, request.number

@@ -1,102 +1,93 @@
-"""Limits of one API key: requests at once, requests a minute, tokens a minute. Pure: the clock is handed in.
+"""Rate limits of one API key: concurrent requests, and token buckets of requests and tokens per minute.
 
-A minute's worth may be spent at once and refills evenly. Tokens are taken when a request's prompt is known, with the
-output that is expected, and settled at the end: what was not used comes back, what was used beyond is owed.
+A bucket holds one minute's limit and refills evenly. A request reserves the tokens of its prompt and expected output
+and settles them when it ends: unused tokens return, tokens used beyond the reservation are taken from the bucket.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from proa_gateway.errors import RateLimited
 
-Clock = Callable[[], float]  # seconds, never going back
+Clock = Callable[[], float]  # seconds, monotonic
+Limit = Annotated[int, Field(ge=1, lt=2**53)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyLimits:
+class RateLimits(BaseModel):
     """None: no limit."""
 
-    max_concurrent_requests: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    max_concurrent_requests: Limit | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
 
 
-class Bucket:
-    """A minute's worth of something. The level goes below zero where more is taken than is there."""
+class TokenBucket:
+    """The level is negative while more has been taken than the bucket held."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
         self._clock = clock
         self._level = float(per_minute)
-        self._seen = clock()
+        self._updated = clock()
 
     @property
     def level(self) -> float:
         now = self._clock()
-        self._level = min(self.per_minute, self._level + (now - self._seen) * self.per_minute / 60)
-        self._seen = now
+        self._level = min(self.per_minute, self._level + (now - self._updated) * self.per_minute / 60)
+        self._updated = now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Negative amounts are given back."""
+        """A negative amount is returned to the bucket."""
         self._level = min(self.per_minute, self.level - amount)
 
     def seconds_until(self, amount: float) -> float:
-        """Zero where it is there now. Who wants more than a minute's worth waits for a full bucket."""
+        """Time until the bucket holds the amount, or is full where the amount is larger than the bucket."""
         return max(0.0, (min(amount, self.per_minute) - self.level) * 60 / self.per_minute)
 
-    def resized(self, per_minute: int | None) -> "Bucket | None":
-        """Another limit from now on; what has been used stays used."""
-        if per_minute is None:
-            return None
-        bucket = Bucket(per_minute, self._clock)
-        bucket.take(self.per_minute - self.level)
-        return bucket
 
+class RateLimiter:
+    """What one key has used of its limits. `acquire` begins a request, the lease ends it."""
 
-class Usage:
-    """What one key uses, and whether it may use more. `lease` stands for a request's beginning and end."""
-
-    def __init__(self, limits: KeyLimits, clock: Clock) -> None:
+    def __init__(self, limits: RateLimits, clock: Clock) -> None:
         self.num_requests = 0
         self._clock = clock
-        self._limits = limits
-        self._requests = self._bucket(None, limits.requests_per_minute)
-        self._tokens = self._bucket(None, limits.tokens_per_minute)
+        self._requests: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
+        self.set_limits(limits)
 
-    def change(self, limits: KeyLimits) -> None:
-        """Other limits from now on; what has been used stays used."""
-        if limits != self._limits:
-            self._limits = limits
-            self._requests = self._bucket(self._requests, limits.requests_per_minute)
-            self._tokens = self._bucket(self._tokens, limits.tokens_per_minute)
+    def set_limits(self, limits: RateLimits) -> None:
+        """Change the limits; what has been used stays used."""
+        self._max_requests = limits.max_concurrent_requests
+        self._requests = self._bucket(self._requests, limits.requests_per_minute)
+        self._tokens = self._bucket(self._tokens, limits.tokens_per_minute)
 
-    def lease(self) -> "Lease":
-        """Takes one request. Raises `RateLimited`."""
-        most = self._limits.max_concurrent_requests
-        if most is not None and self.num_requests >= most:
-            raise RateLimited(f"This API key is at its limit of {most} concurrent requests.", kind="requests")
-        if self._requests is not None:
-            _check(self._requests, 1, "requests")
-            self._requests.take(1)
+    def acquire(self) -> "Lease":
+        """Count one request. Raises `RateLimited`."""
+        limit = self._max_requests
+        if limit is not None and self.num_requests >= limit:
+            raise RateLimited(f"This API key is at its limit of {limit} concurrent requests.", kind="requests")
+        _take(self._requests, 1, "requests")
         self.num_requests += 1
         return Lease(self)
 
     def reserve(self, num_tokens: int) -> None:
-        """Takes tokens. Raises `RateLimited`."""
-        if self._tokens is not None:
-            _check(self._tokens, num_tokens, "tokens")
-            self._tokens.take(num_tokens)
+        """Take tokens. Raises `RateLimited`."""
+        _take(self._tokens, num_tokens, "tokens")
 
-    def end(self, reserved: int, used: int) -> None:
-        """A request is over; these are the tokens that it took and those that it needed."""
+    def release(self, reserved: int, used: int) -> None:
+        """End a request that reserved and used so many tokens."""
         self.num_requests -= 1
         if self._tokens is not None:
             self._tokens.take(used - reserved)
 
     def headers(self) -> dict[str, str]:
-        """OpenAI's `x-ratelimit-*`, for the limits that there are."""
+        """OpenAI's `x-ratelimit-*` headers for the limits that are set."""
         headers: dict[str, str] = {}
         for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
@@ -105,43 +96,47 @@ class Usage:
                 headers[f"x-ratelimit-reset-{kind}"] = _duration(bucket.seconds_until(bucket.per_minute))
         return headers
 
-    def _bucket(self, old: Bucket | None, per_minute: int | None) -> Bucket | None:
+    def _bucket(self, old: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
+        if per_minute is None:
+            return None
+        bucket = TokenBucket(per_minute, self._clock)
         if old is not None:
-            return old.resized(per_minute)
-        return None if per_minute is None else Bucket(per_minute, self._clock)
+            bucket.take(old.per_minute - old.level)
+        return bucket
 
 
 class Lease:
-    """One request's use. As a context manager it ends with the request; `used` is set before, where tokens were."""
+    """One request's use of a key's limits, until the context manager exits. Set `used` before, if tokens were used."""
 
-    __slots__ = ("_reserved", "_usage", "used")
-
-    def __init__(self, usage: Usage) -> None:
-        self._usage = usage
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._limiter = limiter
         self._reserved = 0
         self.used = 0
 
     def reserve(self, num_tokens: int) -> None:
         """Raises `RateLimited`."""
-        self._usage.reserve(num_tokens)
+        self._limiter.reserve(num_tokens)
         self._reserved += num_tokens
 
     def __enter__(self) -> "Lease":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._usage.end(self._reserved, self.used)
+        self._limiter.release(self._reserved, self.used)
 
 
-def _check(bucket: Bucket, amount: int, kind: str) -> None:
+def _take(bucket: TokenBucket | None, amount: int, kind: str) -> None:
+    if bucket is None:
+        return
     seconds = bucket.seconds_until(amount)
     if seconds > 0:
         message = f"This API key is at its limit of {bucket.per_minute} {kind} a minute. Try again in {seconds:.1f} s."
         raise RateLimited(message, kind=kind, retry_after=math.ceil(seconds))
+    bucket.take(amount)
 
 
 def _duration(seconds: float) -> str:
-    """`6m12s`, `1.5s`: as OpenAI writes it."""
+    """In OpenAI's format: `6m12s`, `1.5s`."""
     if seconds < 60:
         return f"{math.ceil(seconds * 1000) / 1000:g}s"
     minutes, rest = divmod(math.ceil(seconds), 60)

@@ -109,8 +109,8 @@ class Serving:
         handler, request = context.handler, context.request
         num_sequences = handler.num_prompts * (request.n or 1)
         self._validate(handler, num_sequences)
-        with self.admission.visit(context, num_sequences) as visit:
-            context.model = model = await self.admission.model(context, visit)
+        with self.admission.admit(context, num_sequences) as guard:
+            context.model = model = await guard.find_model()
             params = handler.sampling_params(model)
             self._trace_request(context, model, params[0])
             with context.trace.span("tokenize"):
@@ -120,7 +120,7 @@ class Serving:
                 ]
             with context.trace.span("admission"):
                 num_tokens = self._count_tokens(context, model, params[0])
-                await visit.turn(model.name, num_tokens, num_sequences, params[0].max_tokens)
+                await guard.wait_for_capacity(model.name, num_tokens, params[0].max_tokens)
             context.generation = generation = Generation(
                 self._pool,
                 model.name,

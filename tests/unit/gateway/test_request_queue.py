@@ -1,16 +1,16 @@
-"""Who waits, for how long, and who is let in, with room that the test gives and takes."""
+"""Which requests wait, for how long, and which are admitted, with capacity that the test sets."""
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proa_gateway.admission.bounds import Admission
-from proa_gateway.admission.capacity import engine_room
-from proa_gateway.admission.fair_limit import Claim
-from proa_gateway.admission.waiting_room import WaitingRoom
+from proa_gateway.admission.auth import Caller
+from proa_gateway.admission.bounds import AdmissionBounds
+from proa_gateway.admission.control import engine_capacity
+from proa_gateway.admission.fair_queue import Request
+from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
 
@@ -18,7 +18,7 @@ MODEL = "m"
 
 
 class Engines:
-    """Room for `size` sequences. `run` is a request: it waits where it must, runs, and leaves."""
+    """Capacity for `size` sequences; None: no engine is up. `run` is a request: it waits, runs and ends."""
 
     def __init__(self, size: int | None, *, max_waiting: int = 100, seconds: float = 30.0) -> None:
         self.size = size
@@ -27,23 +27,33 @@ class Engines:
         self.order: list[str] = []
         self.seconds = seconds
         self.registry = CollectorRegistry()
-        self.admission = Admission(max_requests=10_000, max_waiting=max_waiting, max_queued_tokens=10_000)
-        self.waiting = WaitingRoom(self.room, GatewayMetrics(self.registry))
+        self.callers: dict[str, Caller] = {}
+        self.bounds = AdmissionBounds(max_requests=10_000, max_waiting=max_waiting, max_queued_tokens=10_000)
+        self.queue = RequestQueue(self.bounds, self.capacity, GatewayMetrics(self.registry))
 
-    def room(self, model: str, *, enough: int = 0) -> int | None:
+    def capacity(self, model: str, *, enough: int = 0) -> int | None:
         return None if self.size is None else self.size - self.running
 
     @property
     def depth(self) -> float | None:
         return self.registry.get_sample_value("proa_gateway_queue_depth", {"model": MODEL})
 
+    def admit(self, caller: str, num_sequences: int = 1, priority: int = 0) -> Request:
+        found = self.callers.setdefault(caller, Caller(caller))
+        found.priority = priority
+        request = Request(found, num_sequences)
+        self.bounds.admit(request)
+        return request
+
     async def run(
         self, name: str, *, last: float | asyncio.Event = 0.0, num_sequences: int = 1, cost: int = 1, priority: int = 0
     ) -> None:
-        claim = Claim(flow=name.rstrip("0123456789"), priority=priority)
-        with self.admission.admit(claim, num_sequences) as ticket:
-            if not self.waiting.may_pass(MODEL):
-                await self.waiting.wait(MODEL, ticket, self.seconds, num_tokens=1, cost=cost)
+        """The caller is `name` without digits at its end."""
+        request = self.admit(name.rstrip("0123456789"), num_sequences, priority)
+        try:
+            if not self.queue.has_capacity(MODEL):
+                request.num_tokens, request.cost = 1, cost
+                await self.queue.wait_for_capacity(MODEL, request, self.seconds)
             self.order.append(name)
             self.running += num_sequences
             self.peak = max(self.peak, self.running)
@@ -51,11 +61,16 @@ class Engines:
                 await (asyncio.sleep(last) if isinstance(last, float) else last.wait())
             finally:
                 self.running -= num_sequences
-                self.waiting.changed()
+                self.queue.capacity_changed()
+        finally:
+            self.bounds.release(request)
 
-    async def hold(self, model: str, seconds: float = 30.0, **claim: Any) -> None:
-        with self.admission.admit(Claim(**{"flow": "", **claim}), 1) as ticket:
-            await self.waiting.hold(model, ticket, seconds)
+    async def wait_for_engine(self, model: str, seconds: float = 30.0, *, caller: str = "", priority: int = 0) -> None:
+        request = self.admit(caller, priority=priority)
+        try:
+            await self.queue.wait_for_engine(model, request, seconds)
+        finally:
+            self.bounds.release(request)
 
 
 async def turns(count: int = 5) -> None:
@@ -63,55 +78,55 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_with_room_nobody_waits_and_nothing_is_kept() -> None:
+async def test_with_capacity_no_request_waits_and_none_is_queued() -> None:
     engines = Engines(2)
     await engines.run("a")
-    assert engines.waiting.num_waiting == 0
+    assert engines.queue.num_waiting == 0
     assert engines.depth is None
-    engines.waiting.know(MODEL)
+    engines.queue.add_model(MODEL)
     assert engines.depth == 0
 
 
-async def test_who_ends_lets_the_next_one_in() -> None:
+async def test_the_end_of_a_request_admits_the_next_one() -> None:
     engines, end = Engines(2), asyncio.Event()
     tasks = [asyncio.create_task(engines.run(f"a{index}", last=end)) for index in range(5)]
     await turns()
-    assert (engines.running, engines.waiting.num_waiting, engines.depth) == (2, 3, 3)
+    assert (engines.running, engines.queue.num_waiting, engines.depth) == (2, 3, 3)
     end.set()
     await asyncio.gather(*tasks)
     assert engines.order == [f"a{index}" for index in range(5)]
     assert (engines.peak, engines.depth) == (2, 0)
 
 
-async def test_nobody_passes_those_who_wait() -> None:
+async def test_no_request_overtakes_those_that_wait() -> None:
     engines, end = Engines(1), asyncio.Event()
     first = asyncio.create_task(engines.run("a0", last=end))
     await turns()
     second = asyncio.create_task(engines.run("a1"))
     await turns()
     engines.size = 2
-    assert not engines.waiting.may_pass(MODEL)
-    engines.waiting.changed()
+    assert not engines.queue.has_capacity(MODEL)
+    engines.queue.capacity_changed()
     await second
     end.set()
     await first
 
 
-async def test_a_newcomer_leaves_the_room_to_those_just_called() -> None:
+async def test_a_new_request_leaves_the_capacity_to_those_just_admitted() -> None:
     engines, end = Engines(1), asyncio.Event()
     first = asyncio.create_task(engines.run("a0", last=end))
     await turns()
     second = asyncio.create_task(engines.run("a1", last=end))
     await turns()
     engines.size = 2
-    engines.waiting._let_in()  # the waiting task has its answer, and has had no turn yet
-    assert engines.waiting.num_waiting == 0
-    assert not engines.waiting.may_pass(MODEL)
+    engines.queue._admit_waiting()  # the task is to continue, and has not run yet
+    assert engines.queue.num_waiting == 0
+    assert not engines.queue.has_capacity(MODEL)
     end.set()
     await asyncio.gather(first, second)
 
 
-async def test_smaller_priorities_are_let_in_first() -> None:
+async def test_smaller_priorities_are_admitted_first() -> None:
     engines, end = Engines(1), asyncio.Event()
     tasks = [asyncio.create_task(engines.run("first", last=end))]
     for name, priority in (("late", 9), ("soon", 1), ("now", -4)):
@@ -122,7 +137,7 @@ async def test_smaller_priorities_are_let_in_first() -> None:
     assert engines.order == ["first", "now", "soon", "late"]
 
 
-async def test_who_gives_up_leaves_at_once_and_takes_no_room() -> None:
+async def test_a_cancelled_request_leaves_at_once_and_takes_no_capacity() -> None:
     engines, end = Engines(1), asyncio.Event()
     first = asyncio.create_task(engines.run("a0", last=end))
     await turns()
@@ -136,12 +151,12 @@ async def test_who_gives_up_leaves_at_once_and_takes_no_room() -> None:
     assert engines.order == ["a0", "a2"]
 
 
-async def test_who_gives_up_when_just_called_gives_the_room_to_the_next() -> None:
+async def test_a_request_cancelled_when_just_admitted_leaves_its_capacity_to_the_next() -> None:
     engines = Engines(0)
     gone, stays = asyncio.create_task(engines.run("a1")), asyncio.create_task(engines.run("a2"))
     await turns()
     engines.size = 1
-    engines.waiting._let_in()
+    engines.queue._admit_waiting()
     gone.cancel()
     async with asyncio.timeout(5):
         await stays
@@ -156,31 +171,31 @@ async def test_a_wait_that_lasts_too_long_ends() -> None:
     assert engines.depth == 0
 
 
-async def test_a_full_room_refuses_at_once() -> None:
+async def test_a_full_queue_rejects_at_once() -> None:
     engines = Engines(0, max_waiting=2)
     tasks = [asyncio.create_task(engines.run(f"a{index}")) for index in range(2)]
     await turns()
     with pytest.raises(Overloaded):
         await engines.run("a2")
     engines.size = 9
-    engines.waiting.changed()
+    engines.queue.capacity_changed()
     await asyncio.gather(*tasks)
 
 
-async def test_in_a_full_room_who_has_most_makes_place_for_who_has_less() -> None:
+async def test_in_a_full_queue_the_caller_with_most_requests_is_evicted_from() -> None:
     engines = Engines(0, max_waiting=4)
     tasks = [asyncio.create_task(engines.run(f"flood{index}")) for index in range(4)]
     await turns()
     tasks += [asyncio.create_task(engines.run(f"few{index}")) for index in range(3)]
     await turns()
     engines.size = 9
-    engines.waiting.changed()
+    engines.queue.capacity_changed()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert sorted(engines.order) == ["few0", "few1", "flood0", "flood1"]
     assert sum(isinstance(result, Overloaded) for result in results) == 3
 
 
-async def test_in_a_full_room_a_later_priority_makes_place_for_an_earlier_one() -> None:
+async def test_in_a_full_queue_an_earlier_priority_evicts_a_later_one() -> None:
     engines = Engines(0, max_waiting=1)
     late = asyncio.create_task(engines.run("a", priority=1))
     await turns()
@@ -190,86 +205,88 @@ async def test_in_a_full_room_a_later_priority_makes_place_for_an_earlier_one() 
     with pytest.raises(Overloaded):
         await late
     engines.size = 1
-    engines.waiting.changed()
+    engines.queue.capacity_changed()
     await soon
 
 
-async def test_requests_are_held_until_the_first_engine_is_up() -> None:
+async def test_requests_wait_until_the_first_engine_is_up() -> None:
     engines = Engines(None)
-    held = asyncio.create_task(engines.hold(MODEL))
+    held = asyncio.create_task(engines.wait_for_engine(MODEL))
     await turns()
     assert engines.depth == 1
-    engines.waiting.changed()
+    engines.queue.capacity_changed()
     await turns()
     assert not held.done()
-    engines.size = 0  # up, though it has no room yet: whoever needs it waits for a turn
-    engines.waiting.changed()
+    engines.size = 0  # an engine is up, although it has no capacity yet
+    engines.queue.capacity_changed()
     await held
     assert engines.depth == 0
     engines.size = None
     with pytest.raises(EngineUnavailable) as late:
-        await engines.hold(MODEL, 0.01)
+        await engines.wait_for_engine(MODEL, 0.01)
     assert late.value.headers == {"retry-after": "5"}
 
 
-async def test_whom_nobody_let_in_is_not_charged() -> None:
+async def test_a_cancelled_request_is_not_charged() -> None:
     engines = Engines(0)
     gone = asyncio.create_task(engines.run("a", cost=1000))
     both = [asyncio.create_task(engines.run(f"{name}{index}", cost=10)) for index in range(3) for name in "ab"]
     await turns()
     engines.size = 1
-    engines.waiting._let_in()
+    engines.queue._admit_waiting()
     gone.cancel()
     async with asyncio.timeout(5):
         await asyncio.gather(*both)
     assert engines.order == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-async def test_who_is_held_for_one_model_makes_place_for_a_caller_with_less_of_another() -> None:
+async def test_requests_for_one_model_are_evicted_for_a_caller_with_less_of_another() -> None:
     engines = Engines(None, max_waiting=4)
-    flood = [asyncio.create_task(engines.hold("coming", flow="flood")) for _ in range(4)]
+    flood = [asyncio.create_task(engines.wait_for_engine("coming", caller="flood")) for _ in range(4)]
     await turns()
-    few = asyncio.create_task(engines.hold("other", flow="few"))
+    few = asyncio.create_task(engines.wait_for_engine("other", caller="few"))
     await turns()
     assert [task.done() for task in flood] == [False, False, False, True]
     with pytest.raises(Overloaded):
         await flood[3]
-    with pytest.raises(Overloaded):
-        await engines.hold("other", flow="flood")
-    first = asyncio.create_task(engines.hold("third", flow="first", priority=-5))
+    spread = asyncio.create_task(engines.wait_for_engine("other", caller="flood"))
     await turns()
     with pytest.raises(Overloaded):
-        await flood[2]
-    urgent = [asyncio.create_task(engines.hold("third", flow="first", priority=-5)) for _ in range(3)]
+        await flood[2]  # the caller gets no more in all by waiting for several models
+    first = asyncio.create_task(engines.wait_for_engine("third", caller="first", priority=-5))
     await turns()
-    assert all(task.done() for task in (*flood, few))
-    assert engines.waiting.num_waiting == engines.admission.waiting.total == 4
+    with pytest.raises(Overloaded):
+        await flood[1]
+    urgent = [asyncio.create_task(engines.wait_for_engine("third", caller="first", priority=-5)) for _ in range(3)]
+    await turns()
+    assert all(task.done() for task in (*flood, spread, few))
+    assert engines.queue.num_waiting == engines.bounds.waiting.total == 4
     engines.size = 1
-    engines.waiting.changed()
+    engines.queue.capacity_changed()
     await asyncio.gather(first, *urgent)
-    assert engines.admission.waiting.total == 0
+    assert engines.bounds.waiting.total == 0
 
 
-async def test_nothing_is_taken_from_who_was_just_called() -> None:
+async def test_a_request_just_admitted_is_not_evicted() -> None:
     engines, end = Engines(0, max_waiting=1), asyncio.Event()
     called = asyncio.create_task(engines.run("a", last=end))
     await turns()
     engines.size = 1
     urgent = asyncio.create_task(engines.run("b", last=end, priority=-1))
-    engines.waiting._let_in()  # the first one has its answer, and gets its turn after the urgent one
+    engines.queue._admit_waiting()  # the first one's task runs after the urgent one's
     await turns()
     assert engines.order == ["a"]
-    assert (engines.admission.sequences.total, engines.admission.waiting.total) == (2, 1)
+    assert (engines.bounds.sequences.total, engines.bounds.waiting.total) == (2, 1)
     end.set()
     await asyncio.gather(called, urgent)
 
 
-async def test_closing_sends_everybody_away_and_lets_nobody_wait() -> None:
+async def test_closing_rejects_all_that_wait_and_all_that_would() -> None:
     engines = Engines(None)
     waits = asyncio.create_task(engines.run("a"))
-    held = asyncio.create_task(engines.hold(MODEL))
+    held = asyncio.create_task(engines.wait_for_engine(MODEL))
     await turns()
-    engines.waiting.close()
+    engines.queue.close()
     for task in (waits, held):
         with pytest.raises(ShuttingDown):
             await task
@@ -279,7 +296,7 @@ async def test_closing_sends_everybody_away_and_lets_nobody_wait() -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-async def test_whoever_comes_and_goes_all_are_served_and_no_room_is_lost_or_given_twice(seed: int) -> None:
+async def test_with_random_traffic_all_are_served_and_no_capacity_is_lost_or_used_twice(seed: int) -> None:
     rng = random.Random(seed)
     engines = Engines(rng.randint(1, 4), max_waiting=1000)
     tasks: list[asyncio.Task[None]] = []
@@ -297,18 +314,18 @@ async def test_whoever_comes_and_goes_all_are_served_and_no_room_is_lost_or_give
         await asyncio.gather(*tasks, return_exceptions=True)
     assert {task for task in tasks if task.cancelled()} <= given_up
     assert engines.peak <= (engines.size or 0)
-    assert (engines.running, engines.waiting.num_waiting) == (0, 0)
-    assert all(line.num_called == 0 for line in engines.waiting._lines.values())
-    limits = engines.admission.sequences, engines.admission.waiting, engines.admission.tokens
+    assert (engines.running, engines.queue.num_waiting) == (0, 0)
+    assert all(queue.num_unsent == 0 for queue in engines.queue._models.values())
+    limits = engines.bounds.sequences, engines.bounds.waiting, engines.bounds.tokens
     assert [limit.total for limit in limits] == [0, 0, 0]
 
 
 def test_an_engine_gets_a_batch_and_an_eighth_of_one_to_wait() -> None:
-    assert engine_room(256, load=0, num_waiting=0) == 288
-    assert engine_room(256, load=280, num_waiting=24) == 8
-    assert engine_room(256, load=300, num_waiting=0) == 0
-    assert engine_room(1, load=1, num_waiting=0) == 1
+    assert engine_capacity(256, load=0, num_waiting=0) == 288
+    assert engine_capacity(256, load=280, num_waiting=24) == 8
+    assert engine_capacity(256, load=300, num_waiting=0) == 0
+    assert engine_capacity(1, load=1, num_waiting=0) == 1
 
 
 def test_an_engine_without_memory_for_its_batch_gets_no_more() -> None:
-    assert engine_room(256, load=140, num_waiting=40) == 0
+    assert engine_capacity(256, load=140, num_waiting=40) == 0

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from proa_gateway.admission.rate_limits import Bucket, KeyLimits, Usage
+from proa_gateway.admission.rate_limits import RateLimiter, RateLimits, TokenBucket
 from proa_gateway.errors import RateLimited
 
 
@@ -18,7 +18,7 @@ class Clock:
 
 
 def test_a_minutes_worth_may_be_spent_at_once_and_refills_evenly() -> None:
-    bucket = Bucket(60, clock := Clock())
+    bucket = TokenBucket(60, clock := Clock())
     bucket.take(60)
     assert bucket.level == 0
     assert bucket.seconds_until(1) == 1
@@ -29,7 +29,7 @@ def test_a_minutes_worth_may_be_spent_at_once_and_refills_evenly() -> None:
 
 
 def test_what_is_owed_is_paid_before_anything_is_there_again() -> None:
-    bucket = Bucket(60, clock := Clock())
+    bucket = TokenBucket(60, clock := Clock())
     bucket.take(90)
     assert bucket.seconds_until(10) == 40
     clock.now += 30
@@ -37,7 +37,7 @@ def test_what_is_owed_is_paid_before_anything_is_there_again() -> None:
 
 
 def test_who_wants_more_than_a_minutes_worth_waits_for_a_full_bucket() -> None:
-    bucket = Bucket(60, clock := Clock())
+    bucket = TokenBucket(60, clock := Clock())
     assert bucket.seconds_until(1000) == 0
     bucket.take(30)
     assert bucket.seconds_until(1000) == 30
@@ -46,44 +46,44 @@ def test_who_wants_more_than_a_minutes_worth_waits_for_a_full_bucket() -> None:
 
 
 def test_requests_at_once_are_limited_until_one_ends() -> None:
-    usage = Usage(KeyLimits(max_concurrent_requests=2), Clock())
-    with usage.lease(), usage.lease():
+    limiter = RateLimiter(RateLimits(max_concurrent_requests=2), Clock())
+    with limiter.acquire(), limiter.acquire():
         with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
-            usage.lease()
+            limiter.acquire()
         assert refused.value.headers == {"retry-after": "1"}
-    assert usage.num_requests == 0
-    with usage.lease():
+    assert limiter.num_requests == 0
+    with limiter.acquire():
         pass
 
 
 def test_requests_a_minute_are_limited_and_the_refusal_says_when_to_come_back() -> None:
-    usage = Usage(KeyLimits(requests_per_minute=6), clock := Clock())
+    limiter = RateLimiter(RateLimits(requests_per_minute=6), clock := Clock())
     for _ in range(6):
-        with usage.lease():
+        with limiter.acquire():
             pass
     with pytest.raises(RateLimited) as refused:
-        usage.lease()
+        limiter.acquire()
     assert refused.value.headers == {"retry-after": "10"}
     assert refused.value.to_dict()["error"]["code"] == "rate_limit_exceeded"
-    assert usage.num_requests == 0
+    assert limiter.num_requests == 0
     clock.now += 10
-    with usage.lease():
+    with limiter.acquire():
         pass
 
 
 def test_tokens_not_used_come_back_and_tokens_used_beyond_are_owed() -> None:
-    usage = Usage(KeyLimits(tokens_per_minute=600), clock := Clock())
-    with usage.lease() as lease:
+    limiter = RateLimiter(RateLimits(tokens_per_minute=600), clock := Clock())
+    with limiter.acquire() as lease:
         lease.reserve(500)
-        with usage.lease() as other, pytest.raises(RateLimited, match="600 tokens"):
+        with limiter.acquire() as other, pytest.raises(RateLimited, match="600 tokens"):
             other.reserve(200)
         lease.used = 100
-    assert usage.headers()["x-ratelimit-remaining-tokens"] == "500"
-    with usage.lease() as lease:
+    assert limiter.headers()["x-ratelimit-remaining-tokens"] == "500"
+    with limiter.acquire() as lease:
         lease.reserve(100)
         lease.used = 800
-    assert usage.headers()["x-ratelimit-remaining-tokens"] == "0"
-    with usage.lease() as lease:
+    assert limiter.headers()["x-ratelimit-remaining-tokens"] == "0"
+    with limiter.acquire() as lease:
         with pytest.raises(RateLimited) as refused:
             lease.reserve(10)
         assert refused.value.retry_after == 31
@@ -92,11 +92,11 @@ def test_tokens_not_used_come_back_and_tokens_used_beyond_are_owed() -> None:
 
 
 def test_a_request_that_fails_gives_back_its_tokens_but_counts_as_a_request() -> None:
-    usage = Usage(KeyLimits(requests_per_minute=60, tokens_per_minute=600), Clock())
-    with suppress(ZeroDivisionError), usage.lease() as lease:
+    limiter = RateLimiter(RateLimits(requests_per_minute=60, tokens_per_minute=600), Clock())
+    with suppress(ZeroDivisionError), limiter.acquire() as lease:
         lease.reserve(500)
         raise ZeroDivisionError
-    assert usage.headers() == {
+    assert limiter.headers() == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -107,25 +107,25 @@ def test_a_request_that_fails_gives_back_its_tokens_but_counts_as_a_request() ->
 
 
 def test_a_long_reset_is_written_in_minutes() -> None:
-    usage = Usage(KeyLimits(tokens_per_minute=60), Clock())
-    with usage.lease() as lease:
+    limiter = RateLimiter(RateLimits(tokens_per_minute=60), Clock())
+    with limiter.acquire() as lease:
         lease.reserve(60)
         lease.used = 372 + 60 - 60
-    assert usage.headers()["x-ratelimit-reset-tokens"] == "6m12s"
+    assert limiter.headers()["x-ratelimit-reset-tokens"] == "6m12s"
 
 
 def test_other_limits_keep_what_has_been_used() -> None:
-    usage = Usage(KeyLimits(requests_per_minute=10), Clock())
+    limiter = RateLimiter(RateLimits(requests_per_minute=10), Clock())
     for _ in range(8):
-        with usage.lease():
+        with limiter.acquire():
             pass
-    usage.change(KeyLimits(requests_per_minute=20, tokens_per_minute=5))
-    assert usage.headers()["x-ratelimit-remaining-requests"] == "12"
-    assert usage.headers()["x-ratelimit-remaining-tokens"] == "5"
-    usage.change(KeyLimits(requests_per_minute=4))
-    assert usage.headers()["x-ratelimit-remaining-requests"] == "0"
-    usage.change(KeyLimits())
-    assert usage.headers() == {}
+    limiter.set_limits(RateLimits(requests_per_minute=20, tokens_per_minute=5))
+    assert limiter.headers()["x-ratelimit-remaining-requests"] == "12"
+    assert limiter.headers()["x-ratelimit-remaining-tokens"] == "5"
+    limiter.set_limits(RateLimits(requests_per_minute=4))
+    assert limiter.headers()["x-ratelimit-remaining-requests"] == "0"
+    limiter.set_limits(RateLimits())
+    assert limiter.headers() == {}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -133,12 +133,12 @@ def test_over_any_time_no_more_tokens_are_used_than_the_limit_and_one_bucket_and
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    usage = Usage(KeyLimits(tokens_per_minute=6000), clock := Clock())
+    limiter = RateLimiter(RateLimits(tokens_per_minute=6000), clock := Clock())
     start, used, unforeseen = clock.now, 0, 0
     for _ in range(2000):
         clock.now += rng.expovariate(5)
         try:
-            with usage.lease() as lease:
+            with limiter.acquire() as lease:
                 expected = rng.randint(1, 900)
                 lease.reserve(expected)
                 lease.used = rng.randint(0, 2 * expected)
