@@ -137,9 +137,16 @@ def test_every_stream_survives_a_power_cut(release: Release) -> None:
     if not command:
         pytest.skip("not run: PROA_E2E_CUT_POWER is not set")
     safe, doomed = [node["metadata"]["name"] for node in release.get("nodes")["items"]][:2]
+    one_per_node = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "matchLabelKeys": ["pod-template-hash"],  # pods that the rolling update is about to delete do not count
+    }
     release.install(
         gateway__replicas="1",
         engines__builtin__replicas="2",
+        engines__builtin__topologySpreadConstraints=[one_per_node],
         **{"gateway__nodeSelector__kubernetes\\.io/hostname": safe},
     )
     release.wait_for_rollout(*DEPLOYMENTS)
