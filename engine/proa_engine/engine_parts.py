@@ -4,7 +4,7 @@ The server and the offline `LLMEngine` both start here. Torch is imported only w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,8 @@ from proa.blocks import hash_block, root_hash
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.factory import make_core
+from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.scheduler import Scheduler, SchedulerConfig
 from proa_engine.core.validation import ModelLimits
 
 
@@ -91,25 +92,25 @@ def assemble_engine(
     trace_steps: Callable[[Executor], Executor] = untraced,
 ) -> EngineParts:
     """Build an engine on an executor that has loaded its model."""
-    core = make_core(
-        trace_steps(executor),
-        hash_block=hash_block,
-        root_hash=root_hash(config.model, config.revision or ""),
-        num_gpu_blocks=executor.num_gpu_blocks,
+    manager = KVCacheManager(
+        num_blocks=executor.num_gpu_blocks,
         block_size=config.block_size,
-        max_model_len=executor.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_waiting_requests=config.max_waiting_requests,
-        eos_token_ids=frozenset(executor.eos_token_ids),
-        enable_prefix_caching=config.enable_prefix_caching,
-        async_scheduling=config.async_scheduling,
-        scheduling_policy=config.scheduling_policy,
-        num_speculative_tokens=config.num_speculative_tokens,
+        hash_block=hash_block if config.enable_prefix_caching else None,
+        root_hash=root_hash(config.model, config.revision or ""),
     )
+    scheduler = Scheduler(
+        scheduler_config(config, executor.max_model_len), manager, eos_token_ids=frozenset(executor.eos_token_ids)
+    )
+    core = EngineCore(scheduler, trace_steps(executor))
     limits = ModelLimits(
         vocab_size=executor.model_config.vocab_size,
         max_model_len=executor.max_model_len,
         max_logprobs=config.max_logprobs,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder)
+
+
+def scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+    """The fields that the two configurations share, with the loaded model's context length."""
+    shared = {field.name: getattr(config, field.name) for field in fields(SchedulerConfig)}
+    return SchedulerConfig(**{**shared, "max_model_len": max_model_len})

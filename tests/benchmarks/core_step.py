@@ -9,10 +9,12 @@ import time
 
 from proa.blocks import hash_block
 from proa.contract import EngineCoreRequest, SamplingParams
-from proa_engine.core.factory import make_core
+from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.scheduler import Scheduler, SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 
-NUM_STEPS = 320  # of which each request fills a block in every sixteenth
+NUM_STEPS = 320  # each request fills a block in every sixteenth
 
 
 class InstantFuture:
@@ -42,19 +44,14 @@ class InstantExecutor:
 
 def measure(num_requests: int, *, async_scheduling: bool) -> list[float]:
     """CPU milliseconds of each step."""
-    core = make_core(
-        InstantExecutor(),
-        hash_block=hash_block,
-        root_hash=b"",
-        num_gpu_blocks=40_000,
-        block_size=16,
+    config = SchedulerConfig(
         max_model_len=4096,
         max_num_seqs=num_requests,
-        max_num_batched_tokens=8192,
         max_waiting_requests=num_requests,
-        eos_token_ids=frozenset({0}),
         async_scheduling=async_scheduling,
     )
+    manager = KVCacheManager(num_blocks=40_000, block_size=16, hash_block=hash_block)
+    core = EngineCore(Scheduler(config, manager, eos_token_ids=frozenset({0})), InstantExecutor())
     for index in range(num_requests):
         params = SamplingParams(max_tokens=NUM_STEPS + 10)
         prompt = list(range(index, index + 20))

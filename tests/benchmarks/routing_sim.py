@@ -18,7 +18,9 @@ from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
 
 from proa.blocks import hash_block, hash_blocks, root_hash
 from proa.contract import EngineCoreRequest, SamplingParams
-from proa_engine.core.factory import make_core
+from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.scheduler import Scheduler, SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput, StepOutputs
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
@@ -116,20 +118,15 @@ class Replica:
         self.number = number
         self.is_busy = False
         self.device = SimulatedDevice()
-        self.core = make_core(
-            self.device,
-            hash_block=hash_block,
-            root_hash=CHAIN.root,
-            num_gpu_blocks=blocks,
-            block_size=BLOCK_SIZE,
+        manager = KVCacheManager(num_blocks=blocks, block_size=BLOCK_SIZE, hash_block=hash_block, root_hash=CHAIN.root)
+        config = SchedulerConfig(
             max_model_len=16384,
             max_num_seqs=256,
             max_num_batched_tokens=4096,
             max_waiting_requests=100_000,
-            eos_token_ids=frozenset(),
             async_scheduling=False,
-            clock=lambda: sim.now,
         )
+        self.core = EngineCore(Scheduler(config, manager), self.device, clock=lambda: sim.now)
         self.core.follow_kv_events()
 
 

@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, SamplingParams, SchedulerStats
 from proa_engine.config import EngineConfig
-from proa_engine.core.factory import make_core
+from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.scheduler import Scheduler, SchedulerConfig
 from proa_engine.core.types import StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.metrics_server import serve_metrics
@@ -39,18 +41,11 @@ def request(request_id: str, *, prompt: Sequence[int] = tuple(range(9)), max_tok
 
 def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()) -> None:
     """Run each round of requests to its end, and abort some after the first step of the last round."""
-    core = make_core(
-        FakeExecutor(num_blocks=64, block_size=4),
-        hash_block=hash_block,
-        root_hash=b"",
-        num_gpu_blocks=64,
-        block_size=4,
-        max_model_len=64,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_waiting_requests=8,
-        eos_token_ids=frozenset({60}),
+    config = SchedulerConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64, max_waiting_requests=8)
+    scheduler = Scheduler(
+        config, KVCacheManager(num_blocks=64, block_size=4, hash_block=hash_block), eos_token_ids=frozenset({60})
     )
+    core = EngineCore(scheduler, FakeExecutor(num_blocks=64, block_size=4))
     for requests in rounds:
         for each in requests:
             core.submit(each)

@@ -1,4 +1,4 @@
-"""An engine core over a fake executor, and what came out of it. For tests of the core."""
+"""An engine core over a fake executor, with the outputs that it made. For tests of the core."""
 
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
@@ -7,8 +7,9 @@ from typing import Any, Literal
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.factory import make_core
+from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
+from proa_engine.core.scheduler import Scheduler, SchedulerConfig
 from proa_engine.core.types import Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import FakeExecutor, generate
@@ -30,7 +31,7 @@ def make_request(
     client_index: int = 0,
     **params: Any,
 ) -> EngineCoreRequest:
-    """A request of so many tokens that it ends by itself only where the test says so."""
+    """A request that ends at `max_tokens` unless the test says otherwise."""
     params = {"max_tokens": 8, "ignore_eos": True, **params}
     return EngineCoreRequest(
         request_id=request_id,
@@ -45,7 +46,7 @@ def make_request(
 
 
 class Clock:
-    """Seconds that pass only by being asked for."""
+    """A clock that advances by one second with each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -56,7 +57,7 @@ class Clock:
 
 
 class CoreRun:
-    """A core that checks itself after every step, and keeps what it says."""
+    """Runs a core, checks its integrity after every step, and keeps its outputs."""
 
     def __init__(
         self,
@@ -84,33 +85,33 @@ class CoreRun:
             max_in_flight=2 if async_scheduling else 1,
             accept=accept,
         )
-        self.core: EngineCore = make_core(
-            trace_steps(self.executor),
-            hash_block=hash_block,
-            root_hash=b"root",
-            num_gpu_blocks=num_blocks,
+        manager = KVCacheManager(
+            num_blocks=num_blocks,
             block_size=block_size,
+            hash_block=hash_block if enable_prefix_caching else None,
+            root_hash=b"root",
+            block_order=block_order,
+        )
+        config = SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting_requests=max_waiting_requests,
-            eos_token_ids=eos_token_ids,
-            enable_prefix_caching=enable_prefix_caching,
-            async_scheduling=async_scheduling,
             scheduling_policy=policy,
+            async_scheduling=async_scheduling,
             num_speculative_tokens=num_speculative_tokens,
-            block_order=block_order,
-            clock=clock or Clock(),
         )
+        scheduler = Scheduler(config, manager, eos_token_ids=eos_token_ids)
+        self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.rejections: list[Rejection] = []
-        self.kv_news: list[KvEventBatch] = []
+        self.kv_events: list[KvEventBatch] = []
 
     @property
     def cached_hashes(self) -> set[bytes]:
-        """What can be found in the prefix cache."""
+        """The hashes in the prefix cache."""
         return set(self.core._scheduler._manager._pool._by_hash)
 
     def submit(self, *requests: EngineCoreRequest) -> None:
@@ -123,7 +124,7 @@ class CoreRun:
         if outputs is not None:
             self.rejections += outputs.rejections
             if outputs.kv_events is not None:
-                self.kv_news.append(outputs.kv_events)
+                self.kv_events.append(outputs.kv_events)
             for output in outputs.outputs:
                 self.outputs.setdefault(output.request_id, []).append(output)
 
@@ -132,14 +133,14 @@ class CoreRun:
             self.step()
 
     def finish(self, max_steps: int = 2000) -> None:
-        """Step until nothing is left to do, which must leave nothing behind."""
+        """Step until no request is unfinished, and check that nothing has leaked."""
         for _ in range(max_steps):
             if not self.core.has_unfinished_requests():
                 break
             self.step()
         assert not self.core.has_unfinished_requests(), f"not finished after {max_steps} steps"
         assert self.core.stats().kv_cache_usage == 0, "blocks have leaked"
-        assert not self.executor.rows, "the workers were not told of every end"
+        assert not self.executor.rows, "the workers still hold finished requests"
 
     def tokens(self, request_id: str = "a") -> list[int]:
         return [token_id for output in self.outputs.get(request_id, ()) for token_id in output.new_token_ids]
@@ -157,11 +158,11 @@ class CoreRun:
         return [event.type for event in self.events(request_id)]
 
     def batches(self) -> list[dict[str, int]]:
-        """Each step's plan: request id -> tokens. Steps that compute nothing are left out."""
+        """Each step's tokens by request id, without steps that compute nothing."""
         return [plan.num_scheduled_tokens for plan in self.executor.plans if not plan.is_empty]
 
     def expected(self, request: EngineCoreRequest) -> list[int]:
-        """The output that the fake model gives, however it is scheduled; without tokens generated elsewhere."""
+        """The fake model's output, however it is scheduled, without resumed tokens."""
         tokens = generate(request.prompt_token_ids, request.sampling_params, self.eos_token_ids, self.max_model_len)
         return tokens[len(request.resumed_token_ids) :]
 

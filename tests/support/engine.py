@@ -15,8 +15,10 @@ from proa.contract import EngineCoreRequest, FinishReason, SamplingParams, Token
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import StepFuture
-from proa_engine.core.factory import make_core
+from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.engine_parts import scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 
@@ -104,23 +106,17 @@ def engine_over(
     if block_seed is not None:
         order = random.Random(block_seed).sample(range(executor.num_gpu_blocks), executor.num_gpu_blocks)
     watched = Watched(executor, poison=poison)
-    core = make_core(
-        watched,
-        hash_block=hash_block,
-        root_hash=root_hash(config.model, ""),
-        num_gpu_blocks=executor.num_gpu_blocks,
+    manager = KVCacheManager(
+        num_blocks=executor.num_gpu_blocks,
         block_size=config.block_size,
-        max_model_len=executor.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_waiting_requests=config.max_waiting_requests,
-        eos_token_ids=executor.eos_token_ids,
-        enable_prefix_caching=config.enable_prefix_caching,
-        async_scheduling=config.async_scheduling,
-        scheduling_policy=config.scheduling_policy,
-        num_speculative_tokens=config.num_speculative_tokens,
+        hash_block=hash_block if config.enable_prefix_caching else None,
+        root_hash=root_hash(config.model, ""),
         block_order=order,
     )
+    scheduler = Scheduler(
+        scheduler_config(config, executor.max_model_len), manager, eos_token_ids=executor.eos_token_ids
+    )
+    core = EngineCore(scheduler, watched)
     return Engine(core, executor, watched)
 
 

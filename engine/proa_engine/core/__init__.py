@@ -1,1 +1,1 @@
-"""The engine core: who computes what in each step. Standard library only; knows nothing of tensors, text or RPC."""
+"""The engine core: schedules requests and KV cache blocks. Imports the standard library and `proa.contract` only."""

@@ -1,4 +1,4 @@
-"""Admission: may this request enter the engine, and how long may it get? Pure functions of the engine's size."""
+"""Admission: whether a request fits the model's context and the KV cache, and at which length it must end."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ class Limits:
 
 
 def max_num_tokens(request: EngineCoreRequest, limits: Limits) -> int:
-    """The length at which the request ends, prompt and output together.
+    """The number of tokens, prompt and output together, at which the request ends.
 
-    The KV cache bounds it like the model's context does, one token later, since the last token is never computed.
-    So a request that has the whole cache for itself always comes to its end.
+    The KV cache limits it as the model's context does, but one token later, since the last token is never computed. So
+    a request that has the whole cache to itself always finishes.
     """
     limit = min(limits.max_model_len, limits.cache_capacity + 1)
     max_tokens = request.sampling_params.max_tokens
@@ -23,7 +23,7 @@ def max_num_tokens(request: EngineCoreRequest, limits: Limits) -> int:
 
 
 def refusal(request: EngineCoreRequest, limits: Limits) -> str | None:
-    """Why the request can never be served, in a sentence for the user; `None` where it can."""
+    """Why the request can never be served, as a sentence for the user; None if it can."""
     num_prompt, num_resumed = len(request.prompt_token_ids), len(request.resumed_token_ids)
     if num_prompt == 0:
         return "the prompt must hold at least one token"

@@ -1,4 +1,4 @@
-"""BlockPool: who holds which KV cache block, and which free blocks still hold a known prefix. Knows no requests."""
+"""BlockPool: reference counts of the KV cache blocks, the free list, and the prefix cache's index by block hash."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,23 +6,23 @@ from proa_engine.core.kv_events import KvEvents
 
 
 class Block:
-    """One block of the KV cache. `ref_count` requests read it; free blocks are linked through `prev` and `next`."""
+    """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`."""
 
     __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
-        self.block_hash: bytes | None = None  # set while the block can be found by its content
+        self.block_hash: bytes | None = None  # set while the prefix cache holds the block
         self.prev: Block | None = None
         self.next: Block | None = None
 
 
 class FreeBlockQueue:
-    """Free blocks, the next one to be given out first. Every operation is O(1)."""
+    """Free blocks in the order in which they are allocated. Every operation is O(1)."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._head, self._tail = Block(-1), Block(-1)  # sentinels: no operation meets an end
+        self._head, self._tail = Block(-1), Block(-1)  # sentinels, so that no operation has to handle an end
         self._head.next, self._tail.prev = self._tail, self._head
         self._num_blocks = 0
         for block in blocks:
@@ -32,12 +32,12 @@ class FreeBlockQueue:
         return self._num_blocks
 
     def append(self, block: Block) -> None:
-        """Put `block` where it is given out last."""
+        """Make `block` the last to be allocated."""
         assert self._tail.prev is not None
         self._link(self._tail.prev, block, self._tail)
 
     def append_left(self, block: Block) -> None:
-        """Put `block` where it is given out next."""
+        """Make `block` the next to be allocated."""
         assert self._head.next is not None
         self._link(self._head, block, self._head.next)
 
@@ -49,7 +49,7 @@ class FreeBlockQueue:
         return block
 
     def remove(self, block: Block) -> None:
-        """Take out `block`, wherever it is."""
+        """Remove `block` from anywhere in the queue."""
         before, after = block.prev, block.next
         assert before is not None, f"block {block.block_id} is not free"
         assert after is not None
@@ -58,7 +58,7 @@ class FreeBlockQueue:
         self._num_blocks -= 1
 
     def to_list(self) -> list[Block]:
-        """All blocks in order, by following the links both ways; raises where they disagree."""
+        """All blocks in order. Raises `AssertionError` for inconsistent links."""
         blocks: list[Block] = []
         block = self._head.next
         while block is not None and block is not self._tail:
@@ -78,11 +78,11 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """All blocks, by reference count and by content.
+    """All blocks of the KV cache.
 
-    `order` is the order in which the blocks are first given out: a permutation of the ids, for tests; by default
-    ascending. A content hash names one block: a second block with the same content stays nameless. `kv_events` is told
-    which hashes come and go.
+    `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default. A hash
+    refers to one block: another block with the same content is not added to the prefix cache. `kv_events` records the
+    hashes added and removed.
     """
 
     def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
@@ -104,37 +104,37 @@ class BlockPool:
         return len(self._free)
 
     def get_new_blocks(self, count: int) -> list[Block]:
-        """Give out `count` blocks, which must be free; what they held is forgotten."""
+        """Allocate `count` blocks, of which there must be enough, and evict them from the prefix cache."""
         blocks = [self._free.pop_left() for _ in range(count)]
         for block in blocks:
-            self._forget(block)
+            self._evict(block)
             block.ref_count = 1
         return blocks
 
     def get_cached_block(self, block_hash: bytes) -> Block | None:
-        """The block with this content, free or in use; the caller must `touch` it to keep it."""
+        """The block with this hash, free or in use. The caller must `touch` it to keep it."""
         return self._by_hash.get(block_hash)
 
     def cache_full_blocks(self, blocks: Sequence[Block], block_hashes: Sequence[bytes]) -> None:
-        """Let the full `blocks` be found by their content, unless another block is found by it already."""
+        """Add full `blocks` to the prefix cache, except those whose hashes it has already."""
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if self._by_hash.setdefault(block_hash, block) is block:
                 block.block_hash = block_hash
                 self.kv_events.stored(block_hash)
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """Take a reference to each block; free ones leave the free list with what they hold."""
+        """Add a reference to each block. Free ones leave the free list and keep their content."""
         for block in blocks:
             if block.ref_count == 0:
                 self._free.remove(block)
             block.ref_count += 1
 
     def free_blocks(self, blocks: Sequence[Block]) -> None:
-        """Give back one reference to each of a request's blocks, in the order of its tokens.
+        """Drop one reference to each of a request's blocks, in the order of its tokens.
 
-        This decides the order of eviction: blocks without a known content are given out first; the others in the
-        order in which they became free, and among those that one request gave back, its tail block first, because
-        a prefix is only found from its beginning.
+        This defines the eviction order: blocks that are not in the prefix cache first; then the others in the order in
+        which they became free. A request's last block goes before its first, because a prefix is matched from its
+        beginning.
         """
         for block in reversed(blocks):
             assert block.ref_count > 0, f"block {block.block_id} is freed twice"
@@ -147,21 +147,21 @@ class BlockPool:
                 self._free.append(block)
 
     def reset_cache(self) -> None:
-        """Forget the content of every block. Blocks in use stay with their users."""
+        """Empty the prefix cache. Blocks in use keep their references."""
         for block in self._by_hash.values():
             block.block_hash = None
         self._by_hash.clear()
         self.kv_events.reset()
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where reference counts, free list and content disagree."""
+        """Raises `AssertionError` if reference counts, free list and prefix cache are inconsistent."""
         free = {block.block_id for block in self._free.to_list()}
         unreferenced = {block.block_id for block in self.blocks if block.ref_count == 0}
         assert free == unreferenced, f"free list and reference counts differ in {sorted(free ^ unreferenced)}"
         named = {block.block_hash: block for block in self.blocks if block.block_hash is not None}
         assert named == self._by_hash, "content hashes and blocks differ"
 
-    def _forget(self, block: Block) -> None:
+    def _evict(self, block: Block) -> None:
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
             self.kv_events.removed(block.block_hash)

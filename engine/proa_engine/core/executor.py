@@ -1,4 +1,4 @@
-"""Executor: the seam between the core, which decides, and the workers, which compute."""
+"""Executor: the interface between the core, which schedules steps, and the workers, which compute them."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 
 
 class ExecutorFailed(RuntimeError):
-    """A rank died, hung or raised: no step that is pending or comes later can be finished. Says which rank and why."""
+    """A rank died, hung or raised, so no step can finish any more. The message names the rank and the reason."""
 
 
 class StepFuture(Protocol):
@@ -20,11 +20,11 @@ class StepFuture(Protocol):
 
 
 class Executor(Protocol):
-    """Runs planned steps, in order, on one or several workers.
+    """Runs steps, in order, on one or several workers.
 
-    `execute_model` starts a step's forward pass and returns at once; `sample_tokens` starts its sampling, and must
-    follow it before the next `execute_model`. Only the future waits. A plan without tokens comes the same way when
-    nothing is left to run but workers still hold requests that ended: its result has no rows.
+    `execute_model` starts a step's forward pass and returns at once. `sample_tokens` starts its sampling, and must be
+    called before the next `execute_model`. Only the future blocks. A step without tokens, which only carries finished
+    and preempted ids, is run the same way; its result has no rows.
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None: ...

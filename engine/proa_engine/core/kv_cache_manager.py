@@ -1,4 +1,4 @@
-"""KVCacheManager: gives requests the KV cache blocks that their tokens need. Knows nothing of steps and policies."""
+"""KVCacheManager: allocates KV cache blocks to requests and finds cached prefixes for them."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,9 +11,9 @@ BlockHashFunction = Callable[[bytes, Sequence[int], Sequence[bytes | str]], byte
 
 
 class KVCacheManager:
-    """Four verbs over a `BlockPool`, and `publish`, which makes computed blocks findable for later requests.
+    """Block tables of requests over a `BlockPool`, and its prefix cache.
 
-    `hash_block` None switches prefix caching off. `root_hash` stands before the first block of every sequence.
+    `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class KVCacheManager:
         block_order: Sequence[int] | None = None,
     ) -> None:
         self.block_size = block_size
-        self.num_queried_tokens = 0  # since start, by requests when they were first scheduled
+        self.num_queried_tokens = 0  # of requests when they were first scheduled, since start
         self.num_hit_tokens = 0
         self._pool = BlockPool(num_blocks, block_order)
         self.kv_events = self._pool.kv_events
@@ -35,7 +35,7 @@ class KVCacheManager:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit when one request has all blocks."""
+        """Tokens that fit if one request has all blocks."""
         return self._pool.num_blocks * self.block_size
 
     @property
@@ -44,9 +44,10 @@ class KVCacheManager:
         return 1.0 - self._pool.num_free_blocks / self._pool.num_blocks
 
     def get_computed_blocks(self, request: Request) -> list[Block]:
-        """The cached blocks of the longest known prefix, not taken yet; the last token is always left to compute.
+        """The blocks of the request's longest cached prefix, without taking references to them.
 
-        Empty for a request that wants the log probabilities of its prompt: these need every token computed.
+        The last token is always left to compute. Empty for a request with prompt log probabilities: these need every
+        token to be computed.
         """
         if self._hash_block is None or request.sampling_params.prompt_logprobs is not None:
             return []
@@ -61,10 +62,10 @@ class KVCacheManager:
     def allocate_slots(
         self, request: Request, num_tokens: int, computed_blocks: Sequence[Block] = ()
     ) -> list[int] | None:
-        """Make room for `num_tokens` tokens in all, on top of `computed_blocks` where the request holds none yet.
+        """Extend the request's blocks to hold `num_tokens` tokens in total.
 
-        Returns the ids of the blocks added to the request, `computed_blocks` first; `None`, and nothing changes,
-        where they do not fit.
+        `computed_blocks` are the cached prefix of a request that holds no blocks yet. Returns the ids of the added
+        blocks, `computed_blocks` first. If there are not enough free blocks, returns None and changes nothing.
         """
         num_new = -(-num_tokens // self.block_size) - len(request.blocks) - len(computed_blocks)
         num_reused = sum(block.ref_count == 0 for block in computed_blocks)
@@ -77,9 +78,10 @@ class KVCacheManager:
         return [block.block_id for block in added]
 
     def publish(self, request: Request) -> None:
-        """Let others find the request's full blocks whose tokens are planned and known to the host.
+        """Add the request's full blocks to the prefix cache if their tokens are scheduled and known to the host.
 
-        Only for use after the step that computes them has been planned: what is planned later reads them after.
+        Call it after `schedule()` of the step that computes them: later steps run after that one, so they read the
+        blocks when they are filled.
         """
         first = request.num_published_blocks
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
@@ -90,15 +92,15 @@ class KVCacheManager:
         request.num_published_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Take back all blocks of the request. Their content stays findable until they are given out again."""
+        """Free all blocks of the request. They stay in the prefix cache until they are allocated again."""
         self._pool.free_blocks(request.blocks)
         request.blocks = []
         request.num_published_blocks = 0
 
     def reset_prefix_cache(self, running: Iterable[Request] = ()) -> None:
-        """Forget all cached prefixes, as after a change of weights.
+        """Empty the prefix cache, as after a change of weights.
 
-        The `running` requests keep their blocks, and publish nothing further, because it builds on what is forgotten.
+        The `running` requests keep their blocks and add none to the cache, because their KV is of the old weights.
         """
         self._pool.reset_cache()
         for request in running:
@@ -109,7 +111,7 @@ class KVCacheManager:
         self.num_hit_tokens += num_hits
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raises `AssertionError` unless exactly the blocks of `requests`, all that are unfinished, are in use."""
+        """Raises `AssertionError` unless exactly the blocks of `requests`, all unfinished ones, are in use."""
         self._pool.check_integrity()
         references: dict[int, int] = {}
         for request in requests:
@@ -121,7 +123,7 @@ class KVCacheManager:
         assert references == used, "reference counts differ from the block tables"
 
     def _block_hash(self, request: Request, index: int) -> bytes:
-        """Hash of the request's block `index`, whose tokens are known and whose predecessors are hashed."""
+        """Hash of the request's block `index`, whose tokens are known and whose earlier blocks are hashed."""
         hashes = request.block_hashes
         if index == len(hashes):
             assert self._hash_block is not None

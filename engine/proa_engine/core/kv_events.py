@@ -1,7 +1,6 @@
-"""KV events: which blocks can be found by their content, told as changes. Knows no blocks and no wire.
+"""KV cache events: the block hashes added to and removed from the prefix cache.
 
-The pool says what it stores and removes; after each step the core takes what has gathered. While nobody follows,
-nothing is kept.
+`BlockPool` records them, and the core takes those of each step. Nothing is recorded while there is no subscriber.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,9 +11,8 @@ from dataclasses import dataclass, field
 class KvChanges:
     """Net changes, in the order in which they happened; apply `removed` before `stored`.
 
-    No hash is in both: what was stored and removed again, or the other way round, has cancelled out. So there are
-    never more of either than blocks. With `is_snapshot`, `stored` is everything that is held, and what was known
-    before is void.
+    No hash is in both: storing and removing the same hash cancel out. So neither has more entries than there are
+    blocks. With `is_snapshot`, `stored` is the whole content of the cache and replaces all earlier changes.
     """
 
     is_snapshot: bool = False
@@ -32,14 +30,14 @@ class KvChanges:
         return self.is_snapshot or bool(self.stored or self.removed)
 
     def store(self, block_hash: bytes) -> None:
-        """A block that was not held is held from now on."""
+        """Record that a block was added."""
         if block_hash in self.removed:
             del self.removed[block_hash]
         else:
             self.stored[block_hash] = None
 
     def remove(self, block_hash: bytes) -> None:
-        """A block that was held is not any more."""
+        """Record that a block was removed."""
         if block_hash in self.stored:
             del self.stored[block_hash]
         else:
@@ -47,7 +45,7 @@ class KvChanges:
             self.removed[block_hash] = None
 
     def merge(self, later: "KvChanges") -> None:
-        """Say what both say. `later` stays as it is."""
+        """Append the changes of `later`, which is not modified."""
         if later.is_snapshot:
             self.is_snapshot = True
             self.stored, self.removed = dict(later.stored), {}
@@ -60,43 +58,43 @@ class KvChanges:
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """What a step's outputs say of the cache: what changed since the last, and all that is held now, if asked for."""
+    """Changes since the previous batch, and the whole content if a subscriber needs it."""
 
     changes: KvChanges
     snapshot: tuple[bytes, ...] | None = None
 
 
 class KvEvents:
-    """Between the pool, which reports, and the core, which takes. All on the core's thread."""
+    """Collects changes between steps. Used on the core's thread only."""
 
     def __init__(self, hashes: Collection[bytes]) -> None:
-        """`hashes` is a view of all that can be found now, oldest first."""
+        """`hashes` is a live view of the prefix cache's hashes, oldest first."""
         self._hashes = hashes
-        self._changes: KvChanges | None = None  # none: nobody follows
+        self._changes: KvChanges | None = None  # None: no subscriber
         self._snapshot_due = False
 
     @property
-    def is_untold(self) -> bool:
+    def has_pending(self) -> bool:
         return self._snapshot_due or bool(self._changes)
 
     def follow(self) -> None:
-        """Somebody begins to follow, or has lost track: the next news hold a snapshot."""
+        """Start recording, and include a snapshot in the next batch."""
         self._snapshot_due = True
         if self._changes is None:
             self._changes = KvChanges()
 
     def unfollow(self) -> None:
-        """Nobody follows any more."""
+        """Stop recording."""
         self._snapshot_due = False
         self._changes = None
 
     def take(self) -> KvEventBatch | None:
-        """What has gathered; `None`: nothing."""
-        if self._changes is None or not self.is_untold:
+        """The changes recorded since the last call; None if there are none."""
+        if self._changes is None or not self.has_pending:
             return None
-        news = KvEventBatch(self._changes, tuple(self._hashes) if self._snapshot_due else None)
+        batch = KvEventBatch(self._changes, tuple(self._hashes) if self._snapshot_due else None)
         self._changes, self._snapshot_due = KvChanges(), False
-        return news
+        return batch
 
     def stored(self, block_hash: bytes) -> None:
         if self._changes is not None:
@@ -107,6 +105,6 @@ class KvEvents:
             self._changes.remove(block_hash)
 
     def reset(self) -> None:
-        """Nothing can be found any more."""
+        """Record that the prefix cache was emptied."""
         if self._changes is not None:
             self._changes = KvChanges.snapshot()

@@ -1,4 +1,4 @@
-"""Outputs: what one step's result means for its requests, and how it is told. Knows no budgets and no blocks."""
+"""Apply a step's sampled tokens to its requests and make their `EngineCoreOutput`s."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ Logprobs = Sequence[TokenLogprobs]
 
 
 def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:
-    """Give the request its sampled tokens. Returns those it keeps: none after the one that ends it."""
+    """Append sampled tokens to the request. Returns those up to the one that finishes it."""
     for count, token_id in enumerate(token_ids, start=1):
         if not request.has_output:
             request.has_output = True
@@ -21,7 +21,7 @@ def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Seq
 
 
 def take_logprobs(request: Request, result: ModelRunnerOutput, num_tokens: int) -> tuple[Logprobs, Logprobs]:
-    """The step's log probabilities of the request's `num_tokens` new tokens, and of its prompt."""
+    """The log probabilities of the request's `num_tokens` new tokens, and of its prompt tokens in this step."""
     logprobs: Logprobs = ()
     prompt_logprobs: Logprobs = ()
     if result.logprobs:
@@ -37,7 +37,7 @@ def make_output(
     logprobs: Logprobs = (),
     prompt_logprobs: Logprobs = (),
 ) -> EngineCoreOutput:
-    """What there is to tell of the request now. Its events are told once, the first and the last time at least."""
+    """Make the request's output of this step, with its events since the last one."""
     output = EngineCoreOutput(
         request_id=request.request_id,
         client_index=request.client_index,
@@ -56,7 +56,7 @@ def make_output(
 
 
 def _unsent(request: Request, prompt_logprobs: Logprobs) -> Logprobs:
-    """The part that was not sent already, before the request was preempted and computed anew."""
+    """Drop the entries that were sent before the request was preempted and computed again."""
     request.num_prompt_logprobs_received += len(prompt_logprobs)
     num_new = request.num_prompt_logprobs_received - request.num_prompt_logprobs_sent
     if num_new <= 0:

@@ -1,4 +1,4 @@
-"""Request: one output sequence's live state inside the core. Knows nothing of budgets, policies or memory pressure."""
+"""Request: the state of one output sequence in the core."""
 
 from enum import IntEnum
 
@@ -7,36 +7,28 @@ from proa_engine.core.block_pool import Block
 
 
 class RequestStatus(IntEnum):
-    """Ordered: everything after PREEMPTED has finished."""
+    """Ordered: all after PREEMPTED are finished."""
 
     WAITING = 1
-    WAITING_FOR_GRAMMAR = 2
-    WAITING_FOR_REMOTE_KV = 3
-    RUNNING = 4
-    PREEMPTED = 5  # waits like WAITING, and its tokens are computed anew
-    FINISHED_STOPPED = 6
-    FINISHED_LENGTH_CAPPED = 7
-    FINISHED_ABORTED = 8
-    FINISHED_ERROR = 9
-
-    @property
-    def is_finished(self) -> bool:
-        return self > RequestStatus.PREEMPTED
+    RUNNING = 2
+    PREEMPTED = 3  # waiting to be computed again
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH_CAPPED = 5
+    FINISHED_ABORTED = 6
 
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
-    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
 }
 
 
 class Request:
     """A request from its arrival to its end.
 
-    `token_ids` are the tokens that the host knows; `num_placeholders` more have been planned, and are known to the
-    device only. `num_computed_tokens` counts tokens planned up to now, so it runs ahead of what the device has done.
+    `token_ids` are the tokens that the host knows. `num_placeholders` more are being sampled by steps in flight, and
+    only the device knows them. `num_computed_tokens` counts the tokens of all scheduled steps, finished or not.
     """
 
     __slots__ = (
@@ -74,7 +66,7 @@ class Request:
         self.sampling_params = params
         self.cache_salt = request.cache_salt
         self.trace_headers = request.trace_headers
-        self.order = order  # who goes first, and who is preempted last; unique
+        self.order = order  # unique; lower is scheduled first and preempted last
         self.status = RequestStatus.WAITING
         self.token_ids = [*request.prompt_token_ids, *request.resumed_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -88,14 +80,14 @@ class Request:
         self.num_computed_tokens = 0
         self.num_placeholders = 0
         self.num_cached_tokens = 0  # of those known when it was first scheduled
-        self.num_prompt_logprobs_received = 0  # since computing began anew
+        self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
         self.num_prompt_logprobs_sent = 0
 
         self.blocks: list[Block] = []
-        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, as far as needed yet
+        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
         self.num_published_blocks = 0
 
-        self.events: list[Event] = []  # not told yet
+        self.events: list[Event] = []  # not sent yet
         self.has_output = False
 
     @property
@@ -105,23 +97,23 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output known to the host, tokens generated elsewhere counted."""
+        """Output tokens known to the host, resumed ones included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens that the next step may compute. The last allowed token is never computed: nothing follows it."""
+        """Tokens that the next step may compute. The last token of the output is never computed: none follows it."""
         ahead = len(self.token_ids) + self.num_placeholders
         return min(ahead, self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
-    def num_slots_to_join(self) -> int:
-        """Tokens that a request which waits wants room for."""
+    def num_slots_to_start(self) -> int:
+        """Tokens that need slots when a waiting request is scheduled."""
         return len(self.token_ids)
 
     @property
     def max_placeholders(self) -> int:
-        """With two steps in flight."""
+        """Upper bound of `num_placeholders`, with two steps in flight."""
         return 2
 
     @property
@@ -135,15 +127,15 @@ class Request:
     def record(self, event: EventType, timestamp: float) -> None:
         self.events.append(Event(event, timestamp))
 
-    def plan(self, num_tokens: int) -> None:
-        """The next step computes `num_tokens` tokens, and samples one where that is all there are."""
+    def schedule(self, num_tokens: int) -> None:
+        """Record that the next step computes `num_tokens` tokens, and samples one if none are left."""
         self.num_computed_tokens += num_tokens
         if self.num_computed_tokens == len(self.token_ids) + self.num_placeholders:
             self.num_placeholders += 1
 
     def append_token(self, token_id: int) -> bool:
-        """A sampled token reached the host, in the place of the oldest placeholder. Returns whether it is the last."""
-        assert self.num_placeholders > 0, f"a token of {self.request_id!r} was never planned"
+        """Replace the oldest placeholder by its sampled token. Returns whether the request has finished."""
+        assert self.num_placeholders > 0, f"a token of {self.request_id!r} was never scheduled"
         self.num_placeholders -= 1
         self.token_ids.append(token_id)
         if token_id in self.ends and self.num_output_tokens >= self.sampling_params.min_tokens:

@@ -1,4 +1,4 @@
-"""RequestQueue: who is waiting, the next one first. Knows no policy but the order that each request carries."""
+"""RequestQueue: the waiting requests, by `Request.order`."""
 
 import heapq
 
@@ -8,12 +8,12 @@ Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themse
 
 
 class RequestQueue:
-    """A priority queue by `Request.order`. Removal leaves a dead entry behind, which is skipped later."""
+    """A priority queue. Removed requests stay in the heap as dead entries and are skipped later."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._num_tokens: dict[tuple[int, ...], int] = {}  # of the living, by order
-        self.num_tokens = 0  # known tokens of all who wait
+        self._num_tokens: dict[tuple[int, ...], int] = {}  # of the requests in the queue, by order
+        self.num_tokens = 0  # known tokens of all waiting requests
 
     def __len__(self) -> int:
         return len(self._num_tokens)
@@ -24,23 +24,23 @@ class RequestQueue:
         self.num_tokens += request.num_tokens
 
     def peek(self) -> Request | None:
-        """The next request, which stays in the queue."""
+        """The next request, without removing it."""
         while self._entries and self._entries[0][0] not in self._num_tokens:
             heapq.heappop(self._entries)
         return self._entries[0][1] if self._entries else None
 
     def pop(self) -> Request:
-        """Take out the next request. It may be pushed again."""
+        """Remove the next request. It may be pushed again."""
         request = self.peek()
-        assert request is not None, "nobody is waiting"
+        assert request is not None, "the queue is empty"
         heapq.heappop(self._entries)
         self.num_tokens -= self._num_tokens.pop(request.order)
         return request
 
     def remove(self, request: Request) -> None:
-        """Take out `request`, wherever it is, for good."""
+        """Remove `request` from anywhere in the queue. It must not be pushed again."""
         self.num_tokens -= self._num_tokens.pop(request.order)
-        if len(self._entries) > 2 * len(self._num_tokens) + 64:  # the dead must not pile up behind a stuck head
+        if len(self._entries) > 2 * len(self._num_tokens) + 64:  # dead entries must not pile up behind the head
             self._entries = [entry for entry in self._entries if entry[0] in self._num_tokens]
             heapq.heapify(self._entries)
 

@@ -1,6 +1,6 @@
-"""RequestTable: all unfinished requests by their state, and every way from one state to another.
+"""RequestTable: all unfinished requests by state, and the transitions between states.
 
-Knows no budgets: it does what the scheduler has decided, with the blocks, events and notices that belong to it.
+Each transition also updates the request's blocks, its events and the ids that workers are notified of.
 """
 
 from bisect import bisect_left, insort
@@ -12,9 +12,9 @@ from proa_engine.core.request_queue import RequestQueue
 
 
 class RequestTable:
-    """Running requests own blocks; waiting ones, the preempted among them, own none.
+    """Running requests hold blocks; waiting ones, preempted ones included, hold none.
 
-    `running` is kept in the policy's order, so the last of it is the first to be preempted.
+    `running` is sorted by `Request.order`, so the last one is the first to be preempted.
     """
 
     def __init__(self, kv_cache_manager: KVCacheManager) -> None:
@@ -23,12 +23,12 @@ class RequestTable:
         self.waiting = RequestQueue()
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
-        self._finished_ids: list[str] = []  # the workers do not know yet
+        self._finished_ids: list[str] = []  # workers are not notified yet
         self._preempted_ids: list[str] = []  # likewise
 
     @property
     def is_settled(self) -> bool:
-        """No request is unfinished, and the workers know."""
+        """No request is unfinished, and workers were notified of all that finished."""
         return not (self.by_id or self._finished_ids or self._preempted_ids)
 
     def add(self, request: Request, now: float) -> None:
@@ -37,9 +37,9 @@ class RequestTable:
         request.record(EventType.QUEUED, now)
 
     def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
-        """Let the next waiting request run, with `num_cached_tokens` tokens found in the cache."""
-        assert self.waiting.peek() is request, "the first in the queue goes first"
-        assert request.num_placeholders == 0, "a preempted request waits for its token in flight"
+        """Move the next waiting request to running, with `num_cached_tokens` tokens found in the prefix cache."""
+        assert self.waiting.peek() is request, "only the head of the queue can be started"
+        assert request.num_placeholders == 0, "a preempted request still has a token in flight"
         self.waiting.pop()
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
@@ -53,7 +53,7 @@ class RequestTable:
         request.status = RequestStatus.RUNNING
 
     def preempt_last(self, now: float) -> Request:
-        """Take the memory of the last running request. It keeps its tokens; one in flight is appended when it comes."""
+        """Preempt the last running request: free its blocks. It keeps its tokens; one in flight comes later."""
         request = self.running.pop()
         self._kv_cache_manager.free(request)
         request.num_computed_tokens = 0
@@ -65,7 +65,7 @@ class RequestTable:
         return request
 
     def retire(self, request: Request, before: RequestStatus, now: float) -> None:
-        """Forget a request that has just finished; `before` is the status that it had."""
+        """Remove a request that has just finished; `before` is its previous status."""
         if before is RequestStatus.RUNNING:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
@@ -76,13 +76,13 @@ class RequestTable:
         request.record(EventType.FINISHED, now)
 
     def take_notices(self) -> tuple[list[str], list[str]]:
-        """Ids that finished and ids that were preempted since the last notice, which the workers get now."""
+        """Return the ids that finished and those preempted since the last call, to notify workers of them."""
         notices = self._finished_ids, self._preempted_ids
         self._finished_ids, self._preempted_ids = [], []
         return notices
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where requests, queues and blocks disagree."""
+        """Raises `AssertionError` if requests, queues and blocks are inconsistent."""
         waiting = self.waiting.to_list()
         assert len(waiting) == len(self.waiting)
         assert {request.request_id: request for request in [*self.running, *waiting]} == self.by_id

@@ -1,7 +1,7 @@
-"""Scheduler: decides how many tokens each request computes in a step. Knows nothing of tensors, text or RPC.
+"""Scheduler: decides how many tokens each request computes in a step.
 
-One rule, no phases: every request has `num_computed_tokens`, and each step lets it catch up with its tokens inside one
-token budget. Prefill, chunked prefill, decode, cached prefixes and recomputing after preemption are all this.
+There are no phases: each step lets every request's `num_computed_tokens` catch up with its tokens, within one token
+budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation after preemption all follow this rule.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,9 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_waiting_requests: int = 4096
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
-    num_speculative_tokens: int = 0  # most that a decode carries
+    num_speculative_tokens: int = 0  # at most, per decode
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
@@ -38,10 +38,10 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Plans steps for the requests it was given, until each has ended.
+    """Schedules steps until all requests have finished.
 
-    Whoever is first in the policy's order always gets on, if need be with the memory of all others; and as every
-    request that is taken fits into the cache alone, every one comes to its end.
+    The first request in the policy's order always makes progress, by preempting all others if necessary. Every accepted
+    request fits into the cache alone, so every one finishes.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Scheduler:
         self._table = RequestTable(kv_cache_manager)
         self._drafts = DraftCounter()
         self._eos_token_ids = eos_token_ids
-        # A request that runs computes at least one token in each step, so there is budget for all of them.
+        # A running request computes at least one token in each step, so the budget limits their number too.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._num_added = 0
         self._num_steps = 0
 
     @property
     def has_work(self) -> bool:
-        """Requests are unfinished, or workers hold some that ended."""
+        """Requests are unfinished, or workers still hold some that finished."""
         return not self._table.is_settled
 
     @property
@@ -79,7 +79,7 @@ class Scheduler:
         )
 
     def add_request(self, request: EngineCoreRequest, now: float) -> Rejection | None:
-        """Queue a request, or say why not."""
+        """Queue a request. Returns a rejection if it cannot be accepted."""
         limits = admission.Limits(self.config.max_model_len, self._manager.capacity)
         if request.request_id in self._table.by_id:
             return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
@@ -89,28 +89,28 @@ class Scheduler:
         if num_waiting >= self.config.max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
             return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
-        priority = request.priority if self.config.policy == "priority" else 0
-        is_new = not request.resumed_token_ids  # of one that another engine has begun, somebody is reading already
+        priority = request.priority if self.config.scheduling_policy == "priority" else 0
+        is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began
         order = (priority, is_new, self._num_added)
         self._num_added += 1
         self._table.add(self._make_request(request, order, admission.max_num_tokens(request, limits)), now)
         return None
 
-    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus, now: float) -> list[EngineCoreOutput]:
-        """End requests from outside. Unknown ids are ignored: they may have ended by themselves a moment ago."""
+    def abort_requests(self, request_ids: Iterable[str], now: float) -> list[EngineCoreOutput]:
+        """Finish requests and return their last outputs. Unknown ids are ignored: those may have just finished."""
         outputs = []
         for request_id in request_ids:
             request = self._table.by_id.get(request_id)
             if request is not None:
-                before, request.status = request.status, status
+                before, request.status = request.status, RequestStatus.FINISHED_ABORTED
                 self._table.retire(request, before, now)
                 outputs.append(make_output(request))
         return outputs
 
     def schedule(self, now: float) -> tuple[SchedulerOutput, list[Request]]:
-        """Plan the next step: who runs first, then who waits, in the policy's order.
+        """Schedule the next step: running requests first, then waiting ones, in the policy's order.
 
-        Returns the plan and the requests of its rows, which `update_from_output` wants back with the step's result.
+        Returns the step and the requests of its rows, to be passed to `update_from_output` with the step's result.
         """
         plan = StepPlan(self.config.max_num_batched_tokens)
         if self._schedule_running(plan, now):
@@ -123,7 +123,7 @@ class Scheduler:
     def update_from_output(
         self, requests: Sequence[Request], result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        """Give the `requests` of a step's rows their tokens. Those of a request that has finished since are dropped."""
+        """Append a step's tokens to the `requests` of its rows, except to those that have finished since."""
         outputs = []
         self._drafts.settle(requests, result)
         for request, token_ids in zip(requests, result.sampled_token_ids, strict=True):
@@ -139,11 +139,11 @@ class Scheduler:
         return outputs
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, as after a change of weights."""
+        """Empty the prefix cache, as after a change of weights."""
         self._manager.reset_prefix_cache(self._table.running)
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` where the books disagree. For tests: it costs more than a step."""
+        """Raises `AssertionError` if the state is inconsistent. For tests: it takes longer than a step."""
         assert len(self._table.running) <= self._max_running
         self._table.check_integrity()
 
@@ -156,10 +156,10 @@ class Scheduler:
         )
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
-        """Plan for who is running. False where memory ran out, so that nobody may join."""
+        """Schedule running requests. Returns False if one was preempted: then no waiting request may start in this step."""
         running, num_preemptions = self._table.running, self._table.num_preemptions
         block_size = self._manager.block_size
-        for num_before, request in enumerate(running):  # which gets shorter, at its end, when memory runs out
+        for num_before, request in enumerate(running):  # preemption removes from its end
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:  # a chunk leaves one token for each request behind it
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_before - 1))
@@ -175,33 +175,32 @@ class Scheduler:
         return self._table.num_preemptions == num_preemptions
 
     def _schedule_waiting(self, plan: StepPlan, now: float) -> None:
-        """Let waiting requests join. The first that does not fit stops the rest, so that it is not passed for ever.
+        """Start waiting requests. The first that does not fit stops those behind it, so that it cannot starve.
 
-        A request takes the blocks of all its known tokens when it joins: once begun, its prefill is not cut short by
-        its own growth.
+        A request gets the blocks of all its known tokens at once, so its prefill is never preempted for its own blocks.
         """
         while plan.budget > 0 and len(self._table.running) < self._max_running:
             request = self._table.waiting.peek()
             if request is None:
                 break
             computed_blocks = self._manager.get_computed_blocks(request)
-            block_ids = self._manager.allocate_slots(request, request.num_slots_to_join, computed_blocks)
+            block_ids = self._manager.allocate_slots(request, request.num_slots_to_start, computed_blocks)
             if block_ids is None:
                 break
             self._table.start(request, len(computed_blocks) * self._manager.block_size, now)
             plan.add_new(request, min(request.num_uncomputed_tokens, plan.budget), block_ids)
 
     def _grow(self, request: Request, num_slots: int, now: float) -> list[int] | None:
-        """Make room for `num_slots` in all, at the expense of who comes last. `None`: it was the request itself."""
+        """Allocate `num_slots` in total, preempting the last requests. Returns None if that includes this request."""
         while (block_ids := self._manager.allocate_slots(request, num_slots)) is None:
             if self._table.preempt_last(now) is request:
                 return None
         return block_ids
 
     def _seal(self, plan: StepPlan) -> SchedulerOutput:
-        """The workers are told what ended with the next tokens they compute, or at once when none will follow."""
-        says_all = plan.has_tokens or not self._table.by_id
-        finished_ids, preempted_ids = self._table.take_notices() if says_all else ([], [])
+        """Finished and preempted ids go with the next step that has tokens, or at once if no request is left."""
+        notifies = plan.has_tokens or not self._table.by_id
+        finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
         if plan.has_tokens or finished_ids or preempted_ids:
             self._num_steps += 1
         return plan.seal(self._num_steps, finished_ids, preempted_ids)

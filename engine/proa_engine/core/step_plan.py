@@ -1,16 +1,16 @@
-"""StepPlan: one step's plan while the scheduler makes it. Knows no policy: it writes down what was decided."""
+"""StepPlan: builds one step's `SchedulerOutput` while the scheduler decides."""
 
 from proa_engine.core.request import Request
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 
 
 class StepPlan:
-    """Collects who computes how many tokens. `requests` are in the order of the plan's rows once it is sealed."""
+    """The requests of a step and their numbers of tokens. After `seal`, `requests` are in the order of the rows."""
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget  # tokens that may still be planned
+        self.budget = budget  # tokens that may still be scheduled
         self.requests: list[Request] = []
-        self.filling: list[Request] = []  # those of them that may fill a block in this step
+        self.filling: list[Request] = []  # those that may fill a block in this step
         self._chunks: list[Request] = []
         self._num_tokens: dict[str, int] = {}
         self._num_chunk_tokens: dict[str, int] = {}
@@ -22,14 +22,14 @@ class StepPlan:
         return bool(self._new or self._cached)
 
     def add_known(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
-        """Plan tokens of a request that the workers hold."""
+        """Schedule tokens of a request that the workers hold."""
         self._cached.append(CachedRequestData(request.request_id, request.num_computed_tokens, new_block_ids))
         if new_block_ids or num_tokens > 1:
             self.filling.append(request)
         self._add(request, num_tokens)
 
     def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
-        """Plan tokens of a request that the workers do not hold."""
+        """Schedule tokens of a request that the workers do not hold."""
         data = NewRequestData(
             request_id=request.request_id,
             token_ids=list(request.token_ids),
@@ -44,7 +44,7 @@ class StepPlan:
         self._add(request, num_tokens)
 
     def seal(self, step: int, finished_request_ids: list[str], preempted_request_ids: list[str]) -> SchedulerOutput:
-        """The plan for the executor; rows of one token first, as decodes are computed together."""
+        """The step for the executor, with rows of one token first: decodes are computed together."""
         self.requests += self._chunks
         self._num_tokens.update(self._num_chunk_tokens)
         return SchedulerOutput(
@@ -65,4 +65,4 @@ class StepPlan:
         else:
             self._chunks.append(request)
             self._num_chunk_tokens[request.request_id] = num_tokens
-        request.plan(num_tokens)
+        request.schedule(num_tokens)

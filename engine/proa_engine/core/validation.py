@@ -1,7 +1,4 @@
-"""What a model can serve: pure checks of a request against its limits, for whoever takes requests in.
-
-Callers check before they submit, so that a mistake is answered at once and in their own format.
-"""
+"""Checks of a request against the model's limits, to be made before it is submitted to the core."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +14,14 @@ class ModelLimits:
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
-    """Raises `ValueError` with a sentence for the user where the model cannot serve the request."""
+    """Raises `ValueError` with a sentence for the user if the model cannot serve the request."""
     check_prompt(request.prompt_token_ids, limits)
     check_sampling_params(request.sampling_params, limits)
     check_resumed(request, limits)
 
 
 def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
-    """The prompt holds at least one token, only known ones, and leaves room for one of output."""
+    """Check that the prompt is not empty, has only token ids of the vocabulary, and leaves room for an output token."""
     if not prompt_token_ids:
         raise ValueError("the prompt must hold at least one token")
     if len(prompt_token_ids) >= limits.max_model_len:
@@ -36,7 +33,7 @@ def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
 
 
 def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
-    """The token ids that the parameters name exist, and no more log probabilities are asked for than allowed."""
+    """Check token ids against the vocabulary, and the numbers of log probabilities."""
     _check_vocabulary("logit_bias", params.logit_bias, limits)
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
@@ -48,7 +45,7 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
 
 
 def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
-    """Tokens generated elsewhere are known ones, and leave at least one to generate."""
+    """Check that resumed tokens are in the vocabulary and leave at least one token to generate."""
     resumed = request.resumed_token_ids
     _check_vocabulary("resumed_token_ids", resumed, limits)
     max_tokens = request.sampling_params.max_tokens

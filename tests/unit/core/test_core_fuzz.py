@@ -61,15 +61,15 @@ class Follower:
         if self.start == 0 or self.rng.random() < 0.02:
             self.run.core.follow_kv_events()
         self.run.step()
-        for news in self.run.kv_news:
-            changes = news.changes
-            if self.each is None or (news.snapshot is not None and self.rng.random() < 0.5):
-                assert news.snapshot is not None, "the first news hold a snapshot"
-                changes = KvChanges.snapshot(news.snapshot)
+        for batch in self.run.kv_events:
+            changes = batch.changes
+            if self.each is None or (batch.snapshot is not None and self.rng.random() < 0.5):
+                assert batch.snapshot is not None, "the first news hold a snapshot"
+                changes = KvChanges.snapshot(batch.snapshot)
             self.each = replay(self.each or set(), changes)
             self.pending.merge(changes)
-            self.num_changes += len(news.changes)
-        self.run.kv_news.clear()
+            self.num_changes += len(batch.changes)
+        self.run.kv_events.clear()
         if self.each is not None:
             assert self.each == self.run.cached_hashes
         if self.rng.random() < 0.2:

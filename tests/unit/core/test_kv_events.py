@@ -42,7 +42,7 @@ def run_a(run: CoreRun, *prompt: int) -> None:
 def test_nothing_is_kept_while_nobody_follows() -> None:
     run = CoreRun()
     run_a(run, *range(9))
-    assert run.kv_news == []
+    assert run.kv_events == []
     assert len(run.cached_hashes) == 2
 
 
@@ -52,9 +52,9 @@ def test_an_idle_core_sends_its_snapshot_at_once() -> None:
     run.core.follow_kv_events()
     assert run.core.has_unfinished_requests()
     run.step()
-    (news,) = run.kv_news
-    assert news.snapshot is not None
-    assert set(news.snapshot) == run.cached_hashes
+    (batch,) = run.kv_events
+    assert batch.snapshot is not None
+    assert set(batch.snapshot) == run.cached_hashes
     assert not run.core.has_unfinished_requests()
 
 
@@ -65,7 +65,7 @@ def test_blocks_are_told_parents_first_even_by_a_step_without_tokens() -> None:
     run.steps(2)
     assert "a" not in run.outputs, "these steps compute chunks of the prompt"
     run.finish()
-    stored = [block_hash for news in run.kv_news for block_hash in news.snapshot or news.changes.stored]
+    stored = [block_hash for batch in run.kv_events for block_hash in batch.snapshot or batch.changes.stored]
     chain = [b"root"]
     for start in (0, 4, 8):
         chain.append(hash_block(chain[-1], range(start, start + 4), ()))
@@ -77,9 +77,9 @@ def test_a_block_that_is_given_out_again_is_told_as_removed_in_that_step() -> No
     run.core.follow_kv_events()
     run_a(run, *range(12))
     before = run.cached_hashes
-    run.kv_news.clear()
+    run.kv_events.clear()
     run_a(run, *range(20, 32))
-    removed = {block_hash for news in run.kv_news for block_hash in news.changes.removed}
+    removed = {block_hash for batch in run.kv_events for block_hash in batch.changes.removed}
     assert removed == before - run.cached_hashes
     assert removed
 
@@ -88,10 +88,10 @@ def test_a_reset_is_a_snapshot_of_nothing() -> None:
     run = CoreRun()
     run.core.follow_kv_events()
     run_a(run, *range(9))
-    run.kv_news.clear()
+    run.kv_events.clear()
     run.core.reset_prefix_cache()
     run.step()
-    assert [news.changes for news in run.kv_news] == [KvChanges.snapshot()]
+    assert [batch.changes for batch in run.kv_events] == [KvChanges.snapshot()]
 
 
 def test_nothing_is_told_any_more_when_nobody_follows_any_more() -> None:
@@ -99,6 +99,6 @@ def test_nothing_is_told_any_more_when_nobody_follows_any_more() -> None:
     run.core.follow_kv_events()
     run.step()
     run.core.unfollow_kv_events()
-    run.kv_news.clear()
+    run.kv_events.clear()
     run_a(run, *range(9))
-    assert run.kv_news == []
+    assert run.kv_events == []

@@ -44,7 +44,7 @@ def test_who_was_popped_may_come_back() -> None:
 
 
 def test_popping_from_an_empty_queue_is_a_fault() -> None:
-    with pytest.raises(AssertionError, match="nobody is waiting"):
+    with pytest.raises(AssertionError, match="the queue is empty"):
         RequestQueue().pop()
 
 
