@@ -85,22 +85,22 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Session is what gateways use: one long-lived stream carries all of a gateway's requests and aborts one way and
-        one EngineCoreOutputs a step the other way. When it ends, its requests are aborted.
+        """Session is for gateways: one long-lived stream with all of a gateway's requests and aborts in one direction and one
+        EngineCoreOutputs per step in the other. When the stream ends, its requests are aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends requests by id, whoever sent them. Unknown ids are ignored.
+        """Abort ends requests by id, of any client. Unknown ids are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """GetModelInfo describes the model and the limits.
+        """GetModelInfo returns the model and the limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,15 +114,15 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """GetLoad returns the statistics that also ride on every step message.
+        """GetLoad returns the statistics that are also part of every EngineCoreOutputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeKvEvents(self, request, context):
-        """SubscribeKvEvents streams which blocks the prefix cache holds: all of them first, then what changes. An engine
-        without prefix caching answers FAILED_PRECONDITION.
+        """SubscribeKvEvents streams the blocks in the prefix cache: first all of them, then the changes. FAILED_PRECONDITION
+        if prefix caching is disabled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
