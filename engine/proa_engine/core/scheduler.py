@@ -156,7 +156,7 @@ class Scheduler:
         )
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
-        """Schedule running requests. Returns False if one was preempted: then no waiting request may start in this step."""
+        """Schedule running requests. Returns False if one was preempted; then no waiting request may start."""
         running, num_preemptions = self._table.running, self._table.num_preemptions
         block_size = self._manager.block_size
         for num_before, request in enumerate(running):  # preemption removes from its end
