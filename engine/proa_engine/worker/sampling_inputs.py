@@ -13,6 +13,8 @@ from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.staging import IntArray, Packer
 from proa_engine.worker.token_rules import PackedRules, RuleRow, pack_rules
 
+_IS_LIMIT = [operation in LIMITS for operation in Operation]
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -88,8 +90,8 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, packer: Pac
         max_num_tokens=int(positions.max()),
         random=_row_set(is_random, packer),
         needs=[
-            _row_set(batch.needs[operation][random_slots if operation in LIMITS else slots], packer)
-            for operation in Operation
+            _row_set(needs[random_slots if is_limit else slots], packer)
+            for needs, is_limit in zip(batch.needs, _IS_LIMIT, strict=True)
         ],
         logprobs=_row_set(batch.num_logprobs[slots] >= 0, packer),
         rules=_pack_rules(slots, positions, batch, packer) if batch.rules else None,

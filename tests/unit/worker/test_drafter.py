@@ -1,4 +1,4 @@
-"""Drafts on the device: placed behind a request's true end, accepted where they equal the target's own sample."""
+"""Drafter: draft tokens follow a request's true end and are accepted where they equal the target model's sample."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_look
 
 
 def counting_model(period: int) -> FakeModel:
-    """After token t comes t + 1, from 10 on up to 10 + period, then 10 again."""
+    """A model that cycles through the tokens 10 … 10 + period - 1."""
     model = FakeModel()
     model.by_position.zero_()
     model.by_token.zero_()
@@ -26,11 +26,11 @@ def counting_model(period: int) -> FakeModel:
 
 
 def num_equal(drafts: list[int], tokens: list[int]) -> int:
-    """Drafts that equal the tokens, up to the first that does not."""
-    return next((place for place, draft in enumerate(drafts) if draft != tokens[place]), len(drafts))
+    """The number of draft tokens before the first that differs from the tokens."""
+    return next((index for index, draft in enumerate(drafts) if draft != tokens[index]), len(drafts))
 
 
-def test_drafts_that_equal_the_samples_are_accepted_and_one_token_follows() -> None:
+def test_equal_draft_tokens_are_accepted_and_one_more_token_is_sampled() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG)
     harness.step({"a": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})
     output = harness.step(known={"a": 7}, scheduled={"a": 4})
@@ -38,15 +38,15 @@ def test_drafts_that_equal_the_samples_are_accepted_and_one_token_follows() -> N
     assert output.drafts == [Drafts(planned=3, proposed=3)]
 
 
-def test_drafts_end_at_the_first_that_differs() -> None:
+def test_draft_tokens_are_rejected_from_the_first_difference() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG)
-    harness.step({"a": ([10, 11, 12, 13, 99, 10, 11], 7, GREEDY)})  # it will say 13 again, then not 99
+    harness.step({"a": ([10, 11, 12, 13, 99, 10, 11], 7, GREEDY)})  # the model samples 13, then 14 instead of 99
     assert harness.step(known={"a": 7}, scheduled={"a": 4}).sampled_token_ids == [[13, 14]]
-    # The host still thinks that the request may have three tokens more than it has.
+    # The host's upper bound is three tokens more than the request has.
     assert harness.step(known={"a": 11}, scheduled={"a": 2}).sampled_token_ids[0][0] == 10
 
 
-def test_where_nothing_is_found_one_token_is_sampled() -> None:
+def test_without_a_matching_ngram_one_token_is_sampled() -> None:
     harness = RunnerHarness(counting_model(50), drafts=CONFIG)
     harness.step({"a": ([10, 11, 12], 3, GREEDY)})
     output = harness.step(known={"a": 3}, scheduled={"a": 4})
@@ -54,7 +54,7 @@ def test_where_nothing_is_found_one_token_is_sampled() -> None:
     assert output.drafts == [Drafts(planned=3, proposed=0)]
 
 
-def test_rows_of_all_kinds_in_one_step_keep_their_tokens_apart() -> None:
+def test_rows_of_all_kinds_in_one_step() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG)
     loop = [10, 11, 12, 13, 14] * 2
     wanted = SamplingParams(temperature=0, logprobs=1)
@@ -82,12 +82,12 @@ def test_rows_of_all_kinds_in_one_step_keep_their_tokens_apart() -> None:
         {"temperature": 0.3, "key": 9, "logit_bias": {5: 3.0}, "bad_words_token_ids": ((6,),)},
     ],
 )
-def test_steps_give_what_holds_of_their_drafts_though_the_host_is_behind(
+def test_accepted_draft_tokens_are_right_while_the_host_is_a_step_behind(
     style: dict[str, Any],
 ) -> None:
     params = SamplingParams(**style)
     model = FakeModel()
-    model.by_token[:, 20:24] += 5.0  # so that some n-grams come again
+    model.by_token[:, 20:24] += 5.0  # so that some n-grams repeat
     model.by_position.mul_(0.2)
     prompt = [20, 21, 22, 20, 21]
     expected = RunnerHarness(model).generate(prompt, params, 60)
@@ -95,11 +95,11 @@ def test_steps_give_what_holds_of_their_drafts_though_the_host_is_behind(
     harness = RunnerHarness(model, drafts=CONFIG)
     prepare, tokens, num_accepted = harness.runner.prepare_inputs, list[int](), 0
     waiting = prepare(harness.plan({"a": (prompt, 5, params)}))
-    num_ahead = 1  # tokens that the step in flight may give
+    num_ahead = 1  # most tokens of the step in flight
     while len(tokens) < 50:
         most = len(prompt) + len(tokens) + num_ahead
         following = prepare(harness.plan(known={"a": most - 1}, scheduled={"a": 4}))
-        drafts = drafts_of(prompt + tokens, 3, 1, 4) if tokens else []  # the prompt's step has none
+        drafts = drafts_of(prompt + tokens, 3, 1, 4) if tokens else []  # the prefill has none
         num_ahead = 4
         output = harness.run(waiting)
         [sampled] = output.sampled_token_ids
@@ -110,7 +110,7 @@ def test_steps_give_what_holds_of_their_drafts_though_the_host_is_behind(
     assert num_accepted > 0
 
 
-def test_the_next_owner_of_a_slot_starts_with_its_own_length() -> None:
+def test_a_reused_slot_starts_with_the_new_requests_length() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG, max_num_seqs=1)
     prepare = harness.runner.prepare_inputs
     waiting = [
@@ -123,14 +123,14 @@ def test_the_next_owner_of_a_slot_starts_with_its_own_length() -> None:
     assert (first, second) == ([13], [14, 10, 11])
 
 
-def test_rejected_drafts_are_computed_where_the_request_has_room() -> None:
+def test_positions_follow_the_true_length_after_rejected_draft_tokens() -> None:
     model = counting_model(5)
     harness = RunnerHarness(model, drafts=CONFIG)
     harness.step({"a": ([10, 11, 12, 13, 99, 10, 11], 7, GREEDY)})
     harness.step(known={"a": 7}, scheduled={"a": 4})
     harness.step(known={"a": 11}, scheduled={"a": 4})
     _, positions, metadata = model.calls[-1]
-    # Of the drafts 13, 99 and 10 the first was accepted: ten tokens are known by now, the last not computed.
+    # Of the draft tokens 13, 99 and 10 the first was accepted: ten tokens are known, the last is not computed.
     assert positions.tolist() == [9, 10, 11, 12]
     assert metadata.seq_lens.tolist() == [13]
     table = harness.batch.block_table[0]

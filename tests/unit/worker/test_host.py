@@ -1,4 +1,4 @@
-"""What a process may use, read from a made-up machine."""
+"""Memory and cores that a process may use, read from fake /proc and cgroup files."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ V1 = "9:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n"
         (V1, {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
     ],
 )
-def test_memory_limit_is_the_tightest_of_the_cgroups_above(
+def test_memory_limit_is_the_lowest_of_the_cgroup_and_its_parents(
     tmp_path: Path, cgroup: str, files: dict[str, str], limit: int | None
 ) -> None:
     memory = read_memory(machine(tmp_path, cgroup, files))
@@ -58,7 +58,7 @@ def test_memory_limit_is_the_tightest_of_the_cgroups_above(
         (V1, {"cpu/docker/abc/cpu.cfs_quota_us": "-1\n"}, 8),
     ],
 )
-def test_cores_are_the_containers_quota(
+def test_cores_are_limited_by_the_container_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, str], cores: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
@@ -71,5 +71,5 @@ def test_this_machine_can_be_read() -> None:
     assert available_cores() >= 1
 
 
-def test_ranks_share_the_cores_and_each_has_one() -> None:
+def test_ranks_share_the_cores_and_each_has_at_least_one() -> None:
     assert [threads_per_rank(ranks, 4) for ranks in (1, 2, 3, 8)] == [4, 2, 1, 1]

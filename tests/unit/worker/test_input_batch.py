@@ -1,4 +1,4 @@
-"""The edited batch against one that is rebuilt from scratch for every step, over random lives of requests."""
+"""InputBatch: edited step by step, it gives what one built from scratch gives, for random requests."""
 
 import random
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ MAX_RUNNING = 6
 
 
 @dataclass
-class Life:
-    """What the scheduler would know of a request."""
+class State:
+    """The scheduler's state of a request."""
 
     tokens: list[int]
     num_prompt: int
@@ -21,29 +21,29 @@ class Life:
     computed: int = 0
 
 
-def random_life(rows: random.Random) -> Life:
+def random_state(rows: random.Random) -> State:
     tokens = rows.choices(range(VOCAB_SIZE), k=rows.randint(1, 30))
     penalty = rows.choice([0.0, 0.7])
     temperature = rows.choice([0.0, 1.2])
-    return Life(
+    return State(
         tokens,
         len(tokens),
         SamplingParams(temperature=temperature, frequency_penalty=penalty, key=rows.getrandbits(64)),
     )
 
 
-def expected_token(model: FakeModel, life: Life) -> int:
-    """The next token, from a worker that has never seen anything else."""
-    [[token]] = RunnerHarness(model).step({"only": (life.tokens, life.num_prompt, life.params)}).sampled_token_ids
+def expected_token(model: FakeModel, state: State) -> int:
+    """The next token of the request, from a new runner."""
+    [[token]] = RunnerHarness(model).step({"only": (state.tokens, state.num_prompt, state.params)}).sampled_token_ids
     return token
 
 
-def test_edited_batch_equals_a_rebuilt_one_over_random_lives() -> None:
+def test_an_edited_batch_equals_a_new_one() -> None:
     rows = random.Random(20)
     model = FakeModel()
     harness = RunnerHarness(model, max_num_seqs=MAX_RUNNING)
-    running: dict[str, Life] = {}
-    paused: dict[str, Life] = {}
+    running: dict[str, State] = {}
+    paused: dict[str, State] = {}
     gone: list[str] = []
     preempted: list[str] = []
     num_checked = 0
@@ -55,19 +55,19 @@ def test_edited_batch_equals_a_rebuilt_one_over_random_lives() -> None:
             else:
                 preempted.append(name)
                 paused[name] = running.pop(name)
-        new: dict[str, Life] = {}
+        new: dict[str, State] = {}
         while len(running) + len(new) < MAX_RUNNING and rows.random() < 0.6:
             back = next((name for name in paused if name not in preempted), None)
             name = back or f"r{step}-{len(new)}"
-            new[name] = paused.pop(name) if back else random_life(rows)
+            new[name] = paused.pop(name) if back else random_state(rows)
             new[name].computed = 0
-        known = {name: life for name, life in running.items() if rows.random() < 0.9}
+        known = {name: state for name, state in running.items() if rows.random() < 0.9}
         running |= new
-        left = {name: len(life.tokens) - life.computed for name, life in (new | known).items()}
+        left = {name: len(state.tokens) - state.computed for name, state in (new | known).items()}
         scheduled = {name: rows.choice([count, rows.randint(1, count)]) for name, count in left.items()}
         output = harness.step(
-            {name: (life.tokens, life.num_prompt, life.params) for name, life in new.items()},
-            {name: life.computed for name, life in known.items()},
+            {name: (state.tokens, state.num_prompt, state.params) for name, state in new.items()},
+            {name: state.computed for name, state in known.items()},
             scheduled=scheduled,
             finished=gone,
             preempted=preempted,
@@ -75,26 +75,26 @@ def test_edited_batch_equals_a_rebuilt_one_over_random_lives() -> None:
         gone, preempted = [], []
         check_inputs(model, output.request_ids, running, scheduled)
         for name, sampled in zip(output.request_ids, output.sampled_token_ids, strict=True):
-            life = running[name]
-            life.computed += scheduled[name]
-            assert len(sampled) == (life.computed == len(life.tokens))
+            state = running[name]
+            state.computed += scheduled[name]
+            assert len(sampled) == (state.computed == len(state.tokens))
             if sampled:
-                assert sampled == [expected_token(model, life)]
-                life.tokens += sampled
+                assert sampled == [expected_token(model, state)]
+                state.tokens += sampled
                 num_checked += 1
         assert len(harness.batch) == len(running)
     assert num_checked > 200
 
 
-def check_inputs(model: FakeModel, names: list[str], lives: dict[str, Life], scheduled: dict[str, int]) -> None:
-    """The tensors of the model's last call, against the plan's plain meaning."""
+def check_inputs(model: FakeModel, names: list[str], states: dict[str, State], scheduled: dict[str, int]) -> None:
+    """Check the tensors of the model's last call against the scheduled tokens."""
     if not names:
         return
     input_ids, positions, metadata = model.calls[-1]
-    chunks = [range(lives[name].computed, lives[name].computed + scheduled[name]) for name in names]
+    chunks = [range(states[name].computed, states[name].computed + scheduled[name]) for name in names]
     assert positions.tolist() == [position for chunk in chunks for position in chunk]
     assert input_ids.tolist() == [
-        lives[name].tokens[position] for name, chunk in zip(names, chunks, strict=True) for position in chunk
+        states[name].tokens[position] for name, chunk in zip(names, chunks, strict=True) for position in chunk
     ]
     assert metadata.seq_lens.tolist() == [chunk.stop for chunk in chunks]
     assert metadata.query_start_loc.diff().tolist() == [len(chunk) for chunk in chunks]
@@ -107,7 +107,7 @@ def check_inputs(model: FakeModel, names: list[str], lives: dict[str, Life], sch
         assert len(set(used)) == len(used), "a request's blocks are its own"
 
 
-def test_every_slot_is_given_out_again() -> None:
+def test_slots_are_reused() -> None:
     harness = RunnerHarness(max_num_seqs=2)
     params = SamplingParams(temperature=0)
     for turn in range(5):

@@ -1,4 +1,4 @@
-"""The sampler against a naive one that takes one row at a time, and the promise that a row never sees its batch."""
+"""The sampler against a naive one for one row, and that a row's result does not depend on its batch."""
 
 import math
 import random
@@ -44,7 +44,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def naive_logits(raw: Tensor, prompt: list[int], output: list[int], params: SamplingParams) -> list[float]:
-    """Processed logits, temperature not yet applied."""
+    """Processed logits, before temperature."""
     logits = [float(value) for value in raw]
     for token, bias in params.logit_bias.items():
         logits[token] += bias
@@ -104,7 +104,7 @@ def test_feature_equals_the_naive_sampler(name: str) -> None:
         assert result.sampled_token_ids == [[expected]]
 
 
-def test_all_features_together_equal_each_alone() -> None:
+def test_rows_with_different_features_in_one_batch_equal_each_alone() -> None:
     together = RunnerHarness(MODEL)
     requests = {name: (PROMPT + OUTPUT, len(PROMPT), SamplingParams(**FEATURES[name])) for name in FEATURES}
     tokens = {name: together.step({name: request}).sampled_token_ids[0] for name, request in requests.items()}
@@ -121,7 +121,7 @@ def test_all_features_together_equal_each_alone() -> None:
         assert tokens[name] == expected, name
 
 
-def test_resumed_request_goes_on_with_the_same_tokens() -> None:
+def test_a_resumed_request_samples_the_same_tokens() -> None:
     params = SamplingParams(temperature=1.3, key=77, frequency_penalty=0.5, top_p=0.9, min_tokens=9)
     whole = RunnerHarness(MODEL).generate(PROMPT, params, 12)
     for cut in (1, 5, 11):
@@ -149,14 +149,14 @@ def test_sampled_tokens_have_the_distribution_of_the_logits() -> None:
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
 
 
-def test_greedy_tie_goes_to_the_lowest_id() -> None:
+def test_greedy_ties_are_broken_by_the_lowest_id() -> None:
     model = FakeModel()
     model.by_token[:], model.by_position[:] = 0.0, 0.0
     model.by_token[:, [40, 30, 50]] = 1.0
     assert RunnerHarness(model).generate(PROMPT, SamplingParams(temperature=0), 2) == [30, 30]
 
 
-def test_logprobs_are_the_models_own_whatever_the_sampler_does() -> None:
+def test_logprobs_are_of_the_models_distribution_before_any_operation() -> None:
     params = SamplingParams(temperature=0.5, logprobs=3, logit_bias={9: 50.0}, repetition_penalty=1.5, key=1)
     result = RunnerHarness(MODEL).step(
         {
@@ -166,18 +166,18 @@ def test_logprobs_are_the_models_own_whatever_the_sampler_does() -> None:
         }
     )
     assert list(result.logprobs) == ["biased", "bare"]
-    [told] = result.logprobs["biased"]
+    [logprobs] = result.logprobs["biased"]
     own = MODEL.logits_after(PROMPT).log_softmax(-1)
     top = own.topk(3)
-    assert told.token_id == 9
-    assert told.logprob == pytest.approx(float(own[9]), abs=1e-5)
-    assert told.rank == int((own > own[9]).sum()) + 1
-    assert list(told.top_token_ids) == top.indices.tolist()
-    assert list(told.top_logprobs) == pytest.approx(top.values.tolist(), abs=1e-5)
+    assert logprobs.token_id == 9
+    assert logprobs.logprob == pytest.approx(float(own[9]), abs=1e-5)
+    assert logprobs.rank == int((own > own[9]).sum()) + 1
+    assert list(logprobs.top_token_ids) == top.indices.tolist()
+    assert list(logprobs.top_logprobs) == pytest.approx(top.values.tolist(), abs=1e-5)
     assert list(result.logprobs["bare"][0].top_token_ids) == []
 
 
-def test_prompt_logprobs_come_in_chunks_and_slices_for_every_prompt_token_but_the_first(
+def test_prompt_logprobs_are_computed_in_chunks_and_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(model_runner, "_PROMPT_LOGITS_BYTES", 9 * 4 * VOCAB_SIZE)
@@ -186,7 +186,7 @@ def test_prompt_logprobs_come_in_chunks_and_slices_for_every_prompt_token_but_th
     params = SamplingParams(temperature=0, prompt_logprobs=2)
     parts = harness.step({"p": (prompt, 23, params)}, scheduled={"p": 10}).prompt_logprobs["p"]
     parts = [*parts, *harness.step(known={"p": 10}, scheduled={"p": 13}).prompt_logprobs["p"]]
-    assert harness.model.logit_rows == [9, 1, 9, 3, 1]  # 10 positions, then 12 and the sampled one
+    assert harness.model.logit_rows == [9, 1, 9, 3, 1]  # 10 positions; then 12, and the sampled one
     assert [part.token_id for part in parts] == prompt[1:]
     for index, part in enumerate(parts):
         own = MODEL.logits_after(prompt[: index + 1]).log_softmax(-1)

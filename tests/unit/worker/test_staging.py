@@ -1,4 +1,4 @@
-"""Staging: one copy a step, and a buffer that is being copied is not written."""
+"""Staging: one copy per step, and a buffer is not overwritten while it is being copied."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ CPU = torch.device("cpu")
 
 
 class Device:
-    """Makes the ring's buffers and events, and notes what is in each buffer when a copy out of it is waited for."""
+    """Makes the ring's buffers and events, and logs each event with its buffer's first element."""
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
         self.num_events = 0
-        self.log: list[tuple[str, int, int]] = []  # what, of which buffer, with what in its first place
+        self.log: list[tuple[str, int, int]] = []  # (action, buffer, first element)
 
     def make_buffer(self, size: int) -> Tensor:
         self.buffers.append(torch.zeros(size, dtype=torch.int64))
@@ -37,13 +37,13 @@ class Event:
         self._number = number
 
     def record(self) -> None:
-        self._note("copied")
+        self._log("copied")
 
     def synchronize(self) -> None:
-        self._note("waited")
+        self._log("waited")
 
-    def _note(self, what: str) -> None:
-        self._device.log.append((what, self._number, int(self._device.buffers[self._number][0])))
+    def _log(self, action: str) -> None:
+        self._device.log.append((action, self._number, int(self._device.buffers[self._number][0])))
 
 
 def packer(*arrays: Sequence[int]) -> Packer:
@@ -53,7 +53,7 @@ def packer(*arrays: Sequence[int]) -> Packer:
     return packer
 
 
-def test_a_buffer_is_written_again_only_after_the_event_of_its_last_copy() -> None:
+def test_a_buffer_is_reused_only_after_the_event_of_its_last_copy() -> None:
     device = Device()
     staging = device.staging(ring_size=2)
 
@@ -62,7 +62,7 @@ def test_a_buffer_is_written_again_only_after_the_event_of_its_last_copy() -> No
     assert device.log == [
         ("copied", 0, 1),
         ("copied", 1, 2),
-        ("waited", 0, 1),  # what is being copied still stands there
+        ("waited", 0, 1),  # not overwritten before
         ("copied", 0, 3),
         ("waited", 1, 2),
         ("copied", 1, 4),
@@ -71,7 +71,7 @@ def test_a_buffer_is_written_again_only_after_the_event_of_its_last_copy() -> No
     assert len(device.buffers) == 2
 
 
-def test_a_buffer_that_is_too_small_is_let_go_only_after_its_copy() -> None:
+def test_a_buffer_that_is_too_small_is_replaced_only_after_its_copy() -> None:
     device = Device()
     staging = device.staging(ring_size=1)
 
@@ -83,7 +83,7 @@ def test_a_buffer_that_is_too_small_is_let_go_only_after_its_copy() -> None:
     assert large.tolist() == list(range(5000))
 
 
-def test_arrays_come_back_in_their_places_and_floats_as_their_bits() -> None:
+def test_arrays_are_found_by_their_staged_index_and_floats_keep_their_bits() -> None:
     arrays = Packer()
     whole = arrays.add(np.arange(3))
     floats = arrays.add_floats(np.array([0.1, -2.5]))

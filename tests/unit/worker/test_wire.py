@@ -1,4 +1,4 @@
-"""What crosses a worker's socket comes out as it went in, and a cut frame is an end."""
+"""Messages on a worker's socket: encoded and decoded without change; a truncated frame is the end of the stream."""
 
 import socket
 
@@ -11,7 +11,7 @@ from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerO
 from proa_engine.worker import wire
 from proa_engine.worker.kv_cache import WorkerSizes
 
-PLAN = SchedulerOutput(
+SCHEDULER_OUTPUT = SchedulerOutput(
     step=9,
     new_requests=[
         NewRequestData(
@@ -35,13 +35,13 @@ PLAN = SchedulerOutput(
 TO_WORKER: list[wire.ToWorker] = [
     wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, 4711),
     wire.Start(12),
-    wire.Step(PLAN),
+    wire.Step(SCHEDULER_OUTPUT),
     wire.Shutdown(),
 ]
 TO_ENGINE: list[wire.ToEngine] = [wire.Ready(3, WorkerSizes(1, 2, 3, 4)), wire.Started(), wire.Failed("no memory")]
 
 
-def test_messages_come_out_as_they_went_in() -> None:
+def test_messages_are_decoded_as_they_were_encoded() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for message in TO_WORKER:
@@ -54,7 +54,7 @@ def test_messages_come_out_as_they_went_in() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 2, 10])
-def test_end_of_file_is_none_even_inside_a_frame(kept: int) -> None:
+def test_end_of_stream_is_none_even_within_a_frame(kept: int) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.sendall(wire.encode(wire.Start(1))[:kept])
@@ -62,7 +62,7 @@ def test_end_of_file_is_none_even_inside_a_frame(kept: int) -> None:
         assert wire.worker_reader(theirs).read() is None
 
 
-def test_message_of_the_wrong_direction_is_refused() -> None:
+def test_a_message_of_the_wrong_direction_is_rejected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(wire.encode(wire.Started()))
