@@ -1,4 +1,4 @@
-"""What a pool of processes compiles at the start is what a worker's launches then find."""
+"""CompilePool compiles the kernels that a worker then launches."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling on the real executor: the next step is planned before this one's tokens exist."""
+"""Asynchronous scheduling on a real executor: the next step is scheduled before this one's tokens are known."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ DEADLINE = 30.0
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
-def test_next_step_is_planned_while_the_device_computes_only_if_asynchronous(
+def test_the_next_step_is_scheduled_while_the_device_computes_only_if_asynchronous(
     tmp_path: Path, async_scheduling: bool
 ) -> None:
     folder = make_tiny_model(tmp_path)

@@ -1,4 +1,4 @@
-"""A seeded request's tokens are its own: alone, batched, preempted, resumed elsewhere, one of several choices."""
+"""A seeded request samples the same tokens alone, batched, preempted, resumed and as one of several choices."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_batched_and_preempted_tokens_equal_those_alone(
     assert list(tokens(results).values()) == alone
 
 
-def test_resumed_request_goes_on_as_if_it_had_never_moved(roomy: Engine, alone: list[list[int]]) -> None:
+def test_a_resumed_request_samples_the_same_tokens(roomy: Engine, alone: list[list[int]]) -> None:
     cuts = [1 + (index * 5) % (NUM_TOKENS - 1) for index in range(COUNT)]
     requests = [
         request(str(index), prompt(index), params(index), resumed=alone[index][:cut]) for index, cut in enumerate(cuts)
@@ -83,7 +83,7 @@ def test_each_of_n_choices_equals_itself_alone_and_differs_from_the_others(roomy
     assert len({tuple(result.token_ids) for result in together.values()}) == 5
 
 
-def test_repeated_prompt_computes_only_its_uncached_tokens(folder: Path) -> None:
+def test_a_repeated_prompt_computes_only_its_uncached_tokens(folder: Path) -> None:
     with build_core(folder, max_model_len=128, block_size=8) as engine:
         wanted = [(place * 11) % BYTES for place in range(43)]
         greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -96,7 +96,7 @@ def test_repeated_prompt_computes_only_its_uncached_tokens(folder: Path) -> None
         assert first.token_ids == second.token_ids
 
 
-def test_prompt_logprobs_are_whole_whether_chunked_or_preempted(folder: Path, roomy: Engine) -> None:
+def test_prompt_logprobs_are_complete_with_chunked_prefill_and_preemption(folder: Path, roomy: Engine) -> None:
     wanted = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, prompt_logprobs=2, logprobs=1)
     requests = [request(str(index), [*prompt(index + 5), index], wanted) for index in range(8)]
     plain = run(roomy, requests)
@@ -105,9 +105,9 @@ def test_prompt_logprobs_are_whole_whether_chunked_or_preempted(folder: Path, ro
         pressed = run(engine, requests)
         assert engine.core.stats().num_preemptions > 0
     for name, result in plain.items():
-        told = pressed[name]
-        assert [part.token_id for part in told.prompt_logprobs] == [*prompt(int(name) + 5), int(name)][1:]
-        assert [part.logprob for part in told.prompt_logprobs] == pytest.approx(
+        actual = pressed[name]
+        assert [part.token_id for part in actual.prompt_logprobs] == [*prompt(int(name) + 5), int(name)][1:]
+        assert [part.logprob for part in actual.prompt_logprobs] == pytest.approx(
             [part.logprob for part in result.prompt_logprobs], abs=1e-5
         )
-        assert [part.token_id for part in told.logprobs] == told.token_ids == result.token_ids
+        assert [part.token_id for part in actual.logprobs] == actual.token_ids == result.token_ids

@@ -1,6 +1,6 @@
 """Greedy tokens equal those of `transformers` in float32, for every architecture and with every scheduling feature.
 
-Equal means: up to the first step at which the two likeliest tokens are closer than 1e-4, where rounding may decide.
+Tokens are compared up to the first step whose two most likely tokens are closer than 1e-4, where rounding may decide.
 """
 
 import random
@@ -41,7 +41,7 @@ class Expected:
 
 
 def make_prompts() -> list[list[int]]:
-    """Lengths from 1 to 90, some with a common beginning, one of them twice."""
+    """Prompts of 1 to 90 tokens, some with a common prefix, one of them twice."""
     rows = random.Random(5)
     shared = rows.choices(range(BYTES), k=40)
     prompts = [rows.choices(range(BYTES), k=rows.randint(1, 90)) for _ in range(NUM_PROMPTS - 9)]
@@ -54,7 +54,7 @@ PROMPTS = make_prompts()
 
 @torch.inference_mode()
 def reference(folder: Path) -> list[Expected]:
-    """Greedy decoding by full forward passes, one prompt at a time, without a cache: the plainest there is."""
+    """Greedy decoding by `transformers`, one prompt at a time."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,4 +1,4 @@
-"""A ModelRunner over a fake model whose next-token logits are a fixed function of (last token, its position)."""
+"""A ModelRunner over a fake model whose logits are a fixed function of the last token and its position."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ EOS = 2
 
 
 class FakeModel:
-    """Hidden states are (token, position); the logits come from two tables. Remembers what it was called with."""
+    """Hidden states are (token, position); logits are the sum of two tables' rows. Records its calls."""
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -40,7 +40,7 @@ class FakeModel:
         return self.by_token[hidden[:, 0].long()] + self.by_position[hidden[:, 1].long()]
 
     def logits_after(self, token_ids: Sequence[int]) -> Tensor:
-        """[vocab] for the token that follows these."""
+        """Logits [vocab] of the token after these."""
         return self.by_token[token_ids[-1]] + self.by_position[len(token_ids) - 1]
 
 
@@ -57,7 +57,7 @@ class FakeCapture:
 
 
 class RunnerHarness:
-    """Plans steps by hand; blocks are handed out one after another and never come back."""
+    """Runs hand-made steps. Blocks are allocated in order and never reused."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class RunnerHarness:
         self.num_blocks = 0
 
     def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:
-        """Plan a step, as `plan` does, and run it."""
-        return self.run(self.runner.prepare_inputs(self.plan(*arguments, **options)))
+        """Schedule a step, with the arguments of `schedule`, and run it."""
+        return self.run(self.runner.prepare_inputs(self.schedule(*arguments, **options)))
 
     def run(self, inputs: StepInputs | None) -> ModelRunnerOutput:
         if inputs is None:
@@ -100,7 +100,7 @@ class RunnerHarness:
         self.runner.execute_model(inputs)
         return collect(self.runner.sample_tokens(), inputs)
 
-    def plan(
+    def schedule(
         self,
         new: Mapping[str, tuple[Sequence[int], int, SamplingParams]] | None = None,
         known: Mapping[str, int] | None = None,
@@ -109,9 +109,9 @@ class RunnerHarness:
         finished: Sequence[str] = (),
         preempted: Sequence[str] = (),
     ) -> SchedulerOutput:
-        """`new`: id -> (tokens, prompt length, params); `known`: id -> tokens computed so far.
+        """A step. `new`: id -> (tokens, prompt length, params); `known`: id -> number of computed tokens.
 
-        New requests compute all of their tokens and known ones one, unless `scheduled` says otherwise.
+        New requests compute all of their tokens and known ones one token, except those in `scheduled`.
         """
         counts = {name: len(tokens) for name, (tokens, _, _) in (new or {}).items()}
         counts |= dict.fromkeys(known or {}, 1)
@@ -145,7 +145,7 @@ class RunnerHarness:
         )
 
     def generate(self, token_ids: Sequence[int], params: SamplingParams, count: int) -> list[int]:
-        """That many tokens for one request, alone."""
+        """`count` tokens of one request, alone."""
         output = self.step({"alone": (token_ids, len(token_ids), params)})
         tokens = list(output.sampled_token_ids[0])
         while len(tokens) < count:

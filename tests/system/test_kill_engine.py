@@ -1,4 +1,4 @@
-"""An engine process that dies or hangs in mid-stream: the client is told at once, and the gateway goes on."""
+"""An engine process dies or hangs in mid-stream: the client gets an error at once, and the gateway keeps running."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from proa_gateway.config import Deadlines
 from support.processes import engine_process, fake_engine_process, free_port, gateway_process
 
-LIMIT = 2.0  # seconds from the death of the engine to the end of the stream
+LIMIT = 2.0  # seconds from the end of the engine to the end of the stream
 ROUTE = "/v1/chat/completions"
 SLOWLY = ("--repeat", "--step-delay", "0.01")
 
@@ -33,7 +33,7 @@ def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def kill_in_mid_stream(client: httpx.Client, pid: int, number: signal.Signals, **changes: Any) -> tuple[Any, float]:
-    """The last event of a stream whose engine got a signal after some tokens, and how many seconds it came later."""
+    """Signal the engine after some tokens; returns the stream's last event and the seconds until it arrived."""
     with client.stream("POST", ROUTE, json=body(**changes)) as answer:
         assert answer.status_code == 200
         stream = events(answer)
@@ -68,7 +68,7 @@ def test_a_killed_engine_ends_the_stream_with_a_typed_error_within_two_seconds(
         assert "retry-after" in refused.headers
 
 
-def test_a_second_engine_that_was_never_there_does_not_delay_the_error() -> None:
+def test_an_unreachable_second_engine_does_not_delay_the_error() -> None:
     with (
         fake_engine_process(*SLOWLY) as (process, address),
         gateway_process(address, "--engine", f"127.0.0.1:{free_port()}") as (_, port),
@@ -79,7 +79,7 @@ def test_a_second_engine_that_was_never_there_does_not_delay_the_error() -> None
         assert seconds < LIMIT
 
 
-def test_a_hung_engine_ends_the_stream_and_a_new_one_on_its_address_is_taken_in() -> None:
+def test_a_hung_engine_ends_the_stream_and_a_new_one_at_its_address_is_used() -> None:
     with fake_engine_process(*SLOWLY) as (hung, address):
         port = int(address.rpartition(":")[2])
         with (

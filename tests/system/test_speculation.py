@@ -1,5 +1,5 @@
-"""Drafts by prompt lookup change no token: greedy and sampled, asynchronous or not, under memory pressure, at every
-limit, on two ranks; and where a text repeats itself they are accepted."""
+"""N-gram speculation changes no token: greedy and sampled, asynchronous or not, with preemption, at every limit and on
+two ranks; and draft tokens are accepted where a text repeats."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +26,13 @@ STYLES: list[dict[str, Any]] = [
 
 
 def prompt(index: int) -> list[int]:
-    """Every other one repeats a few tokens."""
+    """A prompt of distinct tokens, or for odd numbers of four tokens repeated."""
     period = 4 if index % 2 else 97
     return [(index * 31 + place % period * 7) % BYTES for place in range(3 + 5 * (index % 8))]
 
 
 def requests() -> list[EngineCoreRequest]:
-    """Of all styles, ending after different numbers of tokens, some at the context's end."""
+    """Requests of all styles, with different numbers of tokens, some up to the end of the context."""
     wanted = []
     for index in range(28):
         max_tokens = None if index % 9 == 8 else 30 + index % 5
@@ -76,7 +76,7 @@ def assert_same(actual: dict[str, Result], expected: dict[str, Result]) -> None:
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("num_blocks", [2000, 30])
-def test_tokens_and_logprobs_are_those_without_drafts(
+def test_tokens_and_logprobs_equal_those_without_speculation(
     folder: Path, expected: dict[str, Result], async_scheduling: bool, num_blocks: int
 ) -> None:
     settings = {"num_gpu_blocks_override": num_blocks, "async_scheduling": async_scheduling}
@@ -89,7 +89,7 @@ def test_tokens_and_logprobs_are_those_without_drafts(
     assert 0 < stats.spec_decode_num_drafts < stats.spec_decode_num_draft_tokens
 
 
-def test_a_text_that_repeats_itself_takes_a_fraction_of_the_steps(plain: Engine, drafting: Engine) -> None:
+def test_a_repeating_text_takes_a_fraction_of_the_steps(plain: Engine, drafting: Engine) -> None:
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, allowed_token_ids=(70,))
     wanted = [request("loop", prompt(3), params)]
     steps, results = [], []
@@ -102,7 +102,7 @@ def test_a_text_that_repeats_itself_takes_a_fraction_of_the_steps(plain: Engine,
 
 
 @pytest.mark.parametrize("num_tokens", range(8, 13))
-def test_a_limit_in_the_middle_of_accepted_drafts_ends_the_output_there(drafting: Engine, num_tokens: int) -> None:
+def test_max_tokens_ends_the_output_within_accepted_draft_tokens(drafting: Engine, num_tokens: int) -> None:
     params = SamplingParams(
         temperature=0.5, max_tokens=num_tokens, ignore_eos=True, allowed_token_ids=(70,), logprobs=0
     )
@@ -112,7 +112,7 @@ def test_a_limit_in_the_middle_of_accepted_drafts_ends_the_output_there(drafting
     assert len(result.logprobs) == num_tokens
 
 
-def test_a_stop_token_among_accepted_drafts_ends_the_output_there(plain: Engine, drafting: Engine) -> None:
+def test_a_stop_token_ends_the_output_within_accepted_draft_tokens(plain: Engine, drafting: Engine) -> None:
     def wanted(**params: Any) -> list[EngineCoreRequest]:
         few = tuple(range(70, 73))
         return [
@@ -127,7 +127,7 @@ def test_a_stop_token_among_accepted_drafts_ends_the_output_there(plain: Engine,
         assert stopped[name].finish_reason is FinishReason.STOP
 
 
-def test_request_that_began_elsewhere_goes_on_with_drafts(expected: dict[str, Result], drafting: Engine) -> None:
+def test_a_resumed_request_continues_with_speculation(expected: dict[str, Result], drafting: Engine) -> None:
     resumed = [
         request(
             wanted.request_id,
@@ -141,7 +141,7 @@ def test_request_that_began_elsewhere_goes_on_with_drafts(expected: dict[str, Re
         assert result.token_ids == expected[name].token_ids[1 + int(name) :]
 
 
-def test_blocks_filled_by_accepted_drafts_are_found_by_later_requests(plain: Engine, drafting: Engine) -> None:
+def test_blocks_of_accepted_draft_tokens_are_prefix_cache_hits(plain: Engine, drafting: Engine) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     first = run(drafting, [request("first", prompt(5), params)])["first"]
     again = [*prompt(5), *first.token_ids, 1, 2, 3]
@@ -151,9 +151,9 @@ def test_blocks_filled_by_accepted_drafts_are_found_by_later_requests(plain: Eng
     assert found.token_ids == run(plain, [request("later", again, later)])["later"].token_ids
 
 
-def test_two_ranks_accept_the_same_drafts(folder: Path, expected: dict[str, Result]) -> None:
+def test_two_ranks_accept_the_same_draft_tokens(folder: Path, expected: dict[str, Result]) -> None:
     with build_core(folder, tensor_parallel_size=2, speculative_config=DRAFTS, **CONFIG) as engine:
         results = run(engine, requests()[:7])
         assert engine.core.stats().spec_decode_num_accepted_tokens > 0
     equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
-    assert sum(equal) >= len(equal) - 1  # the ranks' sums may round another way at a close call
+    assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close

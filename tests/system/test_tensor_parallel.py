@@ -1,4 +1,4 @@
-"""Two ranks give the tokens of one, hold half each, and the end of one is the end of both, said clearly."""
+"""Tensor parallelism: two ranks give the tokens of one, each holds half, and one rank's end fails the engine."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from proa_engine.executor.worker_connection import try_connect
 from support.engine import Engine, Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model
 
-DEADLINE = 5.0  # seconds in which a death must be seen
+DEADLINE = 5.0  # seconds to notice a killed rank
 START_DEADLINE = 90.0  # a process imports torch, on a loaded machine
 MARGIN = 1e-4
 CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 64}
@@ -45,7 +45,7 @@ def single(folder: Path) -> dict[str, Result]:
 
 @contextmanager
 def worker(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of rank 1 as a sidecar runs it."""
+    """A worker process of rank 1, run as in a sidecar."""
     command = [sys.executable, "-m", "proa_engine", "worker", "--rank", "1", "--tensor-parallel-size", "2"]
     process = subprocess.Popen([*command, "--socket", str(path)])
     try:
@@ -60,18 +60,18 @@ def two_ranks(folder: Path, *sockets: Path) -> Any:
 
 
 def assert_equal_where_sure(actual: dict[str, Result], expected: dict[str, Result]) -> None:
-    """Equal up to the first step whose two likeliest tokens are too close; most steps must count."""
+    """Check tokens up to the first step whose two most likely tokens are within MARGIN; most steps must be checked."""
     num_sure = 0
-    for name, want in expected.items():
-        margins = [step.top_logprobs[0] - step.top_logprobs[1] for step in want.logprobs]
+    for name, reference in expected.items():
+        margins = [step.top_logprobs[0] - step.top_logprobs[1] for step in reference.logprobs]
         sure = next((index for index, margin in enumerate(margins) if margin < MARGIN), len(margins))
-        assert actual[name].token_ids[:sure] == want.token_ids[:sure], name
+        assert actual[name].token_ids[:sure] == reference.token_ids[:sure], name
         num_sure += sure
-    assert num_sure > 0.9 * sum(len(want.token_ids) for want in expected.values())
+    assert num_sure > 0.9 * sum(len(reference.token_ids) for reference in expected.values())
 
 
 def connect(path: Path) -> socket.socket:
-    """Play the engine: a connection to the worker, as soon as it listens."""
+    """Connect to the worker as the engine does, once it listens."""
     deadline = time.monotonic() + START_DEADLINE
     while (connection := try_connect(path)) is None:
         assert time.monotonic() < deadline, "the worker does not listen"
@@ -80,7 +80,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def start_endless(engine: Engine) -> None:
-    """Have the engine in the middle of a long request."""
+    """Start a request that does not end by itself."""
     endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     engine.core.submit(request("endless", [1, 2, 3], endless))
     for _ in range(5):
@@ -93,7 +93,7 @@ def step_until_it_fails(engine: Engine) -> None:
 
 
 def child_pids() -> list[int]:
-    """Workers that this process has spawned and that still run."""
+    """Process ids of the running workers that this process spawned."""
     children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
     return [int(pid) for pid in children if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -113,7 +113,7 @@ def test_spawned_ranks_give_the_tokens_of_one_and_hold_half_each(folder: Path, s
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_sidecar_worker_and_engine_meet_again_after_both_were_restarted(
+def test_a_sidecar_worker_and_an_engine_connect_again_after_restarts(
     folder: Path, single: dict[str, Result], tmp_path: Path
 ) -> None:
     path = tmp_path / "rank-1.sock"
@@ -129,7 +129,7 @@ def test_sidecar_worker_and_engine_meet_again_after_both_were_restarted(
         assert second.wait(START_DEADLINE) == 0, "the engine shut down"
 
 
-def test_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -> None:
+def test_a_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -> None:
     with two_ranks(folder) as engine:
         start_endless(engine)
         (worker,) = child_pids()
@@ -143,7 +143,7 @@ def test_killed_worker_fails_the_running_step_and_all_later_ones(folder: Path) -
             engine.executor.sample_tokens()
 
 
-def test_stopped_worker_is_given_up_when_the_watchdog_says_so(folder: Path) -> None:
+def test_the_watchdog_fails_an_engine_whose_worker_is_stopped(folder: Path) -> None:
     with two_ranks(folder) as engine:
         start_endless(engine)
         (worker,) = child_pids()
@@ -155,7 +155,7 @@ def test_stopped_worker_is_given_up_when_the_watchdog_says_so(folder: Path) -> N
         watchdog.join()
 
 
-def test_worker_leaves_when_the_engine_is_gone(tmp_path: Path) -> None:
+def test_a_worker_exits_when_its_engine_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "rank-1.sock"
     with worker(path) as process:
         engine = connect(path)
@@ -163,7 +163,7 @@ def test_worker_leaves_when_the_engine_is_gone(tmp_path: Path) -> None:
         assert process.wait(START_DEADLINE) == 1
 
 
-def test_rank_that_cannot_start_ends_the_others_too(folder: Path) -> None:
+def test_a_rank_that_cannot_start_ends_the_others(folder: Path) -> None:
     too_small = build_core(folder, tensor_parallel_size=2, num_gpu_blocks_override=3, **CONFIG)
     with pytest.raises(ValueError, match="room for 3 blocks"), too_small:
         pass

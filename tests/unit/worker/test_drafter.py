@@ -94,11 +94,11 @@ def test_accepted_draft_tokens_are_right_while_the_host_is_a_step_behind(
 
     harness = RunnerHarness(model, drafts=CONFIG)
     prepare, tokens, num_accepted = harness.runner.prepare_inputs, list[int](), 0
-    waiting = prepare(harness.plan({"a": (prompt, 5, params)}))
+    waiting = prepare(harness.schedule({"a": (prompt, 5, params)}))
     num_ahead = 1  # most tokens of the step in flight
     while len(tokens) < 50:
         most = len(prompt) + len(tokens) + num_ahead
-        following = prepare(harness.plan(known={"a": most - 1}, scheduled={"a": 4}))
+        following = prepare(harness.schedule(known={"a": most - 1}, scheduled={"a": 4}))
         drafts = drafts_of(prompt + tokens, 3, 1, 4) if tokens else []  # the prefill has none
         num_ahead = 4
         output = harness.run(waiting)
@@ -114,10 +114,10 @@ def test_a_reused_slot_starts_with_the_new_requests_length() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG, max_num_seqs=1)
     prepare = harness.runner.prepare_inputs
     waiting = [
-        prepare(harness.plan({"old": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})),
-        prepare(harness.plan(known={"old": 7}, scheduled={"old": 4})),
-        prepare(harness.plan({"new": ([12, 13, 14, 10, 11, 12], 6, GREEDY)}, finished=["old"])),
-        prepare(harness.plan(known={"new": 6}, scheduled={"new": 3})),
+        prepare(harness.schedule({"old": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})),
+        prepare(harness.schedule(known={"old": 7}, scheduled={"old": 4})),
+        prepare(harness.schedule({"new": ([12, 13, 14, 10, 11, 12], 6, GREEDY)}, finished=["old"])),
+        prepare(harness.schedule(known={"new": 6}, scheduled={"new": 3})),
     ]
     *_, first, second = [harness.run(inputs).sampled_token_ids[0] for inputs in waiting]
     assert (first, second) == ([13], [14, 10, 11])

@@ -13,9 +13,9 @@ def test_preparing_a_later_step_does_not_change_an_earlier_one() -> None:
     harness = RunnerHarness(max_num_seqs=2)
     prepare = harness.runner.prepare_inputs
     waiting = [
-        prepare(harness.plan({"a": ([5, 6, 7], 3, GREEDY), "b": ([9, 8], 2, GREEDY)})),
-        prepare(harness.plan(known={"a": 3, "b": 2})),  # reads tokens that the first step samples
-        prepare(harness.plan({"c": ([5, 6, 7], 3, GREEDY)}, finished=["a"])),  # reuses the slot of a
+        prepare(harness.schedule({"a": ([5, 6, 7], 3, GREEDY), "b": ([9, 8], 2, GREEDY)})),
+        prepare(harness.schedule(known={"a": 3, "b": 2})),  # reads tokens that the first step samples
+        prepare(harness.schedule({"c": ([5, 6, 7], 3, GREEDY)}, finished=["a"])),  # reuses the slot of a
     ]
     first, second, third = [harness.run(inputs) for inputs in waiting]
     assert first.sampled_token_ids[0] == [first_token]
@@ -27,10 +27,10 @@ def test_the_extra_token_of_a_finished_request_does_not_reach_its_slots_next_req
     harness = RunnerHarness(max_num_seqs=1)
     prepare = harness.runner.prepare_inputs
     waiting = [
-        prepare(harness.plan({"old": ([5, 6, 7], 3, GREEDY)})),
-        prepare(harness.plan(known={"old": 3})),  # one step after its end
-        prepare(harness.plan({"new": ([1] * 12, 12, PENALIZED)}, finished=["old"])),
-        prepare(harness.plan(known={"new": 12})),
+        prepare(harness.schedule({"old": ([5, 6, 7], 3, GREEDY)})),
+        prepare(harness.schedule(known={"old": 3})),  # one step after its end
+        prepare(harness.schedule({"new": ([1] * 12, 12, PENALIZED)}, finished=["old"])),
+        prepare(harness.schedule(known={"new": 12})),
     ]
     *_, first, second = [harness.run(inputs).sampled_token_ids[0] for inputs in waiting]
     assert first + second == RunnerHarness().generate([1] * 12, PENALIZED, 2)
