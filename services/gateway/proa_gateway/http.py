@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
 
-Handler = Callable[..., Awaitable[Response]]
-_CODES = {"missing": "missing_required_parameter", "json_invalid": "invalid_json"}
+ErrorHandler = Callable[..., Awaitable[Response]]
 
 
 class BodyLimit:
@@ -50,9 +49,7 @@ def gateway_error_response(error: GatewayError) -> JSONResponse:
     return JSONResponse(error.to_dict(), error.status, error.headers)
 
 
-def error_handlers(
-    observe: Callable[[Request, int, str], None],
-) -> dict[type[Exception], Handler]:
+def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Exception], ErrorHandler]:
     """Exception handlers for the application. `observe` is called with each error's status and type."""
 
     async def on_gateway_error(request: Request, error: GatewayError) -> Response:
@@ -89,11 +86,14 @@ def error_handlers(
 def validation_error_object(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The error object of a pydantic validation error; it has the first of `errors`."""
     error = errors[0]
-    if error["type"] == "json_invalid":
+    kind = error["type"]
+    if kind == "json_invalid":
         reason = error.get("ctx", {}).get("error", "")
         return error_object(f"The body is not valid JSON: {reason}", "invalid_request_error", None, "invalid_json")
     param = _param(error["loc"][1:])
-    code = _CODES.get(error["type"], error["type"] if error["type"].startswith("unsupported") else "invalid_value")
+    code = kind if kind.startswith("unsupported") else "invalid_value"
+    if kind == "missing":
+        code = "missing_required_parameter"
     message = f"{param}: {error['msg']}" if param else f"The body: {error['msg']}"
     return error_object(message, "invalid_request_error", param or None, code)
 

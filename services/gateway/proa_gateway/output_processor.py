@@ -121,7 +121,7 @@ class OutputProcessor:
         delta = self._stream.push((token_id,))
         self.num_tokens += delta.num_tokens
         if self._wants_tokens or delta.stop_string is not None:
-            self._give(delta, None, None)
+            self._emit(delta, None, None)
         elif delta.text:
             self._sink.text(delta.text)
 
@@ -145,29 +145,29 @@ class OutputProcessor:
             delta = self._stream.finish(token_ids, stop_token=output.finish_reason is FinishReason.STOP)
         self.num_tokens += delta.num_tokens
         if self._discards and output.finish_reason is FinishReason.STOP:
-            self._give(delta, FinishReason.LENGTH, None)
+            self._emit(delta, FinishReason.LENGTH, None)
         elif token_ids or output.finish_reason is not None:
-            self._give(delta, output.finish_reason, output.stop_reason)
+            self._emit(delta, output.finish_reason, output.stop_reason)
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         if not self.received:
             self._prompt_logprobs.clear()  # the next engine sends all of them again
         self._listener.failed(self, error, retryable=retryable)
 
-    def _give(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
-        given = Delta(delta.text, *self._take(delta.num_tokens))
+    def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
+        emitted = Delta(delta.text, *self._release(delta.num_tokens))
         if delta.stop_string is not None:
-            given.finish_reason, given.stop_reason = "stop", delta.stop_string
+            emitted.finish_reason, emitted.stop_reason = "stop", delta.stop_string
         elif finish_reason is not None:
-            given.finish_reason, given.stop_reason = _NAMES[finish_reason], stop_reason
-        if given.text or given.token_ids or given.finish_reason is not None:
-            given.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-            self._sink.delta(given)
-        if given.finish_reason is not None:
-            self.finish_reason = given.finish_reason
+            emitted.finish_reason, emitted.stop_reason = _NAMES[finish_reason], stop_reason
+        if emitted.text or emitted.token_ids or emitted.finish_reason is not None:
+            emitted.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+            self._sink.delta(emitted)
+        if emitted.finish_reason is not None:
+            self.finish_reason = emitted.finish_reason
             self._listener.ended(self)
 
-    def _take(self, num_tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
+    def _release(self, num_tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
         """Remove the oldest held tokens, which nothing can cut off any more."""
         ids, self._held_ids = self._held_ids[:num_tokens], self._held_ids[num_tokens:]
         logprobs, self._held_logprobs = self._held_logprobs[:num_tokens], self._held_logprobs[num_tokens:]

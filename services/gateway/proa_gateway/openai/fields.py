@@ -12,22 +12,22 @@ _STRING = {"type": "string"}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
-def _refuse_unless(*neutral: object) -> AfterValidator:
-    def refuse(value: object) -> object:
+def _reject_unless(*neutral: object) -> AfterValidator:
+    def reject(value: object) -> object:
         if not any(value == other and type(value) is type(other) for other in neutral):
             raise PydanticCustomError("unsupported_parameter", "is not supported")
         return value
 
-    return AfterValidator(refuse)
+    return AfterValidator(reject)
 
 
 # Unsupported fields: a value that would change the output is rejected.
-Unsupported = Annotated[Any, _refuse_unless(None, False, [], {}, ""), Field(description="Not supported.")]
+Unsupported = Annotated[Any, _reject_unless(None, False, [], {}, ""), Field(description="Not supported.")]
 ToolChoice = Annotated[
-    Any, _refuse_unless(None, "none", "auto"), Field(description="Without tools, `none` and `auto` are the same.")
+    Any, _reject_unless(None, "none", "auto"), Field(description="Without tools, `none` and `auto` are the same.")
 ]
 OnlyText = Annotated[
-    Any, _refuse_unless(None, ["text"], {"type": "text"}), Field(description="Only text is supported.")
+    Any, _reject_unless(None, ["text"], {"type": "text"}), Field(description="Only text is supported.")
 ]
 
 

@@ -24,11 +24,11 @@ class RequestContext:
     caller: Caller
     trace: RequestTrace
     id: str
+    session_id: str | None  # for session affinity: the `x-session-id` header or the request's `user`
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # Unix seconds
     time_limit: float = 0.0  # seconds from `arrived` to the last token
     model: ServedModel | None = None
-    session_id: str | None = None  # for session affinity: the `x-session-id` header or the request's `user`
     prompts: list[Prompt] = field(default_factory=list)
     routing_hints: list[RoutingHints] = field(default_factory=list)  # one for each prompt
     generation: Generation | None = None

@@ -70,8 +70,9 @@ class Serving:
     ) -> None:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it."""
         trace = self._tracer.start_request(headers, handler.route, caller.name)
-        context = RequestContext(handler, caller, trace, handler.id_prefix + secrets.token_hex(12))
-        context.session_id = headers.get("x-session-id") or handler.request.user
+        response_id = handler.id_prefix + secrets.token_hex(12)
+        session_id = headers.get("x-session-id") or handler.request.user
+        context = RequestContext(handler, caller, trace, response_id, session_id)
         self._metrics.requests_in_flight.inc()
         try:
             context.time_limit = request_timeout(headers, self._config.deadlines.request)
