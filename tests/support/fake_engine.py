@@ -136,12 +136,14 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.files = tokenizer_files() if files is None else files
         self.requests: list[core_pb2.EngineCoreRequest] = []
         self.aborted: list[str] = []
-        self.rejection: service_pb2.Rejected | None = None  # what every request gets while set; its handle is ours
-        self.loading = False  # sessions are refused: there is no model yet
-        self.stuck = False  # no steps, but heartbeats that say so
+        self.rejection: service_pb2.Rejected | None = None  # if set, the reply to every request
+        self.loading = False  # while true, sessions are rejected
+        self.stuck = False  # no steps, but heartbeats with the age of the last step
         self.silent = False  # no steps and no heartbeats, on an open connection
-        self.kv_cache_usage: float | None = None  # instead of what the requests hold
-        self.kv_events: asyncio.Queue[service_pb2.SubscribeKvEventsResponse | None] | None = None  # None ends a stream
+        self.kv_cache_usage: float | None = None  # reported in place of the requests' usage
+        self.kv_events: asyncio.Queue[service_pb2.SubscribeKvEventsResponse | None] | None = (
+            None  # None in it ends a stream
+        )
         self.num_kv_subscriptions = 0
         self.address = ""
         self.step_count = 0
@@ -194,7 +196,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             await self._server.stop(grace)
             self._server = None
             sessions, self._sessions = self._sessions, []
-            for session in sessions:  # gRPC does not always end a call that has just come; it may start again
+            for session in sessions:  # gRPC does not always end a call that has just arrived
                 await self._leave(session)
 
     async def __aenter__(self) -> "FakeEngine":
@@ -448,7 +450,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             for session in [] if self.silent else list(self._sessions):
                 with suppress(asyncio.QueueFull):
                     session.queue.put_nowait(service_pb2.SessionResponse(outputs=outputs))
-            self._notify()  # attributes that a test set are seen within a heartbeat
+            self._notify()  # attributes that a test sets take effect within a heartbeat
 
     def _notify(self) -> None:
         for predicate, reached in list(self._waiters):

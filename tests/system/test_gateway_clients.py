@@ -76,7 +76,7 @@ async def test_a_disconnect_frees_the_place_in_admission(engine: FakeEngine) -> 
 
 
 def slow_client(port: int, body: dict[str, Any]) -> socket.socket:
-    """A client that has sent its request and reads nothing, with as small a buffer as the system allows."""
+    """A client that sends a request and reads nothing, with the smallest receive buffer that the system allows."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", port))
@@ -120,7 +120,7 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(verbose_engine
     async with running_gateway(verbose_engine) as gateway:
         client = slow_client(gateway.port, chat_body(max_tokens=2500))
         await verbose_engine.until(lambda engine: engine.step_count > 0)
-        # The engine does not wait for it, nor do others.
+        # A slow reader delays neither the engine nor other clients.
         assert (await gateway.chat(max_tokens=2)).status_code == 200
         await verbose_engine.until(lambda engine: engine.num_unfinished == 0, 60)
         events = await read_events(client)

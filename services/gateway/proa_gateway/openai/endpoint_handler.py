@@ -12,7 +12,7 @@ from proa_gateway.output_processor import Delta
 
 
 class EndpointHandler(Protocol):
-    """One request to one endpoint. `Serving` calls the methods in the order in which they stand here."""
+    """One request to one endpoint. The methods are in the order of their calls."""
 
     route: ClassVar[str]
     operation: ClassVar[str]  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
