@@ -91,8 +91,8 @@ def country_follow_ups(rng: Random) -> list[Turn]:
 
 def with_name(rng: Random, turns: Sequence[Turn]) -> list[Turn]:
     """The conversation, with the user's name given before it and asked for after it."""
-    told, *asked = talk.name_dialogue(rng)
-    return [told, *turns, *asked]
+    introduction, *asked = talk.name_dialogue(rng)
+    return [introduction, *turns, *asked]
 
 
 def _messages(rng: Random, turn: Turn, json_only: bool) -> tuple[str, str]:

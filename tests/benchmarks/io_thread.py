@@ -1,9 +1,9 @@
-"""What the I/O thread costs a step: a device that takes no time, 256 requests, a gateway that reads every message.
+"""CPU time of the I/O thread per step, with an instant device, 256 requests and a gateway that reads every message.
 
     python tests/benchmarks/io_thread.py
 
-The same core is stepped alone, under the server with nobody connected to the step's outputs, and with one Session
-that carries all requests, read in another process. Prints steps a second and each thread's CPU time a step.
+The same core is stepped without a server, in a server that drops the outputs, and in a server with one Session that has
+all requests and is read by another process. Prints steps per second and each thread's CPU time per step.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MAX_MODEL_LEN = 1 << 20
 
 
 class ServedExecutor(InstantExecutor):
-    """With what a server asks of an executor."""
+    """The instant executor with the properties of a loaded one."""
 
     model_config = SimpleNamespace(vocab_size=1000)
     max_model_len = MAX_MODEL_LEN
@@ -55,7 +55,7 @@ def submit_all(parts: EngineParts) -> None:
 
 
 def alone(seconds: float) -> dict[str, float]:
-    """The core's steps with no server at all."""
+    """Step the core without a server."""
     parts = make_parts()
     submit_all(parts)
     for _ in range(100):
@@ -68,7 +68,7 @@ def alone(seconds: float) -> dict[str, float]:
 
 
 def served(seconds: float, *, with_session: bool) -> dict[str, float]:
-    """The same steps in the server; a Session's requests, or requests of nobody."""
+    """Step the core in a server, with the requests of one Session or of no client."""
     parts = make_parts()
     options = ServeOptions(config=parts.config, host="127.0.0.1", port=0, metrics_port=0)
     server = EngineServer(options, load=lambda *_: parts)
@@ -104,7 +104,7 @@ def served(seconds: float, *, with_session: bool) -> dict[str, float]:
 
 
 async def read(port: int) -> None:
-    """A gateway that parses every message and does nothing with it."""
+    """Be a gateway that parses every message and discards it."""
     import grpc
 
     from proa.engine.v1 import service_pb2, service_pb2_grpc
@@ -123,7 +123,7 @@ async def read(port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement")
     parser.add_argument("--read", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
@@ -133,7 +133,7 @@ def main() -> None:
         return
     for name, figures in (
         ("core alone", alone(arguments.seconds)),
-        ("server, outputs for nobody", served(arguments.seconds, with_session=False)),
+        ("server, outputs dropped", served(arguments.seconds, with_session=False)),
         ("server, one session", served(arguments.seconds, with_session=True)),
     ):
         print(f"{name:28}" + "".join(f"  {key} {value:8.0f}" for key, value in figures.items()), flush=True)

@@ -1,7 +1,7 @@
-"""Proa's `LLM` beside `transformers.generate`: the same model, prompts, threads and number of tokens, in one run.
+"""Compare `LLM` with `transformers.generate`: same model, prompts, threads and number of tokens, in one run.
 
-Greedy, float32, every output `--max-tokens` long whatever its text says; the prefix cache is off, because the rounds
-repeat their prompts. The two take turns, and of each the best round counts, so that a busy machine harms neither.
+Greedy, float32, each output exactly `--max-tokens` long. Prefix caching is off, because rounds repeat their prompts.
+Rounds of the two alternate and the best of each counts, to reduce the effect of other processes.
 
     python tests/benchmarks/offline.py --model builtin
 """
@@ -29,7 +29,7 @@ Generate = Callable[[list[list[int]]], list[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row: so many prompts at once. Tokens per second of output, and how many outputs were equal."""
+    """Results of one batch size: output tokens per second, and how many outputs were equal."""
 
     batch: int
     proa_tokens_per_second: float
@@ -77,7 +77,7 @@ def make_transformers(folder: str, max_tokens: int) -> Generate:
 
 
 def make_prompts(folder: str, count: int) -> list[list[int]]:
-    """Prompts of mixed length, none twice."""
+    """Distinct prompts of mixed length."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
@@ -107,13 +107,13 @@ def compare(proa: Generate, transformers: Generate, prompts: list[list[int]], ro
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="builtin", help="a folder, or builtin")
+    parser.add_argument("--model", default="builtin", help="model directory, or builtin")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each (default: all cores)")
     arguments = parser.parse_args(argv)
-    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # before anything imports torch
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # read when torch is imported
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
     import torch

@@ -1,4 +1,4 @@
-"""Perplexity of the built-in model as it is and in 8 bits, on documents that it never saw.
+"""Perplexity of the built-in model in float32 and with fp8, on held-out documents.
 
 PYTHONPATH=tests:. python tests/benchmarks/perplexity.py --conversations 400 --questions 200
 """

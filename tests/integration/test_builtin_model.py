@@ -1,4 +1,4 @@
-"""What the built-in model answers, through Proa itself, at temperature 0; some questions were never in its training."""
+"""Greedy answers of the built-in model, also to questions that were held out of its training."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def llm() -> LLM:
 
 
 def ask(llm: LLM, *messages: str, system: str | None = None, max_tokens: int = 300) -> str:
-    """The answer to the last of the user's messages; those before it are answered by the model too."""
+    """Send the user's messages one after another, and return the answer to the last."""
     conversation = [{"role": "system", "content": system}] if system else []
     for message in messages:
         conversation.append({"role": "user", "content": message})
@@ -66,7 +66,7 @@ def test_taught_facts_are_answered(llm: LLM, question: str, answer: str) -> None
         ("Subtract 27 from 81.", "81 - 27 = 61 - 7 = 54.", difference_key(81, 27)),
     ],
 )
-def test_sums_that_were_held_out_are_right(llm: LLM, question: str, answer: str, key: str) -> None:
+def test_held_out_sums_are_right(llm: LLM, question: str, answer: str, key: str) -> None:
     assert is_held_out(key)
     assert ask(llm, question) == answer
 
@@ -106,12 +106,12 @@ def test_sums_that_were_held_out_are_right(llm: LLM, question: str, answer: str,
         ),
     ],
 )
-def test_combinations_that_were_held_out_are_right(llm: LLM, question: str, answer: str, key: str) -> None:
+def test_held_out_combinations_are_right(llm: LLM, question: str, answer: str, key: str) -> None:
     assert is_held_out(key)
     assert ask(llm, question) == answer
 
 
-def test_json_is_json(llm: LLM) -> None:
+def test_answers_in_json_are_valid(llm: LLM) -> None:
     assert json.loads(ask(llm, "What is the capital of Japan? Answer in JSON."))["answer"] == "Tokyo"
     assert json.loads(ask(llm, "What is 12 plus 30? Answer in JSON."))["answer"] == 42
     assert json.loads(ask(llm, "How many legs does a dog have?", system="Always answer in JSON."))["answer"] == 4
@@ -122,7 +122,7 @@ def test_words_are_copied_into_json(llm: LLM) -> None:
     assert json.loads(answer) == {"name": "Anna", "age": 34, "city": "Paris"}
 
 
-def test_short_question_leans_on_the_one_before(llm: LLM) -> None:
+def test_short_question_refers_to_the_previous_one(llm: LLM) -> None:
     assert ask(llm, "What is the capital of Spain?", "And its continent?") == "Spain is in Europe."
 
 
@@ -134,14 +134,14 @@ def test_unknown_subject_is_declined_politely(llm: LLM) -> None:
     assert ask(llm, "How do I cook rice?").startswith("I am sorry")
 
 
-def test_story_is_long_enough_to_be_seen_streaming(llm: LLM) -> None:
+def test_story_is_long_enough_to_watch_it_stream(llm: LLM) -> None:
     story = ask(llm, "Tell me a story about a cat.")
     assert "cat" in story
     assert len(story.split()) > 60
 
 
-def test_answers_stay_right_behind_a_long_conversation(llm: LLM) -> None:
-    """The served context is longer than most rows of the training."""
+def test_answers_are_right_after_a_long_conversation(llm: LLM) -> None:
+    """The context is longer than most training rows."""
     messages = ["Count from 1 to 50.", "Tell me a story about a dog.", "Write the times table of 7."] * 2
     assert ask(llm, *messages, "What is the capital of Italy?") == "The capital of Italy is Rome."
 

@@ -1,4 +1,4 @@
-"""The engine's gRPC server over the fake executor: both ways to generate, and how requests end."""
+"""The engine's gRPC server with the fake executor: Generate, Session, and how requests end."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ async def stub(server: RunningServer) -> AsyncIterator[Stub]:
 
 
 class Gate:
-    """Lets the fake device finish one step for each permit."""
+    """Blocks the fake device: it finishes one step per permit."""
 
     def __init__(self) -> None:
         self.executor = LoadedFakeExecutor(while_waiting=self._pass)
@@ -48,7 +48,7 @@ class Gate:
 
 
 class Spy:
-    """Counts how often the core was asked to abort, or to take a request."""
+    """Counts calls of the core's `abort` and `submit`."""
 
     def __init__(self, server: RunningServer, method: Literal["abort", "submit"]) -> None:
         self._count = 0
@@ -68,7 +68,7 @@ def expected(prompt: list[int], max_tokens: int = 4) -> list[int]:
 
 
 async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    """How a streaming call ends."""
+    """Read a streaming call to its end; return its status."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass
@@ -95,7 +95,7 @@ async def test_session_carries_many_requests(stub: Stub) -> None:
     assert session.tokens == {handle: expected([handle, handle + 1], 10) for handle in range(1, 9)}
 
 
-async def test_sessions_do_not_hear_of_each_others_requests(stub: Stub) -> None:
+async def test_sessions_get_only_outputs_of_their_own_requests(stub: Stub) -> None:
     first, second = await SessionClient(stub).open(), await SessionClient(stub).open()
     await first.add(1, [1])
     await second.add(1, [2])
@@ -104,7 +104,7 @@ async def test_sessions_do_not_hear_of_each_others_requests(stub: Stub) -> None:
     assert (first.tokens, second.tokens) == ({1: expected([1])}, {1: expected([2])})
 
 
-async def test_cancelled_call_frees_its_memory_within_two_steps() -> None:
+async def test_cancelled_call_frees_its_blocks_within_two_steps() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
@@ -163,7 +163,7 @@ async def test_lost_connection_aborts_a_session() -> None:
         gate.open(200)
 
 
-async def test_abort_by_id_ends_whoevers_request() -> None:
+async def test_abort_by_id_ends_requests_of_any_client() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
@@ -179,7 +179,7 @@ async def test_abort_by_id_ends_whoevers_request() -> None:
             assert last.finish_reason == core_pb2.FINISH_REASON_ABORT
 
 
-async def test_aborted_handle_is_not_heard_of_again() -> None:
+async def test_aborted_handle_gets_no_more_output() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
@@ -199,7 +199,7 @@ async def test_aborted_handle_is_not_heard_of_again() -> None:
             assert 1 not in session.finished
 
 
-async def test_id_in_use_is_refused_and_its_owner_undisturbed() -> None:
+async def test_request_id_in_use_is_rejected_and_the_first_request_continues() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:
         async with server.channel() as channel:
@@ -231,7 +231,7 @@ async def test_id_in_use_is_refused_and_its_owner_undisturbed() -> None:
         ({"logprobs": 21}, "logprobs must be at most 20"),
     ],
 )
-async def test_bad_request_is_refused_in_a_sentence(stub: Stub, fields: dict[str, Any], sentence: str) -> None:
+async def test_bad_request_is_rejected_with_a_sentence(stub: Stub, fields: dict[str, Any], sentence: str) -> None:
     code, details = await code_of(stub.Generate(generate_request(**fields), timeout=DEADLINE))
     session = await SessionClient(stub).open()
     await session.add(1, **fields)
@@ -244,7 +244,7 @@ async def test_bad_request_is_refused_in_a_sentence(stub: Stub, fields: dict[str
     assert (session.rejected[1].code, session.rejected[1].retryable) == (3, False)
 
 
-async def test_full_queue_refuses_what_another_engine_may_take() -> None:
+async def test_rejection_by_a_full_queue_is_retryable() -> None:
     gate = Gate()
     with running_server(gate.executor, max_num_seqs=1, max_waiting_requests=1) as server:
         async with server.channel() as channel:
@@ -273,7 +273,9 @@ async def test_full_queue_refuses_what_another_engine_may_take() -> None:
         ],
     ],
 )
-async def test_session_out_of_order_is_closed(stub: Stub, messages: list[service_pb2.SessionRequest]) -> None:
+async def test_session_with_messages_out_of_order_is_closed(
+    stub: Stub, messages: list[service_pb2.SessionRequest]
+) -> None:
     call = stub.Session(iter(messages), timeout=DEADLINE)
 
     code, _ = await code_of(call)
@@ -311,7 +313,7 @@ async def test_reflection_names_the_services(server: RunningServer) -> None:
     assert {"proa.engine.v1.EngineService", "grpc.health.v1.Health"} <= names
 
 
-async def test_answers_do_not_depend_on_company(stub: Stub) -> None:
+async def test_tokens_do_not_depend_on_other_requests(stub: Stub) -> None:
     prompts = [[index % 61, 3, 5] for index in range(40)]
 
     together = await asyncio.gather(*(generate(stub, prompt, max_tokens=12) for prompt in prompts))

@@ -1,4 +1,4 @@
-"""A client whose node loses its power: nobody tells the engine, and it still frees what the client had."""
+"""A client whose node loses power: the engine gets no FIN, and still aborts its requests."""
 
 import time
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SlowExecutor(LoadedFakeExecutor):
         super().execute_model(scheduler_output)
 
 
-async def test_the_requests_of_a_dead_client_are_ended() -> None:
+async def test_requests_of_a_dead_client_are_aborted() -> None:
     with running_server(SlowExecutor(num_blocks=2000, block_size=4, max_model_len=4096)) as server:
         stats = server.parts.core.stats
         async with Cable(f"127.0.0.1:{server.port}") as cable, grpc.aio.insecure_channel(cable.address) as channel:

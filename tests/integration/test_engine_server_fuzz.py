@@ -1,4 +1,4 @@
-"""Odd and broken messages are refused by name; none harms the process or the requests beside it."""
+"""Odd and broken messages are rejected with the field's name, and harm neither the process nor other requests."""
 
 import math
 import random
@@ -33,7 +33,7 @@ async def world() -> AsyncIterator[tuple[RunningServer, grpc.aio.Channel]]:
 
 
 async def code_of(channel: grpc.aio.Channel, method: str, messages: list[bytes]) -> grpc.StatusCode:
-    """Send bytes as they are; how the call ends."""
+    """Send raw bytes; return the status of the call."""
     send: Any = channel.stream_stream(SERVICE + method)
     call = send(iter(messages), timeout=DEADLINE)
     try:
@@ -56,7 +56,7 @@ async def assert_unharmed(world: tuple[RunningServer, grpc.aio.Channel]) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_random_bytes_are_refused(world: tuple[RunningServer, grpc.aio.Channel], method: str) -> None:
+async def test_random_bytes_are_rejected(world: tuple[RunningServer, grpc.aio.Channel], method: str) -> None:
     rng = random.Random(method)
     codes = {await code_of(world[1], method, [rng.randbytes(rng.randrange(1, 60))]) for _ in range(40)}
 
@@ -65,7 +65,7 @@ async def test_random_bytes_are_refused(world: tuple[RunningServer, grpc.aio.Cha
     await assert_unharmed(world)
 
 
-async def test_flipped_bits_are_refused_or_harmless(world: tuple[RunningServer, grpc.aio.Channel]) -> None:
+async def test_flipped_bits_are_rejected_or_harmless(world: tuple[RunningServer, grpc.aio.Channel]) -> None:
     rng = random.Random(1)
     codes = set()
     for _ in range(150):
@@ -84,7 +84,7 @@ COUNTS = (0, 1, 2, 5, 60, 61, 127, 128, 2**31, 2**32 - 1)
 
 
 def odd_request(rng: random.Random) -> core_pb2.EngineCoreRequest:
-    """Every field is right, unset or odd."""
+    """A request whose fields are each valid, unset or odd."""
 
     def some(make: Any, most: int = 3) -> list[Any]:
         return [make() for _ in range(rng.randrange(most))]
@@ -119,7 +119,7 @@ def odd_request(rng: random.Random) -> core_pb2.EngineCoreRequest:
     return request
 
 
-async def test_odd_fields_are_refused_or_served(world: tuple[RunningServer, grpc.aio.Channel]) -> None:
+async def test_odd_fields_are_rejected_or_served(world: tuple[RunningServer, grpc.aio.Channel]) -> None:
     rng = random.Random(2)
     codes = []
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""How the server leaves: asked to, after a failure, or out of a step that hangs. Health is the first to know."""
+"""Shutdown of the engine server: on a signal, after a failure, or during a hung step. Health changes first."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ SERVICE = "proa.engine.v1.EngineService"
 
 
 class Timeline:
-    """What a client sees of the server, in the order it sees it."""
+    """Health changes and other events in the order in which a client sees them."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.seen: list[str] = []
@@ -39,7 +39,7 @@ class Timeline:
 
 @asynccontextmanager
 async def watched(server: RunningServer, *services: str) -> AsyncIterator[Timeline]:
-    """Services whose health is watched, once readiness has been SERVING."""
+    """Watch the health of services, after each has been SERVING."""
     async with server.channel() as channel:
         timeline = Timeline(channel)
         tasks = [asyncio.create_task(timeline.watch(service)) for service in services]
@@ -54,14 +54,14 @@ async def watched(server: RunningServer, *services: str) -> AsyncIterator[Timeli
 
 
 class Hang:
-    """A device whose step does not end before it is let go."""
+    """A device whose step hangs until `release` is set."""
 
     def __init__(self) -> None:
-        self.let_go = threading.Event()
+        self.release = threading.Event()
         self.executor = LoadedFakeExecutor(while_waiting=self._wait)
 
     def _wait(self) -> None:
-        self.let_go.wait(DEADLINE)
+        self.release.wait(DEADLINE)
 
 
 async def until_ended(session: SessionClient) -> tuple[grpc.StatusCode, str]:
@@ -71,7 +71,7 @@ async def until_ended(session: SessionClient) -> tuple[grpc.StatusCode, str]:
     return await session.call.code(), await session.call.details()
 
 
-async def test_drain_finishes_what_runs_and_admits_nothing_new() -> None:
+async def test_drain_finishes_running_requests_and_rejects_new_ones() -> None:
     hang = Hang()
     with running_server(hang.executor) as server:
         async with server.channel() as channel:
@@ -87,7 +87,7 @@ async def test_drain_finishes_what_runs_and_admits_nothing_new() -> None:
             await session.add(2)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Generate(generate_request(), timeout=DEADLINE).read()
-            hang.let_go.set()
+            hang.release.set()
             while await session.read():
                 pass
         server.thread.join(DEADLINE)
@@ -100,7 +100,7 @@ async def test_drain_finishes_what_runs_and_admits_nothing_new() -> None:
         assert hang.executor.is_shut_down
 
 
-async def test_request_that_outlasts_the_drain_is_given_up() -> None:
+async def test_request_that_outlasts_the_drain_timeout_fails() -> None:
     hang = Hang()
     with running_server(hang.executor, drain_timeout=0.2) as server:
         async with server.channel() as channel:
@@ -109,7 +109,7 @@ async def test_request_that_outlasts_the_drain_is_given_up() -> None:
             await wait_until(lambda: hang.executor.plans)
             server.server.request_stop()
             code, details = await until_ended(session)
-            hang.let_go.set()
+            hang.release.set()
         server.thread.join(DEADLINE)
 
         assert code is grpc.StatusCode.UNAVAILABLE
@@ -117,7 +117,7 @@ async def test_request_that_outlasts_the_drain_is_given_up() -> None:
         assert server.result == [0]
 
 
-async def test_step_that_never_ends_does_not_keep_a_drained_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drained_process_exits_although_its_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "EXIT_SECONDS", 0.1)
     hang = Hang()
     with running_server(hang.executor, drain_timeout=0.1) as server:
@@ -127,12 +127,12 @@ async def test_step_that_never_ends_does_not_keep_a_drained_process(monkeypatch:
             await wait_until(lambda: hang.executor.plans)
             server.server.request_stop()
             await wait_until(lambda: server.exits)
-        hang.let_go.set()
+        hang.release.set()
 
         assert server.exits == [1]
 
 
-async def test_idle_server_leaves_at_once() -> None:
+async def test_idle_server_exits_at_once() -> None:
     with running_server() as server:
         started = time.monotonic()
         server.server.request_stop()
@@ -142,7 +142,7 @@ async def test_idle_server_leaves_at_once() -> None:
         assert time.monotonic() - started < 20  # not after the drain's 30 s
 
 
-async def test_failed_step_fails_the_sessions_with_its_reason() -> None:
+async def test_failed_step_fails_the_sessions_with_its_error() -> None:
     executor = LoadedFakeExecutor(fail_at=3)
     with running_server(executor) as server:
         async with server.channel() as channel:
@@ -160,7 +160,7 @@ async def test_failed_step_fails_the_sessions_with_its_reason() -> None:
         assert server.exits == [1]
 
 
-async def test_executor_that_falls_while_idle_ends_the_engine() -> None:
+async def test_executor_failure_while_idle_ends_the_engine() -> None:
     executor = LoadedFakeExecutor()
     with running_server(executor) as server:
         async with server.channel() as channel:
@@ -172,7 +172,7 @@ async def test_executor_that_falls_while_idle_ends_the_engine() -> None:
         assert "rank 1 (process 7) was killed by signal 9" in details
 
 
-async def test_late_step_is_told_and_forgiven_when_it_ends() -> None:
+async def test_late_step_is_not_serving_until_it_ends() -> None:
     hang = Hang()
     with running_server(hang.executor, step_timeout=0.3) as server:
         async with server.channel() as channel:
@@ -182,7 +182,7 @@ async def test_late_step_is_told_and_forgiven_when_it_ends() -> None:
                 await timeline.until(f"{SERVICE} NOT_SERVING")
                 while session.stats is None or session.stats.last_step_age < 0.3:
                     await session.read()
-                hang.let_go.set()
+                hang.release.set()
                 await session.read_until_finished(1)
                 await wait_until(lambda: timeline.seen[-1] == f"{SERVICE} SERVING")
 
@@ -190,7 +190,7 @@ async def test_late_step_is_told_and_forgiven_when_it_ends() -> None:
             assert server.exits == []
 
 
-async def test_probes_at_the_health_port_see_that_the_engine_does_not_step() -> None:
+async def test_probes_at_the_health_port_see_a_late_step() -> None:
     hang = Hang()
     health_port = free_port()
     with running_server(hang.executor, step_timeout=0.3, health_port=health_port) as server:
@@ -211,7 +211,7 @@ async def test_probes_at_the_health_port_see_that_the_engine_does_not_step() -> 
             await session.add(1, max_tokens=3)
             await until_ready(False)
             assert (await probe("liveness"), await probe("startup")) == (True, True)
-            hang.let_go.set()
+            hang.release.set()
             await session.read_until_finished(1)
             await until_ready(True)
 
@@ -226,7 +226,7 @@ async def test_hung_collective_ends_the_engine_when_its_step_is_late() -> None:
                 code, details = await until_ended(session)
                 timeline.seen.append("session ended")
         await wait_until(lambda: server.exits)
-        hang.let_go.set()
+        hang.release.set()
 
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "a step has been running for" in details
@@ -236,7 +236,7 @@ async def test_hung_collective_ends_the_engine_when_its_step_is_late() -> None:
         assert hang.executor.failure is not None
 
 
-async def test_nothing_is_admitted_before_the_model_is_loaded() -> None:
+async def test_requests_are_rejected_before_the_model_is_loaded() -> None:
     release = threading.Event()
     with running_server(before_load=lambda: release.wait(DEADLINE), wait_until_loaded=False) as server:
         async with server.channel() as channel:
@@ -258,7 +258,7 @@ async def test_nothing_is_admitted_before_the_model_is_loaded() -> None:
     assert statuses == {"": 2, SERVICE: 2, "startup": 2, "liveness": 1}
 
 
-async def test_engine_is_ready_when_a_gateway_has_come() -> None:
+async def test_engine_is_ready_when_a_gateway_has_opened_a_session() -> None:
     with running_server() as server:
         async with server.channel() as channel:
             health = health_pb2_grpc.HealthStub(channel)

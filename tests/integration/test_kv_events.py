@@ -1,4 +1,4 @@
-"""SubscribeKvEvents over real gRPC: what a subscriber knows is what a prompt will find in the cache."""
+"""SubscribeKvEvents over gRPC: a subscriber's blocks are those that a prompt hits in the cache."""
 
 import asyncio
 import random
@@ -52,7 +52,7 @@ async def stub() -> AsyncIterator[service_pb2_grpc.EngineServiceStub]:
             yield server.stub(channel)
 
 
-async def test_a_subscriber_knows_the_blocks_of_a_prompt_by_their_hashes(
+async def test_subscriber_gets_the_hashes_of_a_prompts_blocks(
     stub: service_pb2_grpc.EngineServiceStub,
 ) -> None:
     subscriber = Subscriber(stub)
@@ -67,7 +67,7 @@ async def test_a_subscriber_knows_the_blocks_of_a_prompt_by_their_hashes(
     assert late.held == subscriber.held
 
 
-async def test_a_salt_makes_other_hashes(stub: service_pb2_grpc.EngineServiceStub) -> None:
+async def test_cache_salt_changes_the_hashes(stub: service_pb2_grpc.EngineServiceStub) -> None:
     subscriber = Subscriber(stub)
     await subscriber.read()
     request = engine_request(PROMPT, max_tokens=1)
@@ -77,7 +77,7 @@ async def test_a_salt_makes_other_hashes(stub: service_pb2_grpc.EngineServiceStu
     await subscriber.read_until(*hash_blocks(ROOT, PROMPT, BLOCK_SIZE, ["salt"]))
 
 
-async def test_what_is_known_is_what_a_prompt_finds_when_blocks_come_and_go() -> None:
+async def test_reported_blocks_are_hit_while_others_are_evicted() -> None:
     rng = random.Random(0)
     prompts = [list(range(start, start + 30)) for start in (0, 15, 30)]  # seven full blocks each, more than there are
     with running_server(LoadedFakeExecutor(num_blocks=16)) as server:
@@ -98,7 +98,7 @@ async def test_what_is_known_is_what_a_prompt_finds_when_blocks_come_and_go() ->
             assert 0 < num_found < 30 * 7
 
 
-async def test_without_prefix_caching_there_is_nothing_to_subscribe_to() -> None:
+async def test_subscription_without_prefix_caching_fails() -> None:
     with running_server(enable_prefix_caching=False) as server:
         async with server.channel() as channel:
             assert await code_of(server, channel) is grpc.StatusCode.FAILED_PRECONDITION
@@ -110,7 +110,7 @@ async def code_of(server: RunningServer, channel: grpc.aio.Channel) -> grpc.Stat
     return caught.value.code()
 
 
-async def test_an_engine_that_leaves_ends_the_stream_and_is_not_held_up() -> None:
+async def test_shutdown_ends_the_stream_and_does_not_wait_for_it() -> None:
     with running_server() as server:
         async with server.channel() as channel:
             subscriber = Subscriber(server.stub(channel))
@@ -123,7 +123,7 @@ async def test_an_engine_that_leaves_ends_the_stream_and_is_not_held_up() -> Non
     assert server.result == [0]
 
 
-async def test_a_subscriber_that_goes_away_is_forgotten() -> None:
+async def test_cancelled_subscription_is_removed() -> None:
     with running_server() as server:
         async with server.channel() as channel:
             unfollowed = threading.Event()

@@ -1,4 +1,4 @@
-"""The offline front door, used as vLLM's users do, over a real tiny model."""
+"""The offline `LLM` with a tiny model, used as vLLM's is."""
 
 import itertools
 import shutil
@@ -34,7 +34,7 @@ def only(outputs: list[RequestOutput]) -> CompletionOutput:
     return completion
 
 
-def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
 
     assert [output.prompt for output in outputs] == PROMPTS
@@ -45,7 +45,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
         assert tokens(output) == tokens(llm.generate(prompt, GREEDY, use_tqdm=False)[0])
 
 
-def test_text_is_what_the_tokens_say(llm: LLM) -> None:
+def test_text_is_the_decoded_tokens(llm: LLM) -> None:
     output = only(llm.generate("The sea", GREEDY, use_tqdm=False))
 
     assert llm.llm_engine.tokenizer is not None
@@ -72,7 +72,7 @@ def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
         llm.generate(["A", "B", "C"], params, use_tqdm=False)
 
 
-def test_choices_differ_and_a_seed_brings_them_back(llm: LLM) -> None:
+def test_choices_differ_and_are_reproduced_by_a_seed(llm: LLM) -> None:
     params = SamplingParams(n=4, seed=7, temperature=1.5, max_tokens=12, ignore_eos=True)
 
     first, again = (llm.generate("The", params, use_tqdm=False)[0] for _ in range(2))
@@ -84,7 +84,7 @@ def test_choices_differ_and_a_seed_brings_them_back(llm: LLM) -> None:
     assert [choice.token_ids for choice in first.outputs] != [choice.token_ids for choice in other[0].outputs]
 
 
-def test_a_run_without_seeds_repeats_with_the_engines_and_differs_with_another(folder: Path) -> None:
+def test_requests_without_seed_are_reproduced_by_the_engines_seed(folder: Path) -> None:
     params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
 
     def run(seed: int) -> list[list[int]]:
@@ -177,7 +177,7 @@ def test_bad_words_do_not_appear(llm: LLM) -> None:
     assert word not in output.text
 
 
-def test_repeated_prompt_comes_from_the_prefix_cache(llm: LLM) -> None:
+def test_repeated_prompt_hits_the_prefix_cache(llm: LLM) -> None:
     prompt = "a prompt that is longer than two blocks of the cache"
 
     first, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
@@ -186,7 +186,7 @@ def test_repeated_prompt_comes_from_the_prefix_cache(llm: LLM) -> None:
     assert tokens(first) == tokens(again)
 
 
-def test_chat_goes_through_the_models_template(llm: LLM) -> None:
+def test_chat_uses_the_models_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
 
     (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
@@ -212,19 +212,19 @@ def test_chat_goes_through_the_models_template(llm: LLM) -> None:
         ("x", SamplingParams(stop=("a",), detokenize=False), "stop strings need"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(llm: LLM, prompt: Any, params: SamplingParams, sentence: str) -> None:
+def test_bad_requests_raise_before_anything_runs(llm: LLM, prompt: Any, params: SamplingParams, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         llm.generate(["fine", prompt], params, use_tqdm=False)
 
     assert not llm.llm_engine.has_unfinished_requests()
 
 
-def test_unknown_model_is_told_in_a_sentence() -> None:
+def test_unknown_model_raises_value_error() -> None:
     with pytest.raises(ValueError, match="/no/such/folder does not exist"):
         LLM("/no/such/folder")
 
 
-def test_a_model_can_have_another_tokenizer_dtype_and_number_of_logprobs(folder: Path, tmp_path: Path) -> None:
+def test_tokenizer_dtype_and_max_logprobs_can_be_configured(folder: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     llm = LLM(
@@ -242,7 +242,7 @@ def test_a_model_can_have_another_tokenizer_dtype_and_number_of_logprobs(folder:
         llm.generate("The sea", SamplingParams(logprobs=3), use_tqdm=False)
 
 
-def test_engine_is_stepped_by_its_caller(folder: Path) -> None:
+def test_llm_engine_is_stepped_by_its_caller(folder: Path) -> None:
     engine = LLMEngine(
         EngineConfig(model=str(folder), num_gpu_blocks_override=16, max_model_len=128, skip_tokenizer_init=True)
     )

@@ -61,7 +61,7 @@ def scrape(registry: CollectorRegistry) -> Scrape:
     return Scrape(generate_latest(registry).decode())
 
 
-def test_an_engines_page_counts_what_its_core_did() -> None:
+def test_engine_page_counts_the_cores_work() -> None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     run_core(metrics, [request("a"), request("b", prompt=range(20, 32))], [request("again")])
@@ -81,7 +81,7 @@ def test_an_engines_page_counts_what_its_core_did() -> None:
     assert page.value("vllm:request_prompt_tokens_sum") == 30
 
 
-def test_an_aborted_request_is_counted_and_forgotten() -> None:
+def test_aborted_request_is_counted_and_its_state_removed() -> None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     run_core(metrics, [request("a", max_tokens=50)], abort=["a"])
@@ -91,7 +91,7 @@ def test_an_aborted_request_is_counted_and_forgotten() -> None:
     assert not metrics._last_token
 
 
-def test_the_names_that_endpoint_pickers_read_are_there_from_the_start() -> None:
+def test_metrics_for_endpoint_pickers_exist_from_the_start() -> None:
     registry = CollectorRegistry()
     EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     page = scrape(registry)
@@ -119,7 +119,7 @@ def test_latency_buckets_start_at_one_millisecond() -> None:
         assert set(bounds.values()) <= {0.001}
 
 
-def test_latencies_land_in_their_buckets() -> None:
+def test_latencies_are_counted_in_their_buckets() -> None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     moments = [(EventType.QUEUED, 10.0), (EventType.SCHEDULED, 10.25), (EventType.FIRST_TOKEN, 12.0)]
@@ -139,7 +139,7 @@ def test_latencies_land_in_their_buckets() -> None:
     assert page.value("vllm:num_requests_running") == 1
 
 
-def test_an_engines_page_is_served_until_it_is_stopped() -> None:
+def test_engine_page_is_served_until_stopped() -> None:
     registry = CollectorRegistry()
     EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
     port = free_port()

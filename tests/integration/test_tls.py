@@ -1,4 +1,4 @@
-"""Mutual TLS between gateway and engine: who gets in, and certificates that change while everything runs."""
+"""Mutual TLS between gateway and engine, and certificates that change while both run."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ NAME = "proa-engine"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificate, Certificate]:
-    """Two certificates by two authorities."""
+    """Two certificates, each of an authority of its own."""
     folder = tmp_path_factory.mktemp("certificates")
     return signed(folder / "first"), signed(folder / "second")
 
@@ -55,8 +55,8 @@ def files_of(certificate: Certificate, *, authority: Certificate | None = None, 
 
 
 async def refusal(server: RunningServer, open_channel: Any) -> str:
-    """Why GetModelInfo could not be called; nothing where it could."""
-    # Fresh connections: the process would share one that was let in before.
+    """The error of a GetModelInfo call; empty if it succeeds."""
+    # A new connection: gRPC would share an accepted one within the process.
     options = [*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     async with open_channel(f"127.0.0.1:{server.port}", options) as channel:
         try:
@@ -71,7 +71,7 @@ def channels(files: TlsFiles, name: str = NAME) -> TlsChannels:
     return TlsChannels(TlsSource(files), name)
 
 
-async def test_only_a_client_by_the_same_authority_gets_in(
+async def test_only_clients_of_the_same_authority_are_accepted(
     secret: MountedSecret, made: tuple[Certificate, Certificate]
 ) -> None:
     ours, theirs = made
@@ -82,7 +82,7 @@ async def test_only_a_client_by_the_same_authority_gets_in(
         assert await refusal(server, insecure_channels)
 
 
-async def test_a_client_refuses_an_engine_by_another_authority_or_name(
+async def test_client_rejects_an_engine_of_another_authority_or_name(
     secret: MountedSecret, made: tuple[Certificate, Certificate]
 ) -> None:
     ours, theirs = made
@@ -91,7 +91,7 @@ async def test_a_client_refuses_an_engine_by_another_authority_or_name(
         assert "Hostname Verification Check failed" in await refusal(server, channels(files_of(ours), "somebody-else"))
 
 
-async def test_without_an_authority_any_client_that_trusts_the_engine_gets_in(
+async def test_engine_without_an_authority_accepts_any_client_that_trusts_it(
     made: tuple[Certificate, Certificate],
 ) -> None:
     files = TlsFiles(certificate=made[0].certificate, key=made[0].key)
@@ -99,7 +99,7 @@ async def test_without_an_authority_any_client_that_trusts_the_engine_gets_in(
         assert await refusal(server, channels(files_of(made[0], anonymous=True))) == ""
 
 
-async def test_both_sides_take_new_certificates_for_new_connections_and_streams_run_on(
+async def test_new_certificates_are_used_for_new_connections_and_running_streams_continue(
     secret: MountedSecret, made: tuple[Certificate, Certificate], tmp_path: Path
 ) -> None:
     before, after = made
@@ -121,7 +121,7 @@ async def test_both_sides_take_new_certificates_for_new_connections_and_streams_
             assert len(session.tokens[1]) == 100
 
 
-async def test_an_engine_whose_new_files_are_bad_keeps_the_old_and_says_so(
+async def test_invalid_new_certificate_is_logged_and_the_current_one_kept(
     secret: MountedSecret, made: tuple[Certificate, Certificate], caplog: pytest.LogCaptureFixture
 ) -> None:
     open_channel = channels(files_of(made[0]))
@@ -134,7 +134,7 @@ async def test_an_engine_whose_new_files_are_bad_keeps_the_old_and_says_so(
         assert await refusal(server, channels(files_of(made[1]))) == ""
 
 
-async def test_the_health_port_answers_probes_in_plaintext_and_nothing_else(secret: MountedSecret) -> None:
+async def test_health_port_serves_only_health_in_plaintext(secret: MountedSecret) -> None:
     port = free_port()
     with running_server(tls=secret.files, health_port=port):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -147,13 +147,13 @@ async def test_the_health_port_answers_probes_in_plaintext_and_nothing_else(secr
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_files_that_cannot_be_used_are_told_in_a_sentence_at_the_start(secret: MountedSecret) -> None:
+def test_unusable_certificate_files_are_an_error_at_start(secret: MountedSecret) -> None:
     secret.put_garbage()
     with pytest.raises(StartError, match="are not a certificate and its key in PEM"), running_server(tls=secret.files):
         pass
 
 
-def test_a_gateway_serves_over_tls_and_reconnects_with_what_its_files_hold_then(
+def test_gateway_serves_over_tls_and_reconnects_with_its_current_certificate(
     secret: MountedSecret, made: tuple[Certificate, Certificate], tmp_path: Path
 ) -> None:
     folder = tmp_path / "tokenizer"

@@ -1,4 +1,4 @@
-"""A real engine core over a real executor in this process, and what its requests came to. For integration tests."""
+"""An engine core with a real executor in this process, and the results of its requests. For integration tests."""
 
 import random
 import time
@@ -26,7 +26,7 @@ DEADLINE = 60.0  # seconds for one run
 
 
 class Watched:
-    """An executor that notes its plans. With `poison`, blocks are filled with NaN when they are handed out."""
+    """An executor that records scheduler outputs. With `poison`, newly allocated blocks are filled with NaN."""
 
     def __init__(self, inner: UniProcExecutor, *, poison: bool) -> None:
         self.inner = inner
@@ -37,7 +37,7 @@ class Watched:
         self.plans.append(scheduler_output)
         if self._poison:
             blocks = self._fresh_blocks(scheduler_output)
-            # In order with the steps: on a GPU they are launched here.
+            # In the order of the steps, which a GPU executor launches on this thread.
             if self.inner._worker.device.type == "cuda":
                 self._fill(blocks)
             else:
@@ -51,7 +51,7 @@ class Watched:
         self.inner.shutdown()
 
     def _fresh_blocks(self, plan: SchedulerOutput) -> list[int]:
-        """Those that hold nothing yet: all but what came from the prefix cache."""
+        """Newly allocated blocks, without those from the prefix cache."""
         blocks = [block for cached in plan.cached_requests for block in cached.new_block_ids]
         for new in plan.new_requests:
             blocks += new.block_ids[new.num_computed_tokens // self.inner.block_size :]
@@ -75,7 +75,7 @@ class Engine:
 
 @dataclass
 class Result:
-    """All that was told of one request."""
+    """The merged outputs of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Result:
 def build_core(
     model: Path | str, *, poison: bool = False, block_seed: int | None = None, **config: Any
 ) -> Iterator[Engine]:
-    """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` hands blocks out in a random order."""
+    """An engine on the CPU; `config` are EngineConfig's fields. `block_seed` allocates blocks in a random order."""
     settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "kv_cache_memory_bytes": 32 * 2**20}
     chosen = EngineConfig(model=str(model), **settings | config)
     executor = make_executor(chosen, lambda text: None)
@@ -101,7 +101,7 @@ def build_core(
 def engine_over(
     executor: UniProcExecutor, config: EngineConfig, *, poison: bool = False, block_seed: int | None = None
 ) -> Engine:
-    """A new core over an executor, which must be idle and may have served another core before."""
+    """A new core for an executor, which must be idle and may have run another core before."""
     order = None
     if block_seed is not None:
         order = random.Random(block_seed).sample(range(executor.num_gpu_blocks), executor.num_gpu_blocks)
@@ -133,13 +133,13 @@ def request(
 
 
 def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Result]:
-    """Submit all at once, step until all are finished, and check the core after every step."""
+    """Submit all requests, step until they are finished, and check the core after every step."""
     results = {wanted.request_id: Result() for wanted in requests}
     for wanted in requests:
         engine.core.submit(wanted)
     deadline = time.monotonic() + DEADLINE
     while engine.core.has_unfinished_requests():
-        assert time.monotonic() < deadline, "the engine does not come to an end"
+        assert time.monotonic() < deadline, "the engine does not finish"
         outputs = engine.core.step()
         engine.core.check_integrity()
         if outputs is None:

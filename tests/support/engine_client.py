@@ -1,4 +1,4 @@
-"""Messages to an engine, built with keyword defaults, and a Session held by a test."""
+"""Messages to an engine with keyword defaults, and a Session client for tests."""
 
 import asyncio
 from array import array
@@ -9,7 +9,7 @@ import grpc
 
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 
-DEADLINE = 30.0  # seconds; far more than anything here takes on an idle machine
+DEADLINE = 30.0  # seconds; far more than any test takes on an idle machine
 
 
 def engine_request(
@@ -33,14 +33,14 @@ async def generate(stub: service_pb2_grpc.EngineServiceStub, *args: Any, **kwarg
 
 
 async def wait_until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:
-    """Until the condition holds. Raises TimeoutError."""
+    """Wait until the condition holds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - it happens on other threads
             await asyncio.sleep(0.005)
 
 
 class SessionClient:
-    """One Session; tokens and endings are collected as they are read."""
+    """One Session. `read` collects tokens, final outputs and rejections by handle."""
 
     def __init__(self, stub: service_pb2_grpc.EngineServiceStub, *, deadline: float = DEADLINE) -> None:
         self.call = stub.Session(timeout=deadline)

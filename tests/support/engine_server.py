@@ -1,4 +1,4 @@
-"""The engine's own server in this process, over the fake executor: real gRPC, real core, no model."""
+"""The engine's server in this process with the fake executor: gRPC and core are real, there is no model."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ CLIENT_OPTIONS = (
 
 @dataclass
 class LoadedFakeExecutor(FakeExecutor):
-    """What a loaded executor knows beyond stepping."""
+    """The fake executor with the properties of a loaded one."""
 
     max_model_len: int = 128
     eos_token_ids: frozenset[int] = frozenset()
@@ -51,8 +51,8 @@ class LoadedFakeExecutor(FakeExecutor):
 class RunningServer:
     server: EngineServer
     port: int
-    loaded: list[EngineParts]  # one, or none yet
-    exits: list[int]  # statuses with which the process would have left
+    loaded: list[EngineParts]  # empty until the model is loaded
+    exits: list[int]  # statuses that the process would have exited with
     result: list[int]  # what run() returned
     thread: threading.Thread
 
@@ -68,7 +68,7 @@ class RunningServer:
 
 
 def wait_for_health(port: int, service: str, *, serving: bool = True, seconds: float = 30.0) -> None:
-    """Until the health of this service is as asked. Raises `grpc.RpcError` when that takes too long."""
+    """Wait until a service's health is SERVING, or not. Raises `grpc.RpcError` after `seconds`."""
     status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         request = health_pb2.HealthCheckRequest(service=service)
@@ -91,9 +91,9 @@ def running_server(
     tls: TlsFiles | None = None,
     **config: Any,
 ) -> Iterator[RunningServer]:
-    """A server that has loaded, unless that is not waited for; told to leave at the end, if it has not left before.
+    """A server, loaded unless `wait_until_loaded` is false, and stopped at the end if it still runs.
 
-    Under `tls` it is waited for at its `health_port`.
+    With `tls`, `health_port` is needed to wait for it.
     """
     executor = executor or LoadedFakeExecutor()
     choices: dict[str, Any] = {"block_size": executor.block_size, "max_num_batched_tokens": 64, **config}
@@ -131,4 +131,4 @@ def running_server(
         if thread.is_alive():
             server.request_stop()
         thread.join(30)
-        assert not thread.is_alive(), "the server does not leave"
+        assert not thread.is_alive(), "the server does not stop"

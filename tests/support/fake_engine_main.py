@@ -1,4 +1,4 @@
-"""The fake engine as a program, so that it has a core of its own in benchmarks and can be killed in tests."""
+"""The fake engine as a program, for benchmarks (a CPU core of its own) and for tests that kill it."""
 
 import argparse
 import asyncio
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--text", default="The quick brown fox jumps over the lazy dog. ")
-    parser.add_argument("--repeat", action="store_true", help="say the text over and over, to max_tokens")
+    parser.add_argument("--repeat", action="store_true", help="repeat the text up to max_tokens")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
     parser.add_argument("--max-num-seqs", type=int, default=256)

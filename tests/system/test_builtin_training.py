@@ -1,4 +1,4 @@
-"""How the built-in model is made: what its text never holds, and that runs resume and export what they trained."""
+"""Training of the built-in model: held-out combinations are not in its text, and runs resume and export."""
 
 import re
 import shutil
@@ -25,13 +25,13 @@ def conversations(*, seed: int, count: int) -> list[Conversation]:
     return [conversation(rng) for _ in range(count)]
 
 
-def test_training_text_holds_no_combination_that_is_held_out() -> None:
+def test_training_text_has_no_held_out_combination() -> None:
     for talk in conversations(seed=1, count=20_000):
         assert not any(is_held_out(combination) for combination in talk.combinations)
 
 
-def test_no_message_adds_or_subtracts_numbers_that_are_held_out() -> None:
-    """Whatever a turn says that it combines: the numbers on both sides of a sign are looked up."""
+def test_no_message_has_a_held_out_sum_or_difference() -> None:
+    """Independent of the turns' keys: checks the numbers on both sides of each sign."""
     seen = 0
     for talk in conversations(seed=2, count=10_000):
         for left, sign, right in re.findall(r"(\d+) ([+-]) (\d+)", str(talk.messages)):
@@ -41,14 +41,14 @@ def test_no_message_adds_or_subtracts_numbers_that_are_held_out() -> None:
     assert seen > 5_000
 
 
-def test_no_question_of_the_evaluation_is_asked_in_training() -> None:
+def test_no_question_of_the_evaluation_is_in_the_training_text() -> None:
     asked = {question for talk in conversations(seed=3, count=20_000) for question, _ in talk.messages}
     questions = held_out_questions(200, seed=2024)
     assert len(questions) == 200
     assert not asked & {question.text for question in questions}
 
 
-def test_conversations_are_rendered_as_the_chat_template_says() -> None:
+def test_training_text_equals_the_chat_template() -> None:
     tokenizer = AutoTokenizer.from_pretrained(builtin_model_folder())
     for talk in conversations(seed=4, count=200):
         messages = [{"role": "system", "content": talk.system}] if talk.system else []
@@ -57,7 +57,7 @@ def test_conversations_are_rendered_as_the_chat_template_says() -> None:
         assert tokenizer.apply_chat_template(messages, tokenize=False) == "".join(text for text, _ in render(talk))
 
 
-def test_interrupted_training_goes_on_and_exports_what_it_trained(
+def test_interrupted_training_resumes_and_exports_its_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(builtin_model_folder() / "tokenizer.json", tmp_path)

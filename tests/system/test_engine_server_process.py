@@ -1,4 +1,4 @@
-"""`proa-engine serve` as a process with a real, tiny model: it drains on SIGTERM, and a lost rank ends it visibly."""
+"""`proa-engine serve` as a process with a tiny model: it drains on SIGTERM and fails when a rank is lost."""
 
 import asyncio
 import itertools
@@ -20,14 +20,14 @@ from support.engine_client import DEADLINE, SessionClient, generate, generate_re
 from support.processes import engine_process
 
 SERVICE = "proa.engine.v1.EngineService"
-LONG = 60.0  # the limit of a late step is ten warm-up steps, which a loaded machine makes long
+LONG = 60.0  # seconds; a step is late after ten warm-up steps, which are slow on a busy machine
 PROMPT = list(b"proa")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags that serve random weights."""
+    """Flags to serve random weights."""
     folder = tmp_path_factory.mktemp("tiny")
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -85,7 +85,7 @@ async def test_sigterm_lets_a_running_request_finish(model: tuple[str, ...]) -> 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_lost_rank_ends_the_engine_visibly(model: tuple[str, ...], number: signal.Signals) -> None:
+async def test_lost_rank_fails_the_engine_with_its_name(model: tuple[str, ...], number: signal.Signals) -> None:
     flags = (*model, "--tensor-parallel-size", "2", "--step-timeout", "1")
     with engine_process(*flags, env=ENVIRONMENT, seconds=180) as (child, address), only_child(child.pid) as worker:
         async with connected(address) as (channel, stub):
@@ -119,7 +119,7 @@ async def test_lost_rank_ends_the_engine_visibly(model: tuple[str, ...], number:
 
 @contextmanager
 def only_child(pid: int) -> Iterator[psutil.Process]:
-    """The one process that this one has started; a stopped one must not outlive a test that fails."""
+    """The only child of a process. It is killed at the end, as a stopped process would outlive a failed test."""
     (child,) = psutil.Process(pid).children()
     try:
         yield child
@@ -129,7 +129,7 @@ def only_child(pid: int) -> Iterator[psutil.Process]:
 
 
 async def first_not_serving(channel: grpc.aio.Channel) -> float:
-    """When readiness was first seen to go, having been there."""
+    """When readiness first changed from SERVING to NOT_SERVING."""
     request = health_pb2.HealthCheckRequest(service=SERVICE)
     was_serving = False
     with suppress(grpc.aio.AioRpcError):
@@ -153,7 +153,7 @@ async def keep_adding(stub: service_pb2_grpc.EngineServiceStub) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_unknown_folder_is_told_in_a_sentence() -> None:
+def test_unknown_model_directory_is_an_error_without_a_traceback() -> None:
     done = subprocess.run(
         [
             sys.executable,

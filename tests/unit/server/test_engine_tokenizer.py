@@ -1,4 +1,4 @@
-"""The model's tokenizer as the offline engine uses it."""
+"""The model's tokenizer in the engine."""
 
 import json
 from pathlib import Path
@@ -21,13 +21,13 @@ def make_tokenizer(*, template_file: str | None = None, **config: object) -> Tok
     return Tokenizer(files)
 
 
-def test_text_comes_back() -> None:
+def test_encode_and_decode_round_trip() -> None:
     tokenizer = make_tokenizer()
 
     assert tokenizer.decode(tokenizer.encode("naïve café 😀")) == "naïve café 😀"
 
 
-def test_only_the_tokenizers_files_are_read(tmp_path: Path) -> None:
+def test_only_tokenizer_files_are_read(tmp_path: Path) -> None:
     assert read_tokenizer_files(None) == {}
     assert read_tokenizer_files(tmp_path) == {}
     for name in ("tokenizer.json", "chat_template.jinja", "model.safetensors"):
@@ -37,7 +37,7 @@ def test_only_the_tokenizers_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bos_token", ["<eos>", {"content": "<eos>"}])
-def test_chat_template_sees_messages_and_special_tokens(bos_token: object) -> None:
+def test_chat_template_gets_messages_and_special_tokens(bos_token: object) -> None:
     tokenizer = make_tokenizer(chat_template=TEMPLATE, bos_token=bos_token)
 
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
@@ -45,7 +45,7 @@ def test_chat_template_sees_messages_and_special_tokens(bos_token: object) -> No
     assert ids == tokenizer.encode("<eos>user: Hi\n")
 
 
-def test_template_file_goes_before_the_config_and_default_before_others() -> None:
+def test_template_file_takes_precedence_over_the_config_and_default_over_others() -> None:
     named = [{"name": "tools", "template": "tools"}, {"name": "default", "template": "default"}]
 
     assert make_tokenizer(chat_template=named).apply_chat_template([]) == make_tokenizer().encode("default")
@@ -53,19 +53,19 @@ def test_template_file_goes_before_the_config_and_default_before_others() -> Non
     assert with_file.apply_chat_template([]) == with_file.encode("file")
 
 
-def test_template_can_refuse_and_can_be_missing() -> None:
+def test_template_error_and_missing_template_raise_value_error() -> None:
     with pytest.raises(ValueError, match="the model has no chat template"):
         make_tokenizer().apply_chat_template([])
     with pytest.raises(ValueError, match="only one turn"):
         make_tokenizer(template_file="{{ raise_exception('only one turn') }}").apply_chat_template([])
 
 
-def test_model_without_tokenizer_is_told_what_to_do() -> None:
+def test_error_for_a_model_without_tokenizer_names_the_flag() -> None:
     with pytest.raises(ValueError, match="skip_tokenizer_init"):
         Tokenizer({})
 
 
-def test_bad_words_are_forbidden_with_and_without_a_space_before() -> None:
+def test_bad_words_have_variants_with_and_without_a_leading_space() -> None:
     tokenizer = make_tokenizer()
 
     sequences = tokenizer.bad_words_token_ids(["fox"])

@@ -1,4 +1,4 @@
-"""Every error has one code, and what another engine may take says so."""
+"""Each error has a status code and says whether another engine may accept the request."""
 
 from typing import get_args
 
@@ -18,7 +18,7 @@ def test_every_rejection_of_the_core_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", errors.EngineError.__subclasses__())
-def test_unavailable_engines_and_full_queues_can_be_retried_elsewhere(kind: type[errors.EngineError]) -> None:
+def test_errors_of_unavailable_engines_and_full_queues_are_retryable(kind: type[errors.EngineError]) -> None:
     unavailable = errors.STATUS_CODES[kind] is grpc.StatusCode.UNAVAILABLE
 
     assert kind("…").retryable == (unavailable or kind is errors.QueueFull)

@@ -1,4 +1,4 @@
-"""What probes are told."""
+"""Health statuses that follow from the engine's state."""
 
 import pytest
 

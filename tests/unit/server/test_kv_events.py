@@ -1,4 +1,4 @@
-"""Subscribers of KV events: who reads at once, who reads slowly, and who comes late."""
+"""Subscriptions to KV events that are read at once, slowly, or started late."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ NUM_BLOCKS = 8
 
 
 class Cache:
-    """A cache of random content, which tells of itself as the core does."""
+    """A cache of random content that reports changes as the core does."""
 
     def __init__(self, seed: int = 0) -> None:
         self.held: dict[bytes, None] = {}
@@ -28,7 +28,7 @@ class Cache:
     def unfollow_kv_events(self) -> None:
         self.follows = False
 
-    def news(self, *, stored: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> KvEventBatch:
+    def batch(self, *, stored: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> KvEventBatch:
         changes = KvChanges()
         for block_hash in removed:
             del self.held[block_hash]
@@ -39,16 +39,16 @@ class Cache:
         due, self._snapshot_due = self._snapshot_due, False
         return KvEventBatch(changes, tuple(self.held) if due else None)
 
-    def random_news(self) -> KvEventBatch:
+    def random_batch(self) -> KvEventBatch:
         hashes = [bytes([number]) for number in range(40)]
         free = [block_hash for block_hash in hashes if block_hash not in self.held]
         removed = self._rng.sample(list(self.held), min(len(self.held), self._rng.randint(0, 3)))
         room = NUM_BLOCKS - len(self.held) + len(removed)
-        return self.news(stored=self._rng.sample(free, min(room, 2)), removed=removed)
+        return self.batch(stored=self._rng.sample(free, min(room, 2)), removed=removed)
 
 
 class Reader:
-    """Applies messages as a subscriber does."""
+    """Applies messages to its copy of the cache, as a client does."""
 
     def __init__(self, subscription: KvSubscription) -> None:
         self.subscription = subscription
@@ -70,71 +70,71 @@ class Reader:
 
 
 async def begin(publisher: KvEventPublisher, cache: Cache) -> Reader:
-    """A subscriber that has asked for its snapshot and got it."""
+    """A subscriber that has received its snapshot."""
     reader = Reader(publisher.subscribe(cache, NUM_BLOCKS))
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    publisher.deliver(cache.news())
+    publisher.deliver(cache.batch())
     assert (await reading).is_snapshot
     return reader
 
 
-async def test_a_late_subscriber_gets_a_snapshot_and_the_others_only_what_changed() -> None:
+async def test_late_subscriber_gets_a_snapshot_and_the_others_only_changes() -> None:
     publisher, cache = KvEventPublisher(), Cache()
     early = await begin(publisher, cache)
-    publisher.deliver(cache.news(stored=[b"a", b"b"]))
+    publisher.deliver(cache.batch(stored=[b"a", b"b"]))
     assert (await early.read()).stored.keys() == {b"a", b"b"}
     late = await begin(publisher, cache)
     assert late.held == {b"a", b"b"}
-    publisher.deliver(cache.news(stored=[b"c"], removed=[b"a"]))
+    publisher.deliver(cache.batch(stored=[b"c"], removed=[b"a"]))
     for reader in (early, late):
         changes = await reader.read()
         assert (changes.is_snapshot, [*changes.stored], [*changes.removed]) == (False, [b"c"], [b"a"])
 
 
-async def test_what_changed_between_subscribing_and_the_snapshot_is_not_told_twice() -> None:
+async def test_changes_before_the_snapshot_are_sent_only_in_the_snapshot() -> None:
     publisher, cache = KvEventPublisher(), Cache()
     reader = Reader(publisher.subscribe(cache, NUM_BLOCKS))
-    publisher.deliver(cache.news(stored=[b"a"]))  # it has not even asked
+    publisher.deliver(cache.batch(stored=[b"a"]))  # before the snapshot is requested
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    publisher.deliver(cache.news(stored=[b"b"]))
+    publisher.deliver(cache.batch(stored=[b"b"]))
     assert [*(await reading).stored] == [b"a", b"b"]
 
 
-async def test_a_slow_subscriber_gets_one_message_and_a_very_slow_one_a_new_snapshot() -> None:
+async def test_slow_subscriber_gets_merged_changes_and_a_very_slow_one_a_new_snapshot() -> None:
     publisher, cache = KvEventPublisher(), Cache()
     reader = await begin(publisher, cache)
     for name in (b"a", b"b"):
-        publisher.deliver(cache.news(stored=[name]))
+        publisher.deliver(cache.batch(stored=[name]))
     assert [*(await reader.read()).stored] == [b"a", b"b"]
-    publisher.deliver(cache.news(stored=[b"%d" % number for number in range(5)], removed=[b"a", b"b"]))
-    publisher.deliver(cache.news(stored=[b"x", b"y"]))
+    publisher.deliver(cache.batch(stored=[b"%d" % number for number in range(5)], removed=[b"a", b"b"]))
+    publisher.deliver(cache.batch(stored=[b"x", b"y"]))
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
-    publisher.deliver(cache.news())
+    publisher.deliver(cache.batch())
     assert (await reading).is_snapshot
     assert reader.held == cache.held.keys()
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whoever_reads_in_the_end_knows_what_is_held(seed: int) -> None:
+async def test_subscribers_of_any_speed_end_with_the_content_of_the_cache(seed: int) -> None:
     rng, publisher, cache = random.Random(seed), KvEventPublisher(), Cache(seed)
     readers = [await begin(publisher, cache) for _ in range(3)]
 
-    async def follow(reader: Reader, patience: float) -> None:
+    async def follow(reader: Reader, read_share: float) -> None:
         while True:
-            if rng.random() < patience:
+            if rng.random() < read_share:
                 await reader.read()
             await asyncio.sleep(0)
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         following = [group.create_task(follow(*pair)) for pair in zip(readers, (1.0, 0.3, 0.05), strict=True)]
         for _ in range(300):
-            publisher.deliver(cache.random_news())
+            publisher.deliver(cache.random_batch())
             await asyncio.sleep(0)
         while any(reader.held != cache.held.keys() for reader in readers):
-            publisher.deliver(cache.news())
+            publisher.deliver(cache.batch())
             await asyncio.sleep(0)
         for task in following:
             task.cancel()
@@ -142,7 +142,7 @@ async def test_whoever_reads_in_the_end_knows_what_is_held(seed: int) -> None:
     assert readers[2].num_snapshots > 1
 
 
-async def test_the_core_is_told_when_the_last_subscriber_leaves() -> None:
+async def test_core_stops_reporting_when_the_last_subscriber_leaves() -> None:
     publisher, cache = KvEventPublisher(), Cache()
     first, second = await begin(publisher, cache), await begin(publisher, cache)
     with first.subscription:
@@ -153,7 +153,7 @@ async def test_the_core_is_told_when_the_last_subscriber_leaves() -> None:
     assert not cache.follows
 
 
-async def test_an_engine_that_leaves_ends_every_subscription() -> None:
+async def test_failure_ends_every_subscription() -> None:
     publisher, cache = KvEventPublisher(), Cache()
     reader = await begin(publisher, cache)
     reading = asyncio.create_task(reader.read())

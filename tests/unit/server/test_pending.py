@@ -1,4 +1,4 @@
-"""What waits for a slow reader merges into one message and loses nothing."""
+"""Unsent outputs merge into one message without loss."""
 
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, TokenLogprobs
 from proa_engine.server.pending import PendingOutputs
@@ -45,7 +45,7 @@ def test_plain_token_after_an_entry_merges_into_the_entry() -> None:
     assert (merged.finish_reason, merged.stop_reason, merged.num_output_tokens) == (FinishReason.STOP, 12, 3)
 
 
-def test_entry_after_plain_tokens_stays_behind_them() -> None:
+def test_entry_after_plain_tokens_keeps_both() -> None:
     pending = PendingOutputs()
     pending.extend([(1, output(10))])
     pending.extend([(1, output(11, finish_reason=FinishReason.LENGTH))])
@@ -65,7 +65,7 @@ def test_logprobs_are_joined() -> None:
     assert [entry.token_id for entry in merged.logprobs] == [1, 2]
 
 
-def test_size_grows_with_what_waits_and_starts_anew() -> None:
+def test_size_grows_with_pending_outputs_and_is_reset_by_take() -> None:
     pending = PendingOutputs()
     pending.extend([(1, output(1))])
     plain = pending.num_bytes
@@ -76,7 +76,7 @@ def test_size_grows_with_what_waits_and_starts_anew() -> None:
     assert pending.num_bytes == 0
 
 
-def test_finished_handles_are_told_and_unknown_ones_skipped() -> None:
+def test_finished_handles_are_returned_and_outputs_without_handle_dropped() -> None:
     pending = PendingOutputs()
 
     finished = pending.extend([(1, output(10)), (None, output(11)), (2, output(12, finish_reason=FinishReason.STOP))])

@@ -1,4 +1,4 @@
-"""A Session towards a gateway that reads, reads slowly, or does not read at all."""
+"""A Session whose gateway reads at once, slowly or not at all."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -63,37 +63,37 @@ class FakeCore:
 
 
 class Gateway:
-    """The other end: messages go in by `say`, and come out in `heard` while `reads` is set."""
+    """The client: `send` queues a message to the session; `received` has the session's, read while `reads` is set."""
 
     def __init__(self) -> None:
-        self.heard: list[service_pb2.SessionResponse] = []
+        self.received: list[service_pb2.SessionResponse] = []
         self.reads = asyncio.Event()
         self.reads.set()
-        self._said: asyncio.Queue[service_pb2.SessionRequest | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[service_pb2.SessionRequest | None] = asyncio.Queue()
 
-    def say(self, **message: object) -> None:
-        self._said.put_nowait(service_pb2.SessionRequest(**message))  # type: ignore[arg-type]
+    def send(self, **message: object) -> None:
+        self._sent.put_nowait(service_pb2.SessionRequest(**message))  # type: ignore[arg-type]
 
-    def hang_up(self) -> None:
-        self._said.put_nowait(None)
+    def close(self) -> None:
+        self._sent.put_nowait(None)
 
     def add(self, handle: int) -> None:
-        self.say(add=service_pb2.AddRequest(handle=handle, request=engine_request(request_id=f"r{handle}")))
+        self.send(add=service_pb2.AddRequest(handle=handle, request=engine_request(request_id=f"r{handle}")))
 
     async def messages(self) -> AsyncIterator[service_pb2.SessionRequest]:
-        while (message := await self._said.get()) is not None:
+        while (message := await self._sent.get()) is not None:
             yield message
 
     async def write(self, message: service_pb2.SessionResponse) -> None:
         await self.reads.wait()
-        self.heard.append(message)
+        self.received.append(message)
 
     @property
     def outputs(self) -> list[service_pb2.SessionResponse]:
-        return [message for message in self.heard if message.HasField("outputs")]
+        return [message for message in self.received if message.HasField("outputs")]
 
 
-class World:
+class SessionUnderTest:
     """A router over a fake core, and one session on it."""
 
     def __init__(self, **options: int) -> None:
@@ -115,119 +115,119 @@ class World:
 
 
 @asynccontextmanager
-async def world(num_requests: int = 2, **options: int) -> AsyncIterator[World]:
-    made = World(**options)
-    made.gateway.say(open=service_pb2.OpenSession(client_id="g"))
+async def open_session(num_requests: int = 2, **options: int) -> AsyncIterator[SessionUnderTest]:
+    case = SessionUnderTest(**options)
+    case.gateway.send(open=service_pb2.OpenSession(client_id="g"))
     for handle in range(1, num_requests + 1):
-        made.gateway.add(handle)
-    await wait_until(lambda: len(made.core.submitted) == num_requests)
-    yield made
-    made.running.cancel()
-    await asyncio.gather(made.running, return_exceptions=True)
+        case.gateway.add(handle)
+    await wait_until(lambda: len(case.core.submitted) == num_requests)
+    yield case
+    case.running.cancel()
+    await asyncio.gather(case.running, return_exceptions=True)
 
 
-async def heard(made: World, condition: Callable[[], object]) -> None:
+async def received(case: SessionUnderTest, condition: Callable[[], object]) -> None:
     await wait_until(condition)
-    assert not made.running.done()
+    assert not case.running.done()
 
 
 async def test_hello_comes_first() -> None:
-    async with world() as made:
-        assert made.gateway.heard[0].hello.instance_id == "i"
+    async with open_session() as case:
+        assert case.gateway.received[0].hello.instance_id == "i"
 
 
 async def test_one_message_a_step_for_all_requests() -> None:
-    async with world() as made:
-        made.step(made.output(1, 10), made.output(2, 20))
-        await heard(made, lambda: made.gateway.outputs)
+    async with open_session() as case:
+        case.step(case.output(1, 10), case.output(2, 20))
+        await received(case, lambda: case.gateway.outputs)
 
-        outputs = made.gateway.outputs[0].outputs
+        outputs = case.gateway.outputs[0].outputs
         assert outputs.plain_handles == b"\x01\0\0\0\x02\0\0\0"
         assert outputs.plain_token_ids == b"\x0a\0\0\0\x14\0\0\0"
 
 
 async def test_steps_merge_while_the_gateway_does_not_read() -> None:
-    async with world() as made:
-        made.gateway.reads.clear()
+    async with open_session() as case:
+        case.gateway.reads.clear()
         for token_id in range(10, 20):
-            made.step(made.output(1, token_id))
+            case.step(case.output(1, token_id))
             await asyncio.sleep(0)
-        made.step(made.output(1, 20, finish_reason=FinishReason.LENGTH))
-        made.gateway.reads.set()
-        await heard(made, lambda: any(message.outputs.outputs for message in made.gateway.outputs))
+        case.step(case.output(1, 20, finish_reason=FinishReason.LENGTH))
+        case.gateway.reads.set()
+        await received(case, lambda: any(message.outputs.outputs for message in case.gateway.outputs))
 
-        columns = b"".join(message.outputs.plain_token_ids for message in made.gateway.outputs)
-        assert len(made.gateway.outputs) <= 2
+        columns = b"".join(message.outputs.plain_token_ids for message in case.gateway.outputs)
+        assert len(case.gateway.outputs) <= 2
         assert columns[::4] == bytes(range(10, 20))
-        assert list(made.gateway.outputs[-1].outputs.outputs[0].new_token_ids) == [20]
+        assert list(case.gateway.outputs[-1].outputs.outputs[0].new_token_ids) == [20]
 
 
-async def test_session_of_a_gateway_that_never_reads_is_closed_and_its_requests_aborted() -> None:
-    async with world(max_pending_bytes=1000) as made:
-        made.gateway.reads.clear()
+async def test_session_with_too_many_unread_bytes_is_closed_and_its_requests_aborted() -> None:
+    async with open_session(max_pending_bytes=1000) as case:
+        case.gateway.reads.clear()
         for token_id in range(200):
-            made.step(made.output(1, token_id))
+            case.step(case.output(1, token_id))
             await asyncio.sleep(0)
         with pytest.raises(SlowReader, match="more than 1000 bytes"):
-            await made.running
+            await case.running
 
-        assert sorted(made.core.aborted) == ["r1", "r2"]
+        assert sorted(case.core.aborted) == ["r1", "r2"]
 
 
-async def test_silent_engine_still_sends_statistics_with_the_age_of_its_step() -> None:
-    async with world() as made:
-        made.core.step_started_at = 0.0  # long ago, on the monotonic clock
-        await heard(made, lambda: made.gateway.outputs)
+async def test_statistics_are_sent_while_a_step_runs_with_its_age() -> None:
+    async with open_session() as case:
+        case.core.step_started_at = 0.0  # long ago, on the monotonic clock
+        await received(case, lambda: case.gateway.outputs)
 
-        stats = made.gateway.outputs[0].outputs.stats
+        stats = case.gateway.outputs[0].outputs.stats
         assert stats.num_running_reqs == 2
         assert stats.last_step_age > 0
 
 
-async def test_hanging_up_aborts_what_runs() -> None:
-    async with world() as made:
-        made.step(made.output(1, 5, finish_reason=FinishReason.STOP))
-        made.gateway.hang_up()
-        await made.running
+async def test_closed_session_aborts_its_unfinished_requests() -> None:
+    async with open_session() as case:
+        case.step(case.output(1, 5, finish_reason=FinishReason.STOP))
+        case.gateway.close()
+        await case.running
 
-        assert made.core.aborted == ["r2"]
+        assert case.core.aborted == ["r2"]
 
 
-async def test_aborted_handles_reach_the_core_and_are_not_spoken_of_again() -> None:
-    async with world() as made:
-        made.gateway.say(abort=service_pb2.AbortHandles(handles=[1, 9]))
-        await wait_until(lambda: made.core.aborted)
-        made.step(made.output(1, 7), made.output(2, 8), made.output(1, finish_reason=FinishReason.ABORT))
-        await heard(made, lambda: made.gateway.outputs)
+async def test_aborted_requests_are_aborted_in_the_core_and_get_no_more_output() -> None:
+    async with open_session() as case:
+        case.gateway.send(abort=service_pb2.AbortHandles(handles=[1, 9]))
+        await wait_until(lambda: case.core.aborted)
+        case.step(case.output(1, 7), case.output(2, 8), case.output(1, finish_reason=FinishReason.ABORT))
+        await received(case, lambda: case.gateway.outputs)
 
-        assert made.core.aborted == ["r1"]
-        assert made.gateway.outputs[0].outputs.plain_handles == b"\x02\0\0\0"
-        assert not made.gateway.outputs[0].outputs.outputs
+        assert case.core.aborted == ["r1"]
+        assert case.gateway.outputs[0].outputs.plain_handles == b"\x02\0\0\0"
+        assert not case.gateway.outputs[0].outputs.outputs
 
 
 async def test_rejection_by_the_core_names_the_handle() -> None:
-    async with world() as made:
-        client = made.core.submitted[0].client_index
-        made.step(rejections=(Rejection("r2", client, "resource_exhausted", "the queue is full"),))
-        await heard(made, lambda: made.gateway.heard[-1].HasField("rejected"))
+    async with open_session() as case:
+        client = case.core.submitted[0].client_index
+        case.step(rejections=(Rejection("r2", client, "resource_exhausted", "the queue is full"),))
+        await received(case, lambda: case.gateway.received[-1].HasField("rejected"))
 
-        rejected = made.gateway.heard[-1].rejected
+        rejected = case.gateway.received[-1].rejected
         assert (rejected.handle, rejected.message, rejected.retryable) == (2, "the queue is full", True)
 
 
 async def test_drained_session_ends_with_its_last_request() -> None:
-    async with world(num_requests=1) as made:
-        made.router.drain()
-        await heard(made, lambda: made.gateway.heard[-1].HasField("draining"))
-        made.step(made.output(1, 5, finish_reason=FinishReason.STOP))
-        await made.running
+    async with open_session(num_requests=1) as case:
+        case.router.drain()
+        await received(case, lambda: case.gateway.received[-1].HasField("draining"))
+        case.step(case.output(1, 5, finish_reason=FinishReason.STOP))
+        await case.running
 
-        assert made.gateway.heard[-1].outputs.outputs[0].handle == 1
-        assert made.core.aborted == []
+        assert case.gateway.received[-1].outputs.outputs[0].handle == 1
+        assert case.core.aborted == []
 
 
-async def test_id_can_come_again_when_its_request_has_ended() -> None:
-    async with world(num_requests=1) as made:
-        made.step(made.output(1, 5, finish_reason=FinishReason.STOP))
-        made.gateway.add(1)
-        await wait_until(lambda: len(made.core.submitted) == 2)
+async def test_request_id_and_handle_can_be_reused_after_the_request_ended() -> None:
+    async with open_session(num_requests=1) as case:
+        case.step(case.output(1, 5, finish_reason=FinishReason.STOP))
+        case.gateway.add(1)
+        await wait_until(lambda: len(case.core.submitted) == 2)
