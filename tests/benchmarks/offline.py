@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each (default: all cores)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     arguments = parser.parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # read when torch is imported
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
