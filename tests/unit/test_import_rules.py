@@ -1,4 +1,4 @@
-"""Who may import what, where the rule is about single files. Rules between packages are import-linter's."""
+"""Import rules about single files. Those between packages are import-linter's (pyproject.toml)."""
 
 import ast
 import sys

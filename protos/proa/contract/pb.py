@@ -1,7 +1,7 @@
 """Conversion between the contract's dataclasses and protobuf messages, by the names of their fields.
 
-A field that is unset in the message (a zero, where the message cannot tell) becomes None where its type allows that,
-else the dataclass's default. None is not sent. Fields with the metadata `wire=False` are not sent either.
+A field that is unset in the message (or the zero of an enum) becomes None if its type allows that, else the
+dataclass's default. None is not sent, nor are fields with the metadata `wire=False`.
 
 Columns of many token ids are `bytes` in the message, little-endian uint32: as a repeated field, 131,000 ids take 5.5 ms
 to parse instead of 0.04.

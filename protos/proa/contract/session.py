@@ -1,4 +1,4 @@
-"""What an engine says about itself and its requests, beside their outputs."""
+"""Messages of an engine about itself: model, start and end of a Session, prefix cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Planning step N+1 while step N runs: what is in flight belongs to someone, and these are the rules."""
+"""Asynchronous scheduling: step N+1 is scheduled while step N runs."""
 
 import pytest
 
@@ -36,14 +36,14 @@ def test_the_next_step_starts_before_the_last_ones_tokens_reach_the_host() -> No
     assert run.tokens() == run.expected(make_request(max_tokens=4))
 
 
-def test_switched_off_every_step_waits_for_its_tokens() -> None:
+def test_without_async_scheduling_every_step_waits_for_its_tokens() -> None:
     run = CoreRun(async_scheduling=False)
     run.submit(make_request(max_tokens=3))
     run.finish()
     assert run.executor.log[:4] == [("execute", 1), ("host", 1), ("execute", 2), ("host", 2)]
 
 
-def test_the_plan_of_a_decode_carries_no_token() -> None:
+def test_the_scheduler_output_of_a_decode_has_no_token_ids() -> None:
     run = CoreRun()
     run.submit(make_request(max_tokens=3))
     run.finish()
@@ -54,7 +54,7 @@ def test_the_plan_of_a_decode_carries_no_token() -> None:
     assert [(known.num_computed_tokens, len(known.new_block_ids)) for known in third.cached_requests] == [(4, 1)]
 
 
-def test_a_request_that_turns_out_to_have_finished_ran_one_step_too_many_and_its_token_is_dropped() -> None:
+def test_a_finished_requests_extra_step_is_dropped() -> None:
     prompt = prompt_that_stops_after(3)
     run = CoreRun()
     request = make_request("a", prompt, max_tokens=20, ignore_eos=False)
@@ -80,15 +80,15 @@ def test_an_aborted_requests_token_in_flight_is_dropped() -> None:
     run = CoreRun()
     run.submit(make_request("a", max_tokens=20), make_request("b", [4, 5, 6], max_tokens=5))
     run.steps(3)
-    told = len(run.tokens("a"))
+    seen = len(run.tokens("a"))
     run.core.abort(["a"])
     run.finish()
-    assert len(run.tokens("a")) == told
+    assert len(run.tokens("a")) == seen
     assert run.finish_reason("a") is FinishReason.ABORT
     run.assert_complete([make_request("b", [4, 5, 6], max_tokens=5)])
 
 
-def test_a_result_belongs_to_its_own_steps_request_not_to_who_has_its_id_now() -> None:
+def test_a_result_belongs_to_its_steps_request_even_if_the_id_is_reused() -> None:
     run = CoreRun()
     run.submit(make_request("a", [1, 2, 3], max_tokens=20, logprobs=0))
     run.steps(2)  # one step is in flight
@@ -109,11 +109,11 @@ def preempted_in_flight() -> CoreRun:
         run.step()
     assert "b" in run.executor.plans[-2].num_scheduled_tokens
     assert run.executor.plans[-1].preempted_request_ids == ["b"]
-    assert len(run.tokens("b")) == tokens + 1  # it was told, though b no longer runs
+    assert len(run.tokens("b")) == tokens + 1  # b no longer runs, but its token was in flight
     return run
 
 
-def test_a_preempted_requests_late_token_is_appended_before_it_is_planned_again() -> None:
+def test_a_preempted_requests_late_token_is_appended_before_it_is_scheduled_again() -> None:
     run = preempted_in_flight()
     known = len(run.tokens("b"))
     run.finish()
@@ -123,16 +123,16 @@ def test_a_preempted_requests_late_token_is_appended_before_it_is_planned_again(
     run.assert_complete([make_request("a", range(8), max_tokens=12), make_request("b", range(20, 28), max_tokens=12)])
 
 
-def test_a_preempted_request_that_is_aborted_is_told_to_the_workers_once() -> None:
+def test_workers_are_notified_once_of_a_preempted_request_that_is_aborted() -> None:
     run = preempted_in_flight()
     run.core.abort(["b"])
     run.finish()
-    told = [request_id for plan in run.executor.plans for request_id in plan.finished_request_ids]
-    assert told == ["a"]
+    seen = [request_id for plan in run.executor.plans for request_id in plan.finished_request_ids]
+    assert seen == ["a"]
     assert run.finish_reason("b") is FinishReason.ABORT
 
 
-def test_a_late_token_can_end_a_preempted_request() -> None:
+def test_a_late_token_can_finish_a_preempted_request() -> None:
     run = CoreRun(num_blocks=4, enable_prefix_caching=False)
     requests = [make_request("a", range(8), max_tokens=3), make_request("b", range(20, 25), max_tokens=1)]
     run.submit(*requests)
@@ -142,7 +142,7 @@ def test_a_late_token_can_end_a_preempted_request() -> None:
     assert run.finish_reason("b") is FinishReason.LENGTH
 
 
-def test_blocks_are_found_only_by_steps_planned_after_the_one_that_computes_them() -> None:
+def test_blocks_are_hit_only_by_steps_after_the_one_that_computes_them() -> None:
     run = CoreRun()
     run.submit(make_request("a", range(9), max_tokens=1), make_request("b", range(9), max_tokens=1))
     run.finish()
@@ -151,7 +151,7 @@ def test_blocks_are_found_only_by_steps_planned_after_the_one_that_computes_them
     assert run.batches() == [{"a": 9, "b": 9}, {"c": 1}]
 
 
-def test_a_block_is_found_while_the_step_that_computes_it_is_in_flight() -> None:
+def test_a_block_is_hit_while_the_step_that_computes_it_is_in_flight() -> None:
     run = CoreRun()
     run.submit(make_request("a", range(9), max_tokens=3))
     run.step()
@@ -163,7 +163,7 @@ def test_a_block_is_found_while_the_step_that_computes_it_is_in_flight() -> None
     assert run.tokens("a") == run.tokens("b")
 
 
-def test_a_block_is_not_found_before_the_host_knows_its_tokens() -> None:
+def test_a_block_is_not_hit_before_the_host_knows_its_tokens() -> None:
     run = CoreRun()
     run.submit(make_request("a", range(7), max_tokens=12))
     answer = generate(range(7), make_request(max_tokens=12).sampling_params, frozenset(), 128)
@@ -175,7 +175,7 @@ def test_a_block_is_not_found_before_the_host_knows_its_tokens() -> None:
     assert run.tokens("b") == answer[5:6]
 
 
-def test_prompt_logprobs_are_told_once_though_a_preemption_computes_them_twice() -> None:
+def test_prompt_logprobs_are_sent_once_though_a_preemption_computes_them_twice() -> None:
     run = CoreRun(num_blocks=6, enable_prefix_caching=False, max_num_batched_tokens=5)
     requests = [make_request("a", range(8), max_tokens=12), make_request("b", range(20, 28), prompt_logprobs=0)]
     run.submit(*requests)
@@ -184,30 +184,30 @@ def test_prompt_logprobs_are_told_once_though_a_preemption_computes_them_twice()
     assert [logprob.rank for output in run.outputs["b"] for logprob in output.prompt_logprobs] == list(range(1, 8))
 
 
-def test_the_workers_are_told_of_ends_with_the_next_tokens_or_at_once_when_none_follow() -> None:
+def test_workers_are_notified_of_finished_requests_with_the_next_tokens_or_at_once_if_none_follow() -> None:
     run = CoreRun()
     run.submit(make_request("a", max_tokens=1), make_request("b", max_tokens=3))
     run.finish()
-    told = [(plan.total_num_scheduled_tokens, plan.finished_request_ids) for plan in run.executor.plans]
-    assert told == [(6, []), (1, []), (1, ["a"]), (0, ["b"])]
+    seen = [(plan.total_num_scheduled_tokens, plan.finished_request_ids) for plan in run.executor.plans]
+    assert seen == [(6, []), (1, []), (1, ["a"]), (0, ["b"])]
 
 
 @pytest.mark.parametrize("num_requests", [1, 5])
-def test_outputs_are_the_same_switched_off(num_requests: int) -> None:
+def test_outputs_are_the_same_without_async_scheduling(num_requests: int) -> None:
     requests = [
         make_request(f"r{index}", [index, 2, 3], max_tokens=20, ignore_eos=False, logprobs=0)
         for index in range(num_requests)
     ]
-    told = []
+    seen = []
     for async_scheduling in (True, False):
         run = CoreRun(async_scheduling=async_scheduling)
         run.submit(*requests)
         run.finish()
-        told.append(
+        seen.append(
             [
                 (output.request_id, output.new_token_ids, output.logprobs, output.finish_reason, output.stop_reason)
                 for request in requests
                 for output in run.outputs[request.request_id]
             ]
         )
-    assert told[0] == told[1]
+    assert seen[0] == seen[1]

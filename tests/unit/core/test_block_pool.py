@@ -1,4 +1,4 @@
-"""FreeBlockQueue and BlockPool: who is given out next, and what can still be found."""
+"""FreeBlockQueue and BlockPool: allocation order, references and the prefix cache."""
 
 import random
 
@@ -16,7 +16,7 @@ def queue_of(count: int) -> tuple[FreeBlockQueue, list[Block]]:
     return FreeBlockQueue(blocks), blocks
 
 
-def test_queue_gives_out_in_order() -> None:
+def test_queue_pops_in_order() -> None:
     queue, _ = queue_of(3)
     assert [queue.pop_left().block_id for _ in range(3)] == [0, 1, 2]
     assert len(queue) == 0
@@ -39,7 +39,7 @@ def test_queue_takes_blocks_at_both_ends() -> None:
     assert ids(queue.to_list()) == [1, 2, 0]
 
 
-def test_queue_refuses_what_it_does_not_hold_and_what_it_holds() -> None:
+def test_queue_rejects_removing_absent_and_adding_present_blocks() -> None:
     queue, blocks = queue_of(2)
     with pytest.raises(AssertionError, match="is free already"):
         queue.append(blocks[0])
@@ -74,14 +74,14 @@ def test_queue_agrees_with_a_list_under_random_use() -> None:
         assert queue.to_list() == model
 
 
-def test_pool_gives_out_blocks_in_the_given_order() -> None:
+def test_pool_allocates_blocks_in_the_given_order() -> None:
     pool = BlockPool(4, order=[2, 0, 3, 1])
     assert ids(pool.get_new_blocks(3)) == [2, 0, 3]
     assert pool.num_free_blocks == 1
     pool.check_integrity()
 
 
-def test_pool_of_no_blocks_is_refused() -> None:
+def test_pool_without_blocks_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one block, got 0"):
         BlockPool(0)
 
@@ -91,7 +91,7 @@ def test_order_must_be_a_permutation() -> None:
         BlockPool(3, order=[0, 1, 1])
 
 
-def test_freed_content_is_found_until_its_block_is_given_out_again() -> None:
+def test_freed_content_is_found_until_its_block_is_allocated_again() -> None:
     pool = BlockPool(2)
     block = pool.get_new_blocks(1)
     pool.cache_full_blocks(block, [b"x"])
@@ -102,7 +102,7 @@ def test_freed_content_is_found_until_its_block_is_given_out_again() -> None:
     pool.check_integrity()
 
 
-def test_shared_block_is_free_when_the_last_reader_gives_it_back() -> None:
+def test_shared_block_is_free_when_its_last_reference_is_dropped() -> None:
     pool = BlockPool(1)
     block = pool.get_new_blocks(1)
     pool.touch(block)
@@ -126,7 +126,7 @@ def test_touching_a_free_block_keeps_its_content() -> None:
     pool.check_integrity()
 
 
-def test_eviction_takes_nameless_blocks_first_then_the_oldest_and_of_a_sequence_its_tail() -> None:
+def test_eviction_order_is_unhashed_blocks_then_the_oldest_and_a_sequences_tail_first() -> None:
     pool = BlockPool(6)
     first, second = pool.get_new_blocks(3), pool.get_new_blocks(3)
     pool.cache_full_blocks(first[:2], [b"a", b"b"])
@@ -146,7 +146,7 @@ def test_same_content_twice_is_found_once() -> None:
     pool.check_integrity()
 
 
-def test_reset_forgets_content_but_not_readers() -> None:
+def test_reset_clears_hashes_but_not_references() -> None:
     pool = BlockPool(2)
     block = pool.get_new_blocks(1)
     pool.cache_full_blocks(block, [b"x"])
@@ -156,7 +156,7 @@ def test_reset_forgets_content_but_not_readers() -> None:
     pool.check_integrity()
 
 
-def test_integrity_check_sees_a_lost_block() -> None:
+def test_integrity_check_detects_a_lost_block() -> None:
     pool = BlockPool(2)
     pool.get_new_blocks(1)[0].ref_count = 0
     with pytest.raises(AssertionError, match="differ"):

@@ -1,4 +1,4 @@
-"""Thousands of requests at random, under memory pressure: every token right, no block lost, nobody left waiting."""
+"""Random traffic under memory pressure: correct tokens, no leaked block, no starved request."""
 
 import random
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> En
 
 
 class Follower:
-    """One that follows the cache from a random step on; it reads now and then, and its changes merge meanwhile."""
+    """A subscriber from a random step on, which reads at random; changes merge in between."""
 
     def __init__(self, run: CoreRun, rng: random.Random) -> None:
         self.run = run
@@ -64,7 +64,7 @@ class Follower:
         for batch in self.run.kv_events:
             changes = batch.changes
             if self.each is None or (batch.snapshot is not None and self.rng.random() < 0.5):
-                assert batch.snapshot is not None, "the first news hold a snapshot"
+                assert batch.snapshot is not None, "the first batch has a snapshot"
                 changes = KvChanges.snapshot(batch.snapshot)
             self.each = replay(self.each or set(), changes)
             self.pending.merge(changes)
@@ -79,7 +79,7 @@ class Follower:
 
 
 def replay(held: set[bytes], changes: KvChanges) -> set[bytes]:
-    """What is held after the changes, none of which says what is known already."""
+    """The cache's content after the changes, none of which is redundant."""
     if changes.is_snapshot:
         assert not changes.removed
         return set(changes.stored)
@@ -112,7 +112,7 @@ class Traffic:
         if self.requests and self.rng.random() < self.abort_share:
             request_id = self.rng.choice(list(self.requests))
             self.aborted.add(request_id)
-            self.run.core.abort([request_id, "nobody"])
+            self.run.core.abort([request_id, "unknown"])
 
     def drive(self) -> None:
         for _ in range(20_000):
@@ -192,7 +192,7 @@ def test_random_traffic_under_memory_pressure(
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_replayed_kv_events_are_what_the_cache_holds_after_every_step(seed: int, async_scheduling: bool) -> None:
+def test_replayed_kv_events_equal_the_cache_after_every_step(seed: int, async_scheduling: bool) -> None:
     rng = random.Random(seed)
     num_blocks = rng.choice([15, 16, 20, 40])
     run = CoreRun(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, async_scheduling=async_scheduling)
@@ -232,7 +232,7 @@ def test_same_tokens_as_an_unpressured_run(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fcfs_starts_nobody_before_an_earlier_one(seed: int) -> None:
+def test_fcfs_starts_no_request_before_an_earlier_one(seed: int) -> None:
     rng = random.Random(seed)
     run = random_run(rng, async_scheduling=True, policy="fcfs")
     traffic = Traffic(run, rng, num_requests=100, abort_share=0.0)

@@ -1,4 +1,4 @@
-"""EngineCore: its inbox, its outputs, its faults, and what it costs."""
+"""EngineCore: inbox, outputs, errors and host time per step."""
 
 import threading
 import time
@@ -14,14 +14,14 @@ from support.core import Clock, CoreRun, hash_block, make_request
 from support.fake_executor import FakeFuture
 
 
-def test_nothing_to_do_says_nothing() -> None:
+def test_step_without_work_returns_none() -> None:
     run = CoreRun()
     assert not run.core.has_unfinished_requests()
     assert run.core.step() is None
     assert not run.executor.plans
 
 
-def test_a_submitted_request_is_work_at_once() -> None:
+def test_a_submitted_request_is_unfinished_at_once() -> None:
     run = CoreRun()
     run.submit(make_request())
     assert run.core.has_unfinished_requests()
@@ -34,12 +34,12 @@ def test_an_abort_that_arrives_during_a_step_is_applied_before_its_outputs_are_b
     run = CoreRun(async_scheduling=async_scheduling)
     run.submit(make_request("a", max_tokens=20), make_request("b", max_tokens=6))
     run.steps(2)
-    told = len(run.tokens("a"))
+    received = len(run.tokens("a"))
     run.executor.while_waiting = lambda: run.core.abort(["a"])
     run.step()
     run.executor.while_waiting = None
     assert run.finish_reason("a") is FinishReason.ABORT
-    assert len(run.tokens("a")) == told
+    assert len(run.tokens("a")) == received
     run.finish()
     run.assert_complete([make_request("b", max_tokens=6)])
 
@@ -74,16 +74,16 @@ def test_a_request_aborted_right_after_it_was_submitted_ends_without_a_step() ->
     assert [output.finish_reason for output in run.outputs["a"]] == [FinishReason.ABORT]
 
 
-def test_aborting_the_unknown_and_the_finished_is_no_fault() -> None:
+def test_aborting_unknown_and_finished_ids_is_ignored() -> None:
     run = CoreRun()
     run.submit(make_request("a", max_tokens=1))
     run.finish()
-    run.core.abort(["a", "nobody"])
+    run.core.abort(["a", "unknown"])
     run.finish()
     assert run.finish_reason("a") is FinishReason.LENGTH
 
 
-def test_an_id_in_use_is_rejected_and_the_first_goes_on() -> None:
+def test_an_id_in_use_is_rejected_and_the_first_request_continues() -> None:
     run = CoreRun()
     run.submit(make_request("a", max_tokens=3), make_request("a", [9], client_index=7))
     run.finish()
@@ -92,7 +92,7 @@ def test_an_id_in_use_is_rejected_and_the_first_goes_on() -> None:
     run.assert_complete([make_request("a", max_tokens=3)])
 
 
-def test_an_id_may_be_used_again_after_the_end() -> None:
+def test_an_id_may_be_used_again_after_its_request_finished() -> None:
     run = CoreRun()
     for _ in range(2):
         run.submit(make_request("a", max_tokens=2))
@@ -112,7 +112,7 @@ def test_outputs_are_deltas_and_counts_are_totals() -> None:
     assert [output.finish_reason for output in outputs] == [None, None, FinishReason.LENGTH]
 
 
-def test_events_are_told_once_with_times_that_never_go_back() -> None:
+def test_events_are_sent_once_with_increasing_times() -> None:
     run = CoreRun(clock=Clock())
     run.submit(make_request("a", max_tokens=3))
     run.finish()
@@ -122,7 +122,7 @@ def test_events_are_told_once_with_times_that_never_go_back() -> None:
     assert [len(output.events) for output in run.outputs["a"]] == [3, 0, 1]
 
 
-def test_steps_are_counted_as_the_plans_are() -> None:
+def test_steps_are_numbered_like_scheduler_outputs() -> None:
     run = CoreRun(async_scheduling=False)
     run.submit(make_request("a", max_tokens=3))
     steps = []
@@ -134,7 +134,7 @@ def test_steps_are_counted_as_the_plans_are() -> None:
     assert steps == [1, 2, 3]
 
 
-def test_what_a_step_raises_comes_out_and_the_watchdog_sees_no_step() -> None:
+def test_step_raises_what_the_executor_raises_and_clears_step_started_at() -> None:
     run = CoreRun()
     run.executor.fail_at = 2
     run.submit(make_request("a"))
@@ -143,7 +143,7 @@ def test_what_a_step_raises_comes_out_and_the_watchdog_sees_no_step() -> None:
     assert run.core.step_started_at is None
 
 
-def test_the_watchdog_sees_when_the_running_step_began() -> None:
+def test_step_started_at_is_set_during_a_step() -> None:
     run = CoreRun()
     seen: list[float | None] = []
     run.executor.while_waiting = lambda: seen.append(run.core.step_started_at)
@@ -165,7 +165,7 @@ def test_waiting_ends_when_a_request_comes_from_another_thread() -> None:
     run.assert_complete([make_request("a")])
 
 
-def test_waiting_ends_by_wake_and_by_time() -> None:
+def test_waiting_ends_by_wake_and_by_timeout() -> None:
     run = CoreRun()
     run.core.wake()
     run.core.wait_for_work(timeout=30)
@@ -174,7 +174,7 @@ def test_waiting_ends_by_wake_and_by_time() -> None:
     assert not run.core.has_unfinished_requests()
 
 
-def test_a_rejection_that_ended_a_wait_is_told() -> None:
+def test_a_rejection_that_ended_a_wait_is_returned() -> None:
     run = CoreRun()
     run.submit(make_request("a", []))
     run.core.wait_for_work(timeout=30)

@@ -1,4 +1,4 @@
-"""KVCacheManager: which blocks a request gets, which prefixes are found, and by whom."""
+"""KVCacheManager: allocation and prefix cache hits."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def test_allocates_only_what_is_missing() -> None:
     assert manager.usage == 3 / 8
 
 
-def test_what_does_not_fit_changes_nothing() -> None:
+def test_a_failed_allocation_changes_nothing() -> None:
     manager, request = make_manager(2), live(range(5))
     assert manager.allocate_slots(request, 9) is None
     assert not request.blocks
@@ -75,7 +75,7 @@ def test_a_fully_cached_prompt_leaves_its_last_token_to_compute(num_tokens: int,
     assert len(manager.get_computed_blocks(live(range(num_tokens), order=1))) == num_blocks
 
 
-def test_salts_do_not_see_each_other() -> None:
+def test_requests_with_different_salts_share_nothing() -> None:
     manager = make_manager()
     compute(manager, live(range(9), cache_salt="mine"))
     assert not manager.get_computed_blocks(live(range(9), order=1))
@@ -98,7 +98,7 @@ def test_without_caching_nothing_is_hashed_or_found() -> None:
     assert not manager.get_computed_blocks(live(range(9), order=1))
 
 
-def test_publishes_only_full_blocks_of_planned_and_known_tokens() -> None:
+def test_publishes_only_full_blocks_of_scheduled_and_known_tokens() -> None:
     manager, request = make_manager(), live(range(9))
     manager.allocate_slots(request, 12)
     request.num_computed_tokens = 7
@@ -120,7 +120,7 @@ def test_shares_blocks_in_use_and_counts_free_hits_as_taken() -> None:
     assert manager.allocate_slots(second, 9, computed) == [0, 1, 2]
 
 
-def test_hits_that_are_free_are_not_given_out_as_new() -> None:
+def test_hits_on_free_blocks_are_not_allocated_as_new() -> None:
     manager = make_manager(3)
     first = live(range(9))
     compute(manager, first)
@@ -130,7 +130,7 @@ def test_hits_that_are_free_are_not_given_out_as_new() -> None:
     assert manager.usage == 0
 
 
-def test_reset_forgets_prefixes_and_what_builds_on_them() -> None:
+def test_reset_clears_prefixes_and_blocks_that_build_on_them() -> None:
     manager, request = make_manager(), live(range(9))
     compute(manager, request)
     manager.reset_prefix_cache([request])

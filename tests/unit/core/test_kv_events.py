@@ -1,4 +1,4 @@
-"""KvChanges and the news of a core's steps: what is told, when, and what cancels out."""
+"""KvChanges, and the KV events in a core's step outputs."""
 
 from proa_engine.core.kv_events import KvChanges
 from support.core import CoreRun, hash_block, make_request
@@ -8,19 +8,19 @@ def changes(*, stored: str = "", removed: str = "") -> KvChanges:
     return KvChanges(stored=dict.fromkeys(map(str.encode, stored)), removed=dict.fromkeys(map(str.encode, removed)))
 
 
-def test_what_comes_and_goes_cancels_out() -> None:
+def test_storing_then_removing_cancels_out() -> None:
     pending = changes(stored="ab")
     pending.merge(changes(stored="c", removed="a"))
     assert pending == changes(stored="bc")
 
 
-def test_what_goes_and_comes_back_cancels_out() -> None:
+def test_removing_then_storing_cancels_out() -> None:
     pending = changes(removed="ab")
     pending.merge(changes(stored="a"))
     assert pending == changes(removed="b")
 
 
-def test_a_later_snapshot_replaces_all_that_waits() -> None:
+def test_a_later_snapshot_replaces_pending_changes() -> None:
     pending = changes(stored="a", removed="b")
     later = KvChanges.snapshot([b"c"])
     pending.merge(later)
@@ -29,7 +29,7 @@ def test_a_later_snapshot_replaces_all_that_waits() -> None:
     assert later == KvChanges.snapshot([b"c"])
 
 
-def test_an_empty_snapshot_says_something_and_no_changes_say_nothing() -> None:
+def test_an_empty_snapshot_is_true_and_no_changes_are_false() -> None:
     assert KvChanges.snapshot()
     assert not KvChanges()
 
@@ -39,7 +39,7 @@ def run_a(run: CoreRun, *prompt: int) -> None:
     run.finish()
 
 
-def test_nothing_is_kept_while_nobody_follows() -> None:
+def test_nothing_is_recorded_without_a_subscriber() -> None:
     run = CoreRun()
     run_a(run, *range(9))
     assert run.kv_events == []
@@ -58,7 +58,7 @@ def test_an_idle_core_sends_its_snapshot_at_once() -> None:
     assert not run.core.has_unfinished_requests()
 
 
-def test_blocks_are_told_parents_first_even_by_a_step_without_tokens() -> None:
+def test_stored_blocks_are_sent_parents_first_even_by_a_step_without_tokens() -> None:
     run = CoreRun(max_num_batched_tokens=4)
     run.core.follow_kv_events()
     run.submit(make_request("a", range(13), max_tokens=2))
@@ -72,7 +72,7 @@ def test_blocks_are_told_parents_first_even_by_a_step_without_tokens() -> None:
     assert stored == chain[1:]
 
 
-def test_a_block_that_is_given_out_again_is_told_as_removed_in_that_step() -> None:
+def test_a_reallocated_block_is_sent_as_removed_in_that_step() -> None:
     run = CoreRun(num_blocks=4)
     run.core.follow_kv_events()
     run_a(run, *range(12))
@@ -84,7 +84,7 @@ def test_a_block_that_is_given_out_again_is_told_as_removed_in_that_step() -> No
     assert removed
 
 
-def test_a_reset_is_a_snapshot_of_nothing() -> None:
+def test_a_reset_is_an_empty_snapshot() -> None:
     run = CoreRun()
     run.core.follow_kv_events()
     run_a(run, *range(9))
@@ -94,7 +94,7 @@ def test_a_reset_is_a_snapshot_of_nothing() -> None:
     assert [batch.changes for batch in run.kv_events] == [KvChanges.snapshot()]
 
 
-def test_nothing_is_told_any_more_when_nobody_follows_any_more() -> None:
+def test_nothing_is_sent_after_the_last_subscriber_left() -> None:
     run = CoreRun()
     run.core.follow_kv_events()
     run.step()

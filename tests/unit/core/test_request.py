@@ -1,4 +1,4 @@
-"""Request: how it ends, and which reason that is on the wire."""
+"""Request: how it finishes, and its finish reason."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def end_of(request: Request, *token_ids: int) -> tuple[FinishReason | None, int 
     return request.finish_reason, request.stop_reason, request.num_output_tokens
 
 
-def test_every_finished_status_has_a_reason_and_no_other_has() -> None:
+def test_every_finished_status_and_no_other_has_a_finish_reason() -> None:
     finished = {status for status in RequestStatus if status > RequestStatus.PREEMPTED}
     assert finished == set(FINISH_REASONS)
     assert {status.name for status in finished} == {s.name for s in RequestStatus if s.name.startswith("FINISHED_")}
@@ -52,7 +52,7 @@ def test_a_request_is_finished_if_its_status_is_after_preempted() -> None:
         (RequestStatus.FINISHED_ABORTED, FinishReason.ABORT),
     ],
 )
-def test_reasons_on_the_wire(status: RequestStatus, reason: FinishReason) -> None:
+def test_finish_reasons(status: RequestStatus, reason: FinishReason) -> None:
     assert FINISH_REASONS[status] is reason
 
 
@@ -60,15 +60,15 @@ def test_end_of_sequence_stops_without_a_stop_reason() -> None:
     assert end_of(running(), 1, EOS, 2) == (FinishReason.STOP, None, 2)
 
 
-def test_stop_token_stops_and_is_named() -> None:
+def test_stop_token_is_the_stop_reason() -> None:
     assert end_of(running(stop_token_ids=[7]), 1, 7) == (FinishReason.STOP, 7, 2)
 
 
-def test_end_of_sequence_that_is_asked_for_as_stop_token_is_named() -> None:
+def test_end_of_sequence_that_is_also_a_stop_token_is_the_stop_reason() -> None:
     assert end_of(running(stop_token_ids=[EOS]), EOS) == (FinishReason.STOP, EOS, 1)
 
 
-def test_length_ends() -> None:
+def test_max_tokens_finishes_by_length() -> None:
     assert end_of(running(max_tokens=2), 1, 2) == (FinishReason.LENGTH, None, 2)
 
 
@@ -82,7 +82,7 @@ def test_end_token_at_the_end_of_the_context_is_a_stop() -> None:
     assert end_of(running(prompt_length=3, max_num_tokens=5), 1, EOS) == (FinishReason.STOP, None, 2)
 
 
-def test_ignored_end_of_sequence_goes_on() -> None:
+def test_ignored_end_of_sequence_continues() -> None:
     assert end_of(running(ignore_eos=True, max_tokens=3), 1, EOS, 2) == (FinishReason.LENGTH, None, 3)
 
 
@@ -98,7 +98,7 @@ def test_end_token_below_min_tokens_at_the_limit_is_a_length() -> None:
     assert end_of(running(max_num_tokens=4, min_tokens=3), EOS) == (FinishReason.LENGTH, None, 1)
 
 
-def test_tokens_generated_elsewhere_count_as_output() -> None:
+def test_resumed_tokens_count_as_output() -> None:
     assert end_of(running(resumed=2, max_tokens=4), 1, 2) == (FinishReason.LENGTH, None, 4)
     assert end_of(running(resumed=2, max_tokens=4, min_tokens=3), EOS) == (FinishReason.STOP, None, 3)
 
@@ -111,7 +111,7 @@ def test_last_allowed_token_is_never_computed() -> None:
     assert request.num_uncomputed_tokens == 0
 
 
-def test_a_token_that_was_not_planned_is_a_fault() -> None:
+def test_appending_a_token_that_was_not_scheduled_fails() -> None:
     request = running()
     request.append_token(1)
     with pytest.raises(AssertionError, match="never scheduled"):

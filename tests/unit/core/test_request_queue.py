@@ -1,4 +1,4 @@
-"""RequestQueue: who is next, whoever leaves in between."""
+"""RequestQueue: order, with requests removed in between."""
 
 import random
 
@@ -22,7 +22,7 @@ def test_lower_order_comes_first() -> None:
     assert queue.peek() is None
 
 
-def test_who_left_is_skipped() -> None:
+def test_removed_requests_are_skipped() -> None:
     queue = RequestQueue()
     requests = [waiting((0, index), length=index + 1) for index in range(3)]
     for request in requests:
@@ -33,7 +33,7 @@ def test_who_left_is_skipped() -> None:
     assert queue.to_list() == requests[1:]
 
 
-def test_who_was_popped_may_come_back() -> None:
+def test_popped_requests_may_be_pushed_again() -> None:
     queue = RequestQueue()
     request = waiting((0, 0), length=4)
     queue.push(request)
@@ -43,12 +43,12 @@ def test_who_was_popped_may_come_back() -> None:
     assert queue.pop() is request
 
 
-def test_popping_from_an_empty_queue_is_a_fault() -> None:
+def test_popping_from_an_empty_queue_fails() -> None:
     with pytest.raises(AssertionError, match="the queue is empty"):
         RequestQueue().pop()
 
 
-def test_the_dead_do_not_pile_up_behind_a_stuck_head() -> None:
+def test_dead_entries_do_not_pile_up_behind_the_head() -> None:
     queue = RequestQueue()
     queue.push(waiting((0, 0)))
     for index in range(1, 5000):

@@ -1,4 +1,4 @@
-"""What each step computes: who joins, who leaves, who waits, and who gives way."""
+"""Scheduler: which requests and how many tokens each step computes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def request_of(
     return make_request(request_id, prompt, max_tokens=max_tokens, priority=priority)
 
 
-def test_late_arrivals_join_and_finished_leave() -> None:
+def test_late_arrivals_start_and_finished_requests_leave() -> None:
     run = CoreRun(async_scheduling=False)
     run.submit(request_of("a", 3, max_tokens=3))
     run.step()
@@ -25,7 +25,7 @@ def test_late_arrivals_join_and_finished_leave() -> None:
     assert run.batches() == [{"a": 3}, {"a": 1, "b": 5}, {"a": 1, "b": 1}]
 
 
-def test_late_arrivals_join_while_a_step_is_in_flight() -> None:
+def test_late_arrivals_start_while_a_step_is_in_flight() -> None:
     run = CoreRun(async_scheduling=True)
     run.submit(request_of("a", 3, max_tokens=4))
     run.step()
@@ -122,7 +122,7 @@ def test_salted_requests_share_with_the_same_salt_only() -> None:
     assert [run.last(request_id).num_cached_tokens for request_id in "abcd"] == [0, 0, 16, 0]
 
 
-def test_a_reset_cache_is_empty_for_who_comes_later() -> None:
+def test_a_reset_cache_is_empty_for_later_requests() -> None:
     run = CoreRun()
     run.submit(request_of("a", 18, max_tokens=9))
     run.steps(3)
@@ -181,7 +181,7 @@ def test_priority_policy_preempts_the_lowest_priority_though_it_is_older() -> No
     assert EventType.PREEMPTED not in run.event_types("high")
 
 
-def test_the_first_that_does_not_fit_is_not_passed_by_smaller_ones() -> None:
+def test_the_first_that_does_not_fit_is_not_overtaken_by_smaller_ones() -> None:
     run = CoreRun(num_blocks=6, async_scheduling=False)
     run.submit(request_of("a", 12, max_tokens=4), request_of("big", 16, start=1), request_of("small", 2, start=2))
     run.step()
@@ -218,7 +218,7 @@ def test_a_full_queue_rejects() -> None:
         (make_request(resumed=[1, 2], max_tokens=2), "max_tokens (2) leaves no token to generate"),
     ],
 )
-def test_what_can_never_be_served_is_rejected_at_once(request_: EngineCoreRequest, message: str) -> None:
+def test_requests_that_can_never_be_served_are_rejected_at_once(request_: EngineCoreRequest, message: str) -> None:
     run = CoreRun(num_blocks=8, max_model_len=40)
     run.submit(request_)
     run.finish()
@@ -241,7 +241,9 @@ def test_a_request_alone_that_fills_the_cache_ends_by_length(async_scheduling: b
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize(("max_tokens", "max_model_len"), [(1, 50), (5, 50), (None, 20)])
-def test_nothing_is_planned_past_the_limits(async_scheduling: bool, max_tokens: int | None, max_model_len: int) -> None:
+def test_nothing_is_scheduled_past_the_limits(
+    async_scheduling: bool, max_tokens: int | None, max_model_len: int
+) -> None:
     run = CoreRun(async_scheduling=async_scheduling, max_model_len=max_model_len)
     run.submit(make_request(prompt=range(6), max_tokens=max_tokens))
     run.finish()
@@ -251,7 +253,7 @@ def test_nothing_is_planned_past_the_limits(async_scheduling: bool, max_tokens: 
     assert run.finish_reason() is FinishReason.LENGTH
 
 
-def test_tokens_generated_elsewhere_count_as_output() -> None:
+def test_resumed_tokens_count_as_output() -> None:
     prompt = [1, 2, 3]
     whole = generate(prompt, SamplingParams(max_tokens=8, ignore_eos=True), frozenset(), 128)
     run = CoreRun()
@@ -262,7 +264,7 @@ def test_tokens_generated_elsewhere_count_as_output() -> None:
     assert run.batches()[0] == {"a": 8}
 
 
-def test_what_another_engine_has_begun_goes_before_those_that_wait() -> None:
+def test_resumed_requests_are_scheduled_before_waiting_ones() -> None:
     run = CoreRun(max_num_seqs=1, async_scheduling=False)
     run.submit(request_of("running", 3), request_of("waiting", 3, start=1))
     run.step()
@@ -271,7 +273,7 @@ def test_what_another_engine_has_begun_goes_before_those_that_wait() -> None:
     assert list(dict.fromkeys(name for batch in run.batches() for name in batch)) == ["running", "resumed", "waiting"]
 
 
-def test_tokens_generated_elsewhere_come_from_the_prefix_cache_where_it_has_them() -> None:
+def test_resumed_tokens_hit_the_prefix_cache() -> None:
     prompt = [1, 2, 3]
     whole = generate(prompt, SamplingParams(max_tokens=20, ignore_eos=True), frozenset(), 128)
     run = CoreRun(block_size=4)
@@ -283,7 +285,7 @@ def test_tokens_generated_elsewhere_come_from_the_prefix_cache_where_it_has_them
     assert run.tokens("a") == whole[10:]
 
 
-def test_stats_count_who_runs_and_who_waits() -> None:
+def test_stats_count_running_and_waiting_requests() -> None:
     run = CoreRun(max_num_seqs=1, num_blocks=10)
     run.submit(request_of("a", 8), request_of("b", 5), request_of("c", 6))
     run.step()
@@ -293,7 +295,7 @@ def test_stats_count_who_runs_and_who_waits() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_waiting_requests", "max_model_len"])
-def test_impossible_limits_are_refused_by_name(name: str) -> None:
+def test_invalid_limits_are_rejected_by_name(name: str) -> None:
     limits = {"max_model_len": 10, name: 0}
     with pytest.raises(ValueError, match=f"{name} must be at least"):
         SchedulerConfig(**limits)  # type: ignore[arg-type]

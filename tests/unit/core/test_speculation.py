@@ -1,4 +1,4 @@
-"""Draft tokens in the core: planned for the furthest that a request can be, settled one step late."""
+"""Draft tokens in the core: scheduled for the upper bound, corrected one step later."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def batches_of_one(run: CoreRun) -> list[int]:
     return [sum(batch.values()) for batch in run.batches()]
 
 
-def test_a_decode_is_planned_with_drafts_and_the_prompt_is_not() -> None:
+def test_decodes_are_scheduled_with_drafts_and_prompts_without() -> None:
     run = run_with_drafts(none_accepted)
     run.submit(make_request("a", range(5), max_tokens=12))
     run.finish()
@@ -49,7 +49,7 @@ def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
     assert stats.spec_decode_num_accepted_tokens == 24
 
 
-def test_nothing_is_planned_past_the_limit_whatever_is_accepted() -> None:
+def test_nothing_is_scheduled_past_the_limit_however_many_drafts_are_accepted() -> None:
     for accept in (all_accepted, none_accepted):
         for max_tokens in range(1, 12):
             run = run_with_drafts(accept, max_model_len=14)
@@ -60,7 +60,7 @@ def test_nothing_is_planned_past_the_limit_whatever_is_accepted() -> None:
             assert run.finish_reason() is FinishReason.LENGTH
 
 
-def test_near_its_limit_a_request_waits_for_what_is_in_flight() -> None:
+def test_near_its_limit_a_request_waits_for_its_step_in_flight() -> None:
     run = run_with_drafts(none_accepted)
     run.submit(make_request("a", range(5), max_tokens=5))
     run.steps(3)
@@ -81,8 +81,8 @@ def test_an_end_in_the_middle_of_accepted_drafts_drops_the_rest(num_tokens: int)
     run.assert_complete([request])
     assert run.finish_reason() is FinishReason.STOP
     assert run.last().num_output_tokens == num_tokens
-    told = [logprob.token_id for output in run.outputs["a"] for logprob in output.logprobs]
-    assert told == run.tokens("a")
+    received = [logprob.token_id for output in run.outputs["a"] for logprob in output.logprobs]
+    assert received == run.tokens("a")
 
 
 def test_drafts_take_only_the_budget_that_others_leave() -> None:
@@ -92,7 +92,7 @@ def test_drafts_take_only_the_budget_that_others_leave() -> None:
     assert {"a": 4, "b": 1, "c": 1} in [dict(sorted(batch.items())) for batch in run.batches()]
 
 
-def test_a_preempted_requests_drafts_in_flight_count_before_it_is_planned_again() -> None:
+def test_a_preempted_requests_drafts_in_flight_count_before_it_is_scheduled_again() -> None:
     requests = [make_request(name, range(start, start + 8), max_tokens=16) for name, start in (("a", 0), ("b", 20))]
     run = run_with_drafts(all_accepted, num_blocks=8, enable_prefix_caching=False)
     run.submit(*requests)
@@ -109,7 +109,7 @@ def test_requests_whose_rules_count_tokens_get_no_drafts(params: dict[str, Any])
     assert batches_of_one(run) == [5, 1, 1, 1, 1]
 
 
-def test_blocks_of_accepted_drafts_are_found_once_the_host_knows_them() -> None:
+def test_blocks_of_accepted_drafts_are_hit_once_the_host_knows_them() -> None:
     run = run_with_drafts(all_accepted)
     request = make_request("a", range(6), max_tokens=40)
     run.submit(request)
@@ -118,4 +118,4 @@ def test_blocks_of_accepted_drafts_are_found_once_the_host_knows_them() -> None:
     run.submit(make_request("b", [*known, 1, 2, 3], max_tokens=1))
     run.finish()  # the executor reads every context back
     num_computed = [new.num_computed_tokens for plan in run.executor.plans for new in plan.new_requests]
-    assert num_computed[1] >= len(known) - 8  # blocks of four; the last one planned is told of with the next step
+    assert num_computed[1] >= len(known) - 8  # blocks of four; the last one scheduled is published with the next step

@@ -1,4 +1,4 @@
-"""Validation against a model's limits: what it cannot serve is refused in a sentence."""
+"""Validation of requests against a model's limits."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ LIMITS = ModelLimits(vocab_size=100, max_model_len=10, max_logprobs=5)
         make_request(prompt=[1, 2], resumed=[3, 4], max_tokens=None),
     ],
 )
-def test_accepts_what_the_model_can_serve(request_: Any) -> None:
+def test_accepts_valid_requests(request_: Any) -> None:
     check_request(request_, LIMITS)
 
 
@@ -49,6 +49,6 @@ def test_accepts_what_the_model_can_serve(request_: Any) -> None:
         (make_request(prompt=[1] * 8, resumed=[1, 2]), "fill the model's maximum context length of 10 tokens"),
     ],
 )
-def test_refuses_what_it_cannot(request_: Any, message: str) -> None:
+def test_rejects_invalid_requests(request_: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_request(request_, LIMITS)

@@ -1,4 +1,4 @@
-"""The contract's comments: whoever writes a client from them alone knows what every field means when it is not set."""
+"""The contract's comments: each gives the meaning of its field when unset."""
 
 import re
 from pathlib import Path

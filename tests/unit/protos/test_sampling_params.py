@@ -1,4 +1,4 @@
-"""SamplingParams: what users may ask for, and what they are told when they may not."""
+"""SamplingParams: accepted ranges, and the errors outside them."""
 
 import math
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_accepts_the_edges_of_every_range(params: dict[str, Any]) -> None:
         ({"logit_bias": {"1": 1.0}}, "a token id in logit_bias must be an integer, got '1'"),
     ],
 )
-def test_refuses_what_is_out_of_range_and_says_why(params: dict[str, Any], message: str) -> None:
+def test_rejects_values_out_of_range(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**params)
 
@@ -113,7 +113,7 @@ def test_later_changes_of_an_argument_change_nothing() -> None:
     assert params.logit_bias == {1: 1.0}
 
 
-def test_what_was_changed_is_checked_in_the_copy_that_is_used() -> None:
+def test_changed_fields_are_checked_by_replace() -> None:
     params = SamplingParams(max_tokens=8)
     params.max_tokens = 64
     params.stop = "end"  # type: ignore[assignment]
