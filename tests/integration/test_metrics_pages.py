@@ -155,7 +155,12 @@ def test_engine_page_is_served_until_stopped() -> None:
 def engine(address: str, *, model_name: str | None) -> EngineClient:
     """An engine as metrics read it; one without a session has no model."""
     stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=4, kv_cache_usage=0.5)
-    fields = {"load_stats": stats, "kv_cache_usage": stats.kv_cache_usage, "breaker_state": BreakerState.OPEN}
+    fields = {
+        "load_stats": stats,
+        "kv_cache_usage": stats.kv_cache_usage,
+        "breaker_state": BreakerState.OPEN,
+        "suspect": True,
+    }
     return cast(EngineClient, SimpleNamespace(address=address, model_name=model_name, **fields))
 
 
@@ -184,6 +189,7 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
     assert page.value("vllm:num_requests_waiting", engine="a:1") == 4
     assert page.value("vllm:kv_cache_usage_perc", engine="a:1") == 0.5
     assert page.value("proa_gateway_engine_breaker_state", engine="a:1") == 2
+    assert page.value("proa_gateway_engine_suspect", engine="a:1") == 1
     assert page.value("proa_gateway_sessions") == 1
     assert page.value("proa_gateway_routing_index_blocks") == 0
     with pytest.raises(KeyError):

@@ -29,6 +29,10 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineClient], float]]] = {
         "Circuit breaker of the engine: 0 closed, 1 half-open, 2 open.",
         lambda one: one.breaker_state,
     ),
+    "proa_gateway_engine_suspect": (
+        "1 if other engines are preferred, because this one is silent or its step takes long; else 0.",
+        lambda one: one.suspect,
+    ),
 }
 """Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`."""
 
