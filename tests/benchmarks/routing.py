@@ -1,7 +1,7 @@
-"""Routing before real engines on a CPU: `PYTHONPATH=tests python tests/benchmarks/routing.py`.
+"""Routing policies with real engines on a CPU: `PYTHONPATH=tests python tests/benchmarks/routing.py`.
 
-Two engines over the built-in model, whose caches hold four fifths of the documents together; each policy has a
-gateway of its own, and documents of its own. Streams of short answers, a few at a time.
+Two engines with the built-in model; their caches together hold four fifths of the documents. Each policy has its own
+gateway and its own documents.
 """
 
 import argparse
@@ -21,12 +21,12 @@ DOCUMENT, QUESTION = 1200, 40  # tokens
 ENGINE = ("--model=builtin", "--num-gpu-blocks-override=360", "--max-num-batched-tokens=1024")
 
 
-def ask(client: httpx.Client, prompt: list[int], session: str) -> tuple[float, int]:
-    """Seconds to the first token, and cached tokens of the prompt."""
+def ask(client: httpx.Client, prompt: list[int], session_id: str) -> tuple[float, int]:
+    """Return the seconds to the first token, and the prompt's cached tokens."""
     body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     started, first, cached = time.perf_counter(), 0.0, 0
-    with client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": session}) as answer:
+    with client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": session_id}) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -38,7 +38,7 @@ def ask(client: httpx.Client, prompt: list[int], session: str) -> tuple[float, i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=60, help="of each policy; the first quarter is not counted")
+    parser.add_argument("--requests", type=int, default=60, help="per policy; the first quarter is not counted")
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--clients", type=int, default=2)
     arguments = parser.parse_args()

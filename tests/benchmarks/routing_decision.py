@@ -1,8 +1,7 @@
-"""What a routing decision costs, and the index's memory: `python tests/benchmarks/routing_decision.py`.
+"""Cost of a routing decision, and the index's memory: `python tests/benchmarks/routing_decision.py`.
 
-256 replicas, prompts of 8,192 tokens, an index with a given number of blocks. Times are the thread's own CPU time: of
-the choice, of the note of it that comes before the request is sent, and of both; and what the index has to do when the
-engine tells the prompt's blocks later.
+256 replicas, prompts of 8,192 tokens, an index with a given number of blocks. Times are the thread's CPU time in
+microseconds: `choose`, `record_sent`, both together, and `add_confirmed` when the engine's KV event arrives.
 """
 
 import argparse
@@ -38,9 +37,9 @@ def hashes(count: int) -> list[bytes]:
 def measure(
     policy: Policy, index: PrefixIndex, replicas: dict[str, Replica], make: Callable[[], RoutingHints], in_flight: int
 ) -> str:
-    """With so many requests under way, whose blocks the engines have not told yet."""
-    times: dict[str, list[float]] = {name: [] for name in ("choice", "note", "both", "told")}
-    under_way: deque[tuple[str, RoutingHints]] = deque()
+    """Measure with `in_flight` requests whose blocks the engines have not confirmed yet."""
+    times: dict[str, list[float]] = {name: [] for name in ("choice", "record", "both", "confirm")}
+    pending: deque[tuple[str, RoutingHints]] = deque()
     for _ in range(ROUNDS + in_flight):
         hints = make()
         before = time.thread_time_ns()
@@ -49,16 +48,16 @@ def measure(
         policy.record_sent(chosen.address, hints)
         after = time.thread_time_ns()
         chosen.load += 1
-        under_way.append((chosen.address, hints))
-        if len(under_way) <= in_flight:
+        pending.append((chosen.address, hints))
+        if len(pending) <= in_flight:
             continue
-        address, computed = under_way.popleft()
+        address, computed = pending.popleft()
         replicas[address].load -= 1
-        at = time.thread_time_ns()
+        start = time.thread_time_ns()
         if policy.needs_hashes:
             index.add_confirmed(address, computed.block_hashes)
-        told = time.thread_time_ns() - at
-        for name, value in zip(times, (between - before, after - between, after - before, told), strict=True):
+        confirm = time.thread_time_ns() - start
+        for name, value in zip(times, (between - before, after - between, after - before, confirm), strict=True):
             times[name].append(value / 1e3)
     return "  ".join(
         f"{name} us p50 {statistics.median(values):4.0f} p99 {statistics.quantiles(values, n=100)[98]:4.0f}"
@@ -70,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=500_000, help="in the index before the measurement")
-    parser.add_argument("--in-flight", type=int, default=512, help="requests whose blocks are not told yet")
+    parser.add_argument("--in-flight", type=int, default=512, help="requests whose blocks are not confirmed yet")
     arguments = parser.parse_args()
     rng = random.Random(1)
     replicas = [
@@ -85,9 +84,9 @@ def main() -> None:
     tracemalloc.stop()
     print(
         f"index: {index.num_blocks:,} blocks, {allocated / index.num_blocks:.0f} bytes a block allocated, "
-        f"{index.num_bytes / index.num_blocks:.0f} by its own account"
+        f"{index.num_bytes / index.num_blocks:.0f} estimated"
     )
-    system = hashes(128)  # that every replica holds
+    system = hashes(128)  # that every replica has
     for replica in replicas:
         index.add_confirmed(replica.address, system)
     by_address, in_flight = {replica.address: replica for replica in replicas}, arguments.in_flight

@@ -1,8 +1,8 @@
 """Routing over many replicas, simulated: `python tests/benchmarks/routing_sim.py --replicas 64 --workload rag`.
 
-The scheduler core, its KV events, the policies and the index are the real ones; time and the device are not. A step
-takes what Llama-3.1-8B takes on an H200: 1 ms, and 4 ms for the weights or 21.5 us a token, whichever is more, and
-35 ns for each token of context that a decode reads.
+The scheduler core, its KV events, the policies and the index are the real ones; time and the device are simulated. A
+step takes what it takes for Llama-3.1-8B on an H200: 1 ms, plus 4 ms for the weights or 21.5 us per token, whichever is
+more, plus 35 ns per context token that a decode reads.
 """
 
 import argparse
@@ -43,30 +43,29 @@ class Future:
 
 
 class SimulatedDevice:
-    """An executor that computes nothing and says how long it would have taken."""
+    """An executor that computes nothing, only how long the step would take."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None  # of the last step
         self._num_tokens: dict[str, int] = {}  # known, by request
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        plan = scheduler_output
-        for request_id in (*plan.finished_request_ids, *plan.preempted_request_ids):
+        for request_id in (*scheduler_output.finished_request_ids, *scheduler_output.preempted_request_ids):
             del self._num_tokens[request_id]
         context, computed = 0, {}
-        for new in plan.new_requests:
+        for new in scheduler_output.new_requests:
             self._num_tokens[new.request_id] = len(new.token_ids)
             computed[new.request_id] = new.num_computed_tokens
-        for known in plan.cached_requests:
+        for known in scheduler_output.cached_requests:
             computed[known.request_id] = known.num_computed_tokens
             context += known.num_computed_tokens
-        ids, sampled = list(plan.num_scheduled_tokens), []
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+        ids, sampled = list(scheduler_output.num_scheduled_tokens), []
+        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             is_done = computed[request_id] + num_tokens == self._num_tokens[request_id]
             self._num_tokens[request_id] += is_done
             sampled.append([ANSWER_TOKEN] if is_done else [])
         self._output = ModelRunnerOutput(request_ids=ids, sampled_token_ids=sampled)
-        self.seconds = 1e-3 + max(4e-3, 21.5e-6 * plan.total_num_scheduled_tokens) + 35e-9 * context
+        self.seconds = 1e-3 + max(4e-3, 21.5e-6 * scheduler_output.total_num_scheduled_tokens) + 35e-9 * context
 
     def sample_tokens(self) -> Future:
         return Future(self._output)
@@ -76,8 +75,8 @@ class SimulatedDevice:
 
 
 @dataclass(slots=True)
-class Seen:
-    """A replica as a gateway sees it."""
+class ReplicaState:
+    """A replica's state as known to a gateway."""
 
     address: str
     load: int = 0
@@ -88,7 +87,7 @@ class Gateway:
     def __init__(self, policy: str, addresses: Sequence[str], blocks: int, seed: int, events: bool, sim: "Simulation"):
         self.index = PrefixIndex()
         self.policy = make_policy(policy, self.index, random.Random(seed), lambda: sim.now)
-        self.replicas = [Seen(address) for address in addresses]
+        self.replicas = [ReplicaState(address) for address in addresses]
         self._candidates = {replica.address: replica for replica in self.replicas}
         self.pick_seconds: list[float] = []
         for address in addresses:
@@ -97,14 +96,14 @@ class Gateway:
                 self.index.disable_events(address)
 
     def pick(self, hints: RoutingHints) -> tuple[int, int]:
-        """The number of the replica, and how many tokens it is expected to have."""
+        """Return the number of the chosen replica, and how many prompt tokens it is expected to have cached."""
         started = time.perf_counter()
         chosen = self.policy.choose(self._candidates, hints)
         self.pick_seconds.append(time.perf_counter() - started)
         chosen.load += 1
         return self.replicas.index(chosen), self.policy.record_sent(chosen.address, hints)
 
-    def hear(self, number: int, outputs: StepOutputs, events: bool) -> None:
+    def receive(self, number: int, outputs: StepOutputs, events: bool) -> None:
         replica, stats = self.replicas[number], outputs.stats
         replica.load = stats.num_running_reqs + stats.num_waiting_reqs
         replica.kv_cache_usage = stats.kv_cache_usage
@@ -132,7 +131,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Result:
-    """What became of a request."""
+    """The result of a request."""
 
     ask: Ask
     num_expected: int
@@ -175,7 +174,7 @@ class Simulation:
                     self._step_ended(replica, outputs)
                 case (int() as number, StepOutputs() as outputs):
                     for gateway in self.gateways:
-                        gateway.hear(number, outputs, self.events)
+                        gateway.receive(number, outputs, self.events)
 
     def _push(self, at: float, event: object) -> None:
         heapq.heappush(self._queue, (at, next(self._order), event))
@@ -183,7 +182,7 @@ class Simulation:
     def _ask(self, ask: Ask) -> None:
         gateway = self._rng.choice(self.gateways)
         hashes = hash_blocks(CHAIN.root, ask.prompt, BLOCK_SIZE) if gateway.policy.needs_hashes else []
-        hints = RoutingHints(hashes, CHAIN, len(ask.prompt), ask.session)
+        hints = RoutingHints(hashes, CHAIN, len(ask.prompt), ask.session_id)
         number, expected = gateway.pick(hints)
         request_id = str(len(self.results))
         self.results[request_id] = Result(ask, expected)
@@ -232,7 +231,7 @@ def report(name: str, sim: Simulation, warm_up: float) -> None:
     )
     if index.num_blocks:
         size = f"{index.num_blocks:,} blocks, {index.num_bytes / 2**20:.0f} MiB"
-        print(f"{'':12} index of {size}; expected exactly what was cached for {exact:.1%} of requests", flush=True)
+        print(f"{'':12} index of {size}; cached tokens expected exactly for {exact:.1%} of requests", flush=True)
 
 
 def main() -> None:
@@ -240,12 +239,12 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=64)
     parser.add_argument("--workload", choices=WORKLOADS, default="rag")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--rate", type=float, default=6.0, help="requests a second and replica")
+    parser.add_argument("--rate", type=float, default=6.0, help="requests per second and replica")
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals; the first third is not counted")
     parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--no-events", action="store_true", help="engines that do not tell what they hold")
+    parser.add_argument("--no-events", action="store_true", help="engines without KV events")
     arguments = parser.parse_args()
-    print(f"{arguments.workload}, {arguments.replicas} replicas, {arguments.rate:g} requests a second and replica")
+    print(f"{arguments.workload}, {arguments.replicas} replicas, {arguments.rate:g} requests per second and replica")
     for policy in arguments.policies:
         sim = Simulation(policy, arguments.replicas, arguments.gateways, not arguments.no_events)
         rate, rng = arguments.rate * arguments.replicas, random.Random(2)

@@ -1,4 +1,4 @@
-"""Workloads that share prefixes: multi-turn chat, shared system prompts, documents with questions. Knows no engines."""
+"""Workloads that share prefixes: multi-turn chat, shared system prompts, documents with questions."""
 
 import random
 from array import array
@@ -6,23 +6,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 ANSWER_TOKEN = 7
-"""What every simulated engine answers, so that a conversation's next prompt is known."""
+"""The token that simulated engines generate, so that a conversation's next prompt is known."""
 
 
 @dataclass(slots=True)
 class Ask:
-    """One request: when, what, and what comes of it."""
+    """One request, and the request that follows it."""
 
-    at: float  # seconds
+    at: float  # arrival time, seconds
     prompt: list[int]
-    session: str
+    session_id: str
     num_output_tokens: int = 32
     then: Callable[[float], "Ask | None"] = field(default=lambda now: None)  # the next request, once this has ended
 
 
 def chat(rng: random.Random, rate: float, seconds: float, replicas: int) -> Iterator[Ask]:
-    """Conversations of six turns: one of sixteen system prompts of 512 tokens, turns of 100 to 400 tokens, answers of
-    32; the next turn comes two seconds after the answer, on average. `rate`: requests a second."""
+    """Conversations of six turns with one of 16 system prompts of 512 tokens, turns of 100 to 400 tokens, answers of 32.
+
+    The next turn comes two seconds after the answer on average. `rate`: requests per second.
+    """
     turns = 6
     systems = [_tokens(rng, 512) for _ in range(16)]
     for number, at in enumerate(_arrivals(rng, rate / turns, seconds)):
@@ -30,8 +32,8 @@ def chat(rng: random.Random, rate: float, seconds: float, replicas: int) -> Iter
 
 
 def system_prompts(rng: random.Random, rate: float, seconds: float, replicas: int) -> Iterator[Ask]:
-    """As many applications as replicas, each with a system prompt of 3,072 tokens, some far more popular than others
-    (Zipf); 256 tokens of the user's own. Each user's session is another."""
+    """One system prompt of 3,072 tokens per replica, drawn from a Zipf distribution, and 256 unshared tokens. Each
+    request is a session of its own."""
     systems = [_tokens(rng, 3072) for _ in range(replicas)]
     weights = _zipf(replicas)
     for number, at in enumerate(_arrivals(rng, rate, seconds)):
@@ -40,8 +42,8 @@ def system_prompts(rng: random.Random, rate: float, seconds: float, replicas: in
 
 
 def documents(rng: random.Random, rate: float, seconds: float, replicas: int) -> Iterator[Ask]:
-    """Four times as many documents of 6,144 tokens as replicas, popular ones and others (Zipf), before a question of
-    128 tokens. A session is a user, who asks of any document."""
+    """Four documents of 6,144 tokens per replica, drawn from a Zipf distribution, and a question of 128 tokens. A
+    session is a user, who asks about any document."""
     texts = [_tokens(rng, 6144) for _ in range(4 * replicas)]
     weights = _zipf(len(texts))
     for at in _arrivals(rng, rate, seconds):
@@ -52,12 +54,12 @@ def documents(rng: random.Random, rate: float, seconds: float, replicas: int) ->
 WORKLOADS = {"chat": chat, "system": system_prompts, "rag": documents}
 
 
-def _turn(rng: random.Random, at: float, before: list[int], session: str, turns: int) -> Ask:
+def _turn(rng: random.Random, at: float, before: list[int], session_id: str, turns: int) -> Ask:
     prompt = before + _tokens(rng, rng.randrange(100, 400))
-    ask = Ask(at, prompt, session)
+    ask = Ask(at, prompt, session_id)
     if turns > 1:
         answered = prompt + [ANSWER_TOKEN] * ask.num_output_tokens
-        ask.then = lambda now: _turn(rng, now + rng.expovariate(0.5), answered, session, turns - 1)
+        ask.then = lambda now: _turn(rng, now + rng.expovariate(0.5), answered, session_id, turns - 1)
     return ask
 
 

@@ -22,10 +22,9 @@ from proa_gateway.routing.router import Router
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
 LAST_RECONNECT_DELAY = 2.0
+# An engine whose last message or whose current step is older, in seconds, gets requests only if no other can take them.
 SUSPECT_SILENCE = 1.5
-"""Seconds without a message after which an engine gets requests only if no other can take them."""
 SUSPECT_STEP_AGE = 10.0
-"""The same for the seconds since its current step began."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,9 +68,7 @@ class EngineClient:
         self._on_change = on_change
         self._open_channel = open_channel
         self._session: Session | None = None
-        self._grace_ends_at = 0.0
-        if newly_listed:
-            self._start_grace_period()
+        self._grace_ends_at = self._end_of_new_grace_period() if newly_listed else 0.0  # event loop time
 
     @property
     def model_name(self) -> str | None:
@@ -95,8 +92,8 @@ class EngineClient:
 
     def may_serve(self, model: str) -> bool:
         """Whether it serves the model now, or may after it connects again."""
-        unknown_or_same = self._last_model_name in (None, model)
-        return unknown_or_same and not self.removed and self.state is not EngineState.DRAINING
+        leaving = self.removed or self.state is EngineState.DRAINING
+        return not leaving and self._last_model_name in (None, model)
 
     def grace_period(self, model: str) -> float:
         """Return the seconds for which requests for the model should wait for this engine: infinite while it has a
@@ -158,14 +155,14 @@ class EngineClient:
                 await self._models.accept(self.address, hello.model, read_files)
             except TimeoutError:
                 return False, f"no answer within {self._deadlines.connect:.1f} s"
+            except EngineRefused as error:
+                return False, str(error)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 if channel.get_state() is grpc.ChannelConnectivity.READY:  # the process answered: it loads its model
-                    self._start_grace_period()
+                    self._grace_ends_at = self._end_of_new_grace_period()
                 return False, describe_error(error)
-            except EngineRefused as error:
-                return False, describe_error(error)
-            subscribe = partial(convert.read_kv_events, channel)
-            following = asyncio.create_task(self._router.follow(self.address, hello, subscribe))
+            events = partial(convert.read_kv_events, channel)
+            following = asyncio.create_task(self._router.follow(self.address, hello, events))
             try:
                 return True, await self._serve(call, hello)
             finally:
@@ -193,11 +190,10 @@ class EngineClient:
             if session.num_unfinished:
                 self.on_failure()
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
-            self._start_grace_period()
+            self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)
             session.close(reason)
         return reason
 
-    def _start_grace_period(self) -> None:
-        """It showed a sign of life: requests may wait for it for the failover timeout."""
-        self._grace_ends_at = asyncio.get_running_loop().time() + self._deadlines.failover
+    def _end_of_new_grace_period(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadlines.failover

@@ -210,5 +210,4 @@ def _name(item: "V1EndpointSlice") -> str:
 
 def _first_lines(error: Exception) -> str:
     """Return the first two lines, joined: an ApiException is often a page long."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {' '.join(lines[:2])}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {' '.join(str(error).strip().splitlines()[:2])}"

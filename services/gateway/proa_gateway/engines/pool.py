@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RetryBudget
-from proa_gateway.engines.channels import OpenChannel, insecure_channels
+from proa_gateway.engines.channels import OpenChannel
 from proa_gateway.engines.client import EngineClient, EngineState
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
@@ -46,7 +46,7 @@ class EnginePool:
         deadlines: Deadlines,
         observe: Callable[[EngineClient], None],
         router: Router,
-        open_channel: OpenChannel = insecure_channels,
+        open_channel: OpenChannel,
     ) -> None:
         """`observe` is called when an engine's state or load changes, and after its session has ended."""
         self._client_id = client_id
@@ -184,7 +184,7 @@ class EnginePool:
         self._changed.set()
 
     def _ready_for(self, model: str) -> dict[str, EngineClient]:
-        """Return the engines with a session that serve the model, by address. Cached until one comes or goes."""
+        """Return the engines with a session that serve the model. Cached until one comes or goes."""
         ready = self._ready.get(model)
         if ready is None:
             clients = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]

@@ -25,8 +25,10 @@ from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, Int
 
 BATCH_TOKENS = 64
 """Tokens delivered before control returns to the event loop: about 0.5 ms."""
-_INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
-_RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+_REJECTIONS: dict[int, type[GatewayError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT.value[0]: InvalidRequest,
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: Overloaded,
+}
 _log = logging.getLogger(__name__)
 
 
@@ -137,17 +139,14 @@ class Session:
                 await self._call.write(self._to_add.pop(handle))
 
     async def _watch_heartbeat(self) -> None:
-        """End the session of an engine that hangs: HTTP/2 pings find a dead connection long before, but are answered.
-
-        If this process itself was blocked, messages may wait unread, so the time starts anew.
-        """
+        """End the session if the engine hangs. (HTTP/2 pings find a dead connection sooner, but gRPC answers them.)"""
         loop = asyncio.get_running_loop()
         period = self._heartbeat / 5
         while True:
             before = loop.time()
             await asyncio.sleep(period)
             now = loop.time()
-            if now - before > 2 * period:
+            if now - before > 2 * period:  # this process was blocked: messages may be unread
                 self._last_message_at = now
             if now - self._last_message_at > self._heartbeat:
                 raise _SessionEnded(f"no message for {now - self._last_message_at:.1f} s")
@@ -199,7 +198,7 @@ class Session:
     def _reject(self, rejected: Rejected) -> None:
         sink = self._sinks.pop(rejected.handle, None)
         if sink is not None:
-            error = _error_from_rejected(rejected)
+            error = _REJECTIONS.get(rejected.code, EngineUnavailable)(rejected.message)
             if isinstance(error, EngineUnavailable):
                 self._listener.on_failure()  # not for a full queue or an invalid request: the engine is healthy
             sink.failed(error, retryable=rejected.retryable)
@@ -207,11 +206,3 @@ class Session:
 
 class _SessionEnded(Exception):
     """The message is the reason."""
-
-
-def _error_from_rejected(rejected: Rejected) -> GatewayError:
-    if rejected.code == _INVALID_ARGUMENT:
-        return InvalidRequest(rejected.message)
-    if rejected.code == _RESOURCE_EXHAUSTED:
-        return Overloaded(rejected.message)
-    return EngineUnavailable(rejected.message)
