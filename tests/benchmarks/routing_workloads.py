@@ -21,7 +21,7 @@ class Ask:
 
 
 def chat(rng: random.Random, rate: float, seconds: float, replicas: int) -> Iterator[Ask]:
-    """Conversations of six turns with one of 16 system prompts of 512 tokens, turns of 100 to 400 tokens, answers of 32.
+    """Six turns of 100 to 400 tokens after one of 16 system prompts of 512 tokens; answers of 32 tokens.
 
     The next turn comes two seconds after the answer on average. `rate`: requests per second.
     """

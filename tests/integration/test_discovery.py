@@ -1,4 +1,4 @@
-"""Discovery against an API server that lists, watches and fails as real ones do."""
+"""Discovery against a fake API server with list, watch and the failures of real ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -40,7 +40,7 @@ async def following(sets: Sets) -> frozenset[Endpoint]:
 
 
 async def until(sets: Sets, addresses: set[str]) -> frozenset[Endpoint]:
-    """The first set with these addresses."""
+    """Wait for the first set with these addresses."""
     async with asyncio.timeout(15):
         async for endpoints in sets:
             if {item.address for item in endpoints} == addresses:
@@ -49,7 +49,7 @@ async def until(sets: Sets, addresses: set[str]) -> frozenset[Endpoint]:
 
 
 async def becomes_true(condition: Callable[[], bool]) -> None:
-    """The other side of the condition is a thread."""
+    """Poll, because the condition is set by a thread."""
     async with asyncio.timeout(15):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -59,21 +59,21 @@ async def watching(api: FakeKubeApi, count: int = 1) -> None:
     await becomes_true(lambda: api.watches >= count and api.num_watchers > 0)
 
 
-async def test_static_addresses_are_one_set_that_stays() -> None:
+async def test_static_addresses_are_yielded_once() -> None:
     sets = StaticDiscovery(["a:1", "b:2"]).endpoints()
     assert {item.address for item in await anext(sets)} == {"a:1", "b:2"}
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(sets), 0.05)
 
 
-async def test_listed_endpoints_come_first_and_only_those_of_the_service_are_asked_for(api: FakeKubeApi) -> None:
+async def test_the_first_set_is_the_list_of_the_services_endpoints(api: FakeKubeApi) -> None:
     api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"), endpoint("10.0.0.2", pod="engine-1"))
     async with discovering(api) as sets:
         assert {item.address for item in await following(sets)} == {"10.0.0.1:50051", "10.0.0.2:50051"}
     assert set(api.selectors) == {"kubernetes.io/service-name=engine"}
 
 
-async def test_changes_arrive_by_the_watch(api: FakeKubeApi) -> None:
+async def test_changes_arrive_through_the_watch_without_another_list(api: FakeKubeApi) -> None:
     async with discovering(api) as sets:
         assert await following(sets) == frozenset()
         await watching(api)
@@ -110,7 +110,7 @@ async def test_a_replaced_pod_is_another_endpoint(api: FakeKubeApi) -> None:
     assert before.isdisjoint(after)
 
 
-async def test_a_pod_in_two_slices_is_one_endpoint_and_terminating_wins(api: FakeKubeApi) -> None:
+async def test_a_pod_in_two_slices_is_one_endpoint_and_terminating_if_either_says_so(api: FakeKubeApi) -> None:
     api.put("engine-v6", endpoint("fd00::1", pod="engine-0", terminating=True))
     api.put("engine-v4", endpoint("10.0.0.1", pod="engine-0"))
     async with discovering(api) as sets:
@@ -124,7 +124,7 @@ async def test_an_ipv6_address_is_bracketed(api: FakeKubeApi) -> None:
         assert {item.address for item in await following(sets)} == {"[fd00::1]:50051"}
 
 
-async def test_a_deletion_missed_while_the_watch_was_down_is_seen_by_the_relist(api: FakeKubeApi) -> None:
+async def test_a_deletion_missed_by_the_watch_is_found_by_the_next_list(api: FakeKubeApi) -> None:
     api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
     api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"))
     async with discovering(api) as sets:
@@ -135,7 +135,7 @@ async def test_a_deletion_missed_while_the_watch_was_down_is_seen_by_the_relist(
         await until(sets, {"10.0.0.2:50051"})
 
 
-async def test_410_gone_relists(api: FakeKubeApi) -> None:
+async def test_410_gone_leads_to_another_list(api: FakeKubeApi) -> None:
     api.gone_next_watch = True
     async with discovering(api) as sets:
         assert await following(sets) == frozenset()
@@ -145,7 +145,7 @@ async def test_410_gone_relists(api: FakeKubeApi) -> None:
     assert api.lists >= 2
 
 
-async def test_a_lost_event_is_made_good_by_the_timer(api: FakeKubeApi) -> None:
+async def test_a_lost_event_is_found_by_the_periodic_list(api: FakeKubeApi) -> None:
     async with discovering(api, relist_seconds=1) as sets:
         assert await following(sets) == frozenset()
         await watching(api)
@@ -153,7 +153,7 @@ async def test_a_lost_event_is_made_good_by_the_timer(api: FakeKubeApi) -> None:
         await until(sets, {"10.0.0.1:50051"})
 
 
-async def test_the_last_set_stays_while_the_api_server_is_away(api: FakeKubeApi) -> None:
+async def test_the_last_set_stays_while_the_api_server_fails(api: FakeKubeApi) -> None:
     api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
     async with discovering(api) as sets:
         await until(sets, {"10.0.0.1:50051"})
@@ -161,7 +161,7 @@ async def test_the_last_set_stays_while_the_api_server_is_away(api: FakeKubeApi)
         api.broken = True
         api.drop_watches()
         upcoming = asyncio.ensure_future(anext(sets))
-        await becomes_true(lambda: len(api.selectors) >= 4)  # it keeps asking
+        await becomes_true(lambda: len(api.selectors) >= 4)  # it keeps trying
         assert not upcoming.done()
         api.put("engine-b", endpoint("10.0.0.2", pod="engine-1"), notify=False)
         api.broken = False
@@ -169,7 +169,7 @@ async def test_the_last_set_stays_while_the_api_server_is_away(api: FakeKubeApi)
             assert {item.address for item in await upcoming} == {"10.0.0.1:50051", "10.0.0.2:50051"}
 
 
-async def test_the_event_loop_never_waits_for_the_api_server(api: FakeKubeApi) -> None:
+async def test_a_slow_api_server_does_not_block_the_event_loop(api: FakeKubeApi) -> None:
     loop = asyncio.get_running_loop()
     api.put("engine-a", endpoint("10.0.0.1", pod="engine-0"))
     api.answering.clear()

@@ -1,4 +1,4 @@
-"""A gateway whose engines come from an API server: pods that take over an address, and a server that is away."""
+"""A gateway with Kubernetes discovery: pods that take over an address, and an API server that is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +21,7 @@ from support.processes import free_port
 RELIST = 1  # seconds; a watch lasts no longer either
 OUTAGE = 2.5 * RELIST
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
-ILL = service_pb2.Rejected(code=14, message="ill", retryable=True)
+UNAVAILABLE = service_pb2.Rejected(code=14, message="unavailable", retryable=True)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def api() -> Iterator[FakeKubeApi]:
 
 @pytest.fixture
 async def engines() -> AsyncIterator[list[FakeEngine]]:
-    """Engines at different addresses, all at the port that their Service names."""
+    """Engines at different addresses with one port, as in a Service."""
     port = free_port()
     async with AsyncExitStack() as stack:
         engines = [FakeEngine() for _ in HOSTS]
@@ -46,7 +46,7 @@ async def engines() -> AsyncIterator[list[FakeEngine]]:
 async def gateway(
     api: FakeKubeApi, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RunningGateway]:
-    """Knows the first three of the engines. An open breaker stays open for longer than a test takes."""
+    """A gateway that has discovered the first three engines. Breakers stay open for longer than a test takes."""
     configuration = Configuration()
     configuration.host = api.url
     port = int(engines[0].address.rpartition(":")[2])
@@ -71,51 +71,51 @@ def usable(gateway: RunningGateway) -> set[str]:
     return {address for address, client in clients(gateway).items() if client.usable}
 
 
-async def test_a_pod_that_takes_over_an_address_begins_without_the_faults_of_the_last(
+async def test_a_new_pod_at_the_same_address_starts_with_a_closed_breaker(
     api: FakeKubeApi, engines: list[FakeEngine], gateway: RunningGateway
 ) -> None:
-    ill, *well = engines[:3]
+    failing, *healthy = engines[:3]
     before = clients(gateway)
-    ill.rejection = ILL
+    failing.rejection = UNAVAILABLE
     for _ in range(20 * THRESHOLD):
         assert (await gateway.chat(max_tokens=1)).status_code == 200
-        if len(ill.requests) == THRESHOLD:
+        if len(failing.requests) == THRESHOLD:
             break
-    assert usable(gateway) == addresses(well)
-    ill.rejection = None
+    assert usable(gateway) == addresses(healthy)
+    failing.rejection = None
     api.put(
         "slice", endpoint(HOSTS[0], pod="a", uid="new"), *(endpoint(host, pod=f"pod-{host}") for host in HOSTS[1:3])
     )
-    await until(lambda: usable(gateway) == addresses([ill, *well]))
+    await until(lambda: usable(gateway) == addresses([failing, *healthy]))
     after = clients(gateway)
-    assert {address for address in after if after[address] is not before[address]} == {ill.address}
-    await until(lambda: ill.num_sessions == 1)
+    assert {address for address in after if after[address] is not before[address]} == {failing.address}
+    await until(lambda: failing.num_sessions == 1)
     answers = await asyncio.gather(*(gateway.chat(max_tokens=1) for _ in range(12)))
     assert [answer.status_code for answer in answers] == [200] * 12
-    assert len(ill.requests) > THRESHOLD
+    assert len(failing.requests) > THRESHOLD
 
 
-async def test_an_api_server_away_for_longer_than_a_watch_and_a_relist_costs_no_request(
+async def test_no_request_fails_while_the_api_server_is_unreachable(
     api: FakeKubeApi, engines: list[FakeEngine], gateway: RunningGateway
 ) -> None:
-    staying, dying, returning, coming = engines
+    staying, stopped, restarted, added = engines
     loop = asyncio.get_running_loop()
     known, num_calls = set(clients(gateway)), len(api.selectors)
     api.unreachable = True
     api.drop_watches()
     ends_at = loop.time() + OUTAGE
-    await asyncio.gather(dying.stop(), returning.stop())
-    await until(lambda: usable(gateway) == {staying.address})  # by their sessions
+    await asyncio.gather(stopped.stop(), restarted.stop())
+    await until(lambda: usable(gateway) == {staying.address})  # their sessions ended
     while loop.time() < ends_at:
         assert (await gateway.chat(max_tokens=1)).status_code == 200
         assert (usable(gateway), set(clients(gateway))) == ({staying.address}, known)
         await asyncio.sleep(0.05)
-    assert len(api.selectors) > num_calls + 3  # it asked all the time
-    await returning.start(int(staying.address.rpartition(":")[2]), HOSTS[2])
-    await until(lambda: usable(gateway) == {staying.address, returning.address})  # nobody had to list it
+    assert len(api.selectors) > num_calls + 3  # discovery has kept trying
+    await restarted.start(int(staying.address.rpartition(":")[2]), HOSTS[2])
+    await until(lambda: usable(gateway) == {staying.address, restarted.address})  # the client reconnects by itself
     api.put("slice", *(endpoint(HOSTS[which], pod=f"pod-{HOSTS[which]}") for which in (0, 2, 3)), notify=False)
     assert set(clients(gateway)) == known
     api.unreachable = False
-    there = {staying.address, returning.address, coming.address}
+    there = {staying.address, restarted.address, added.address}
     await until(lambda: usable(gateway) == set(clients(gateway)) == there)
     assert (await gateway.chat(max_tokens=1)).status_code == 200

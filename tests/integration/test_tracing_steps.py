@@ -1,4 +1,4 @@
-"""Step spans over a real core, received over OTLP: who is linked, what they count, and when there are none."""
+"""Step spans from a real core, received over OTLP: links, attributes, and when there are none."""
 
 import time
 from collections.abc import Iterator

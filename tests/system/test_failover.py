@@ -1,4 +1,4 @@
-"""Engines that go away under fifty streams: every stream ends as if nothing had happened.
+"""Failover of fifty streams: their output is the same as without the failure.
 
 Two engines with the built-in model, as processes of their own; a gateway before both. The CPU's arithmetic does not
 depend on the batch, so the tokens must be exactly those of an undisturbed run.
@@ -36,7 +36,7 @@ Answer = dict[int, dict[str, Any]]  # by choice
 
 
 def body(index: int) -> tuple[str, dict[str, Any]]:
-    """Route and body of a stream: all ways to choose tokens, to tell of them and to end."""
+    """Return route and body of a stream. They vary in sampling parameters, output formats and ways to end."""
     topic = TOPICS[index % len(TOPICS)].format(index)
     common: dict[str, Any] = {
         "stream": True,
@@ -63,7 +63,7 @@ def body(index: int) -> tuple[str, dict[str, Any]]:
 
 
 class Streams:
-    """Fifty streams at once. `num_events` counts what their clients have received."""
+    """Fifty concurrent streams. `num_events` counts the events received, by stream."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -72,8 +72,8 @@ class Streams:
     async def run(self) -> list[Answer]:
         return list(await asyncio.gather(*(self._stream(index) for index in range(NUM_STREAMS))))
 
-    async def go_on(self, count: int) -> None:
-        """Until every stream that has not ended has given so many events more."""
+    async def advance(self, count: int) -> None:
+        """Wait until every unfinished stream has received `count` more events."""
         wanted = [num_events + count for num_events in self.num_events]
         await until(lambda: all(now >= then for now, then in zip(self.num_events, wanted, strict=True)), 60)
 
@@ -157,7 +157,7 @@ def usable(gateway: RunningGateway) -> list[str]:
 
 
 def resumed(gateway: RunningGateway) -> float:
-    """Sequences that went on in another engine, so far."""
+    """Return the number of sequences that another engine has continued."""
     page = Scrape(gateway.gateway.metrics.render().decode())
     counts = {dict(labels)["outcome"]: n for (name, labels), n in page.samples.items() if name == FAILOVERS}
     return counts.get("resumed", 0.0)
@@ -165,19 +165,19 @@ def resumed(gateway: RunningGateway) -> float:
 
 @pytest.fixture
 async def undisturbed(gateway: RunningGateway, replicas: Replicas) -> list[Answer]:
-    """What every stream says when no engine goes away."""
+    """The output of every stream without a failure."""
     if not replicas.undisturbed:
         replicas.undisturbed = await Streams(gateway.http).run()
     return replicas.undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_streams_whose_engine_goes_away_end_as_if_nothing_had_happened(
+async def test_streams_of_a_stopped_engine_end_with_the_same_output(
     number: signal.Signals, gateway: RunningGateway, replicas: Replicas, undisturbed: list[Answer]
 ) -> None:
     streams = Streams(gateway.http)
     running = asyncio.create_task(streams.run())
-    await streams.go_on(3)
+    await streams.advance(3)
     replicas.processes[0].send_signal(number)
     assert await running == undisturbed
     assert resumed(gateway) > 5
@@ -185,12 +185,12 @@ async def test_streams_whose_engine_goes_away_end_as_if_nothing_had_happened(
     replicas.start(0)
 
 
-async def test_streams_outlive_both_engines_and_wait_for_one_that_starts_again(
+async def test_streams_survive_the_loss_of_both_engines_if_one_is_restarted(
     gateway: RunningGateway, replicas: Replicas, undisturbed: list[Answer]
 ) -> None:
     streams = Streams(gateway.http)
     running = asyncio.create_task(streams.run())
-    await streams.go_on(3)
+    await streams.advance(3)
     replicas.processes[0].kill()
     await until(lambda: resumed(gateway) > 5, 60)
     before = resumed(gateway)

@@ -1,4 +1,4 @@
-"""Routing over real engines: what the gateway expects an engine to have cached is what the engine then reports."""
+"""Routing with real engines: the cached tokens that the gateway expects are those that the engine reports."""
 
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ ARGUMENTS = ("--model=builtin", "--max-model-len=512", "--max-num-batched-tokens
 
 
 class Engines:
-    """Two engines over the built-in model, each of which can be started anew on its address."""
+    """Two engines with the built-in model, which can be restarted at their addresses."""
 
     def __init__(self) -> None:
         self._ports = [free_port(), free_port()]
@@ -49,7 +49,7 @@ def engines() -> Iterator[Engines]:
 
 @pytest.fixture
 async def gateways(engines: Engines) -> AsyncIterator[list[RunningGateway]]:
-    """Two, of which neither knows what the other has sent."""
+    """Two gateways with the same engines."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(running_gateway(*engines.addresses)) for _ in range(2)]
 
@@ -58,8 +58,8 @@ def prompt(number: int, length: int = 300) -> list[int]:
     return [100 + (number * 7919 + position * position) % 900 for position in range(length)]
 
 
-async def ask(gateway: RunningGateway, token_ids: list[int], **fields: Any) -> tuple[int, int]:
-    """Cached tokens of the prompt, as the gateway expected and as the engine reported."""
+async def complete(gateway: RunningGateway, token_ids: list[int], **fields: Any) -> tuple[int, int]:
+    """Send a prompt. Return its cached tokens, as the gateway expected and as the engine reported."""
     before = await _hits(gateway)
     body = {"prompt": token_ids, "max_tokens": 2, "ignore_eos": True, **fields}
     answer = await gateway.http.post("/v1/completions", json=body)
@@ -70,8 +70,8 @@ async def ask(gateway: RunningGateway, token_ids: list[int], **fields: Any) -> t
     return expected, reported
 
 
-async def in_step(gateways: list[RunningGateway]) -> None:
-    """Wait until the gateways have heard all that the engines told: all know the same, nothing is only expected."""
+async def in_sync(gateways: list[RunningGateway]) -> None:
+    """Wait until the gateways have received all KV events: no blocks are pending, and all indexes have equal size."""
     indexes = [gateway.gateway.router.index for gateway in gateways]
     await until(lambda: all(not one.has_pending and one.num_blocks == indexes[0].num_blocks for one in indexes))
 
@@ -81,66 +81,72 @@ async def _hits(gateway: RunningGateway) -> dict[str, float]:
     return {by: page.value(HITS, by=by) if HITS in page.names else 0.0 for by in ("gateway", "engine")}
 
 
-async def test_what_a_gateway_expects_to_be_cached_is_what_the_engine_reports(gateways: list[RunningGateway]) -> None:
+async def test_expected_cached_tokens_are_those_that_the_engine_reports(gateways: list[RunningGateway]) -> None:
     first, _ = gateways
-    assert await ask(first, prompt(1)) == (0, 0)
-    assert await ask(first, prompt(1)) == (288, 288), "18 of 18.75 blocks"
-    assert await ask(first, prompt(1)[:160]) == (144, 144), "the last of ten full blocks is computed"
-    assert await ask(first, prompt(1)[:100] + prompt(2)[:100]) == (96, 96)
+    assert await complete(first, prompt(1)) == (0, 0)
+    assert await complete(first, prompt(1)) == (288, 288), "18 of 18.75 blocks"
+    assert await complete(first, prompt(1)[:160]) == (144, 144), "the last of ten full blocks is computed"
+    assert await complete(first, prompt(1)[:100] + prompt(2)[:100]) == (96, 96)
 
 
-async def test_a_gateway_knows_what_another_ones_requests_left(gateways: list[RunningGateway]) -> None:
+async def test_a_gateway_expects_blocks_computed_for_another_gateway(gateways: list[RunningGateway]) -> None:
     first, second = gateways
-    await ask(first, prompt(3))
-    await in_step(gateways)
-    assert await ask(second, prompt(3)) == (288, 288)
-    assert await ask(second, [*prompt(3), *prompt(4)[:100]]) == (288, 288)
+    await complete(first, prompt(3))
+    await in_sync(gateways)
+    assert await complete(second, prompt(3)) == (288, 288)
+    assert await complete(second, [*prompt(3), *prompt(4)[:100]]) == (288, 288)
 
 
-async def test_what_an_engine_gave_away_is_not_expected_of_it(gateways: list[RunningGateway]) -> None:
+async def test_evicted_blocks_are_not_expected(gateways: list[RunningGateway]) -> None:
     first, second = gateways
     for number in range(10, 18):  # more than both caches hold
-        await ask(first, prompt(number))
-    await in_step(gateways)
-    answers = [await ask(second, prompt(number)) for number in range(10, 18)]
+        await complete(first, prompt(number))
+    await in_sync(gateways)
+    answers = [await complete(second, prompt(number)) for number in range(10, 18)]
     assert all(expected == reported for expected, reported in answers)
     assert (0, 0) in answers
 
 
-async def test_nothing_is_expected_of_an_engine_that_was_started_anew(
+async def test_no_blocks_are_expected_after_an_engine_restarts(
     gateways: list[RunningGateway], engines: Engines
 ) -> None:
     first, second = gateways
-    await ask(first, prompt(20))
+    await complete(first, prompt(20))
     [(_, [home])] = first.gateway.router.index.match(_hashes(first, prompt(20)))
     number = engines.addresses.index(home)
     engines.stop(number)
     engines.start(number)
     clients = [engine for gateway in gateways for engine in gateway.gateway.pool.engines]
     await until(lambda: all(client.usable for client in clients))
-    await in_step(gateways)
-    assert await ask(second, prompt(20)) == (0, 0)
-    assert await ask(second, prompt(20)) == (288, 288)
-    await in_step(gateways)
-    assert await ask(first, prompt(20)) == (288, 288)
+    await in_sync(gateways)
+    assert await complete(second, prompt(20)) == (0, 0)
+    assert await complete(second, prompt(20)) == (288, 288)
+    await in_sync(gateways)
+    assert await complete(first, prompt(20)) == (288, 288)
 
 
-async def test_nothing_is_expected_of_a_prompt_whose_every_token_is_scored(gateways: list[RunningGateway]) -> None:
+async def test_no_cached_tokens_are_expected_with_prompt_logprobs(gateways: list[RunningGateway]) -> None:
     first, _ = gateways
-    await ask(first, prompt(40))
-    assert await ask(first, prompt(40), echo=True, logprobs=1, max_tokens=0) == (0, 0)
-    assert await ask(first, prompt(40), prompt_logprobs=0) == (0, 0)
+    await complete(first, prompt(40))
+    assert await complete(first, prompt(40), echo=True, logprobs=1, max_tokens=0) == (0, 0)
+    assert await complete(first, prompt(40), prompt_logprobs=0) == (0, 0)
 
 
-async def test_prompts_under_another_salt_share_nothing(gateways: list[RunningGateway]) -> None:
+async def test_prompts_with_different_cache_salts_share_no_blocks(gateways: list[RunningGateway]) -> None:
     first, _ = gateways
     salted = {"prompt": prompt(30), "max_tokens": 1, "cache_salt": "mine"}
     for cached in (0, 288):
         answer = await first.http.post("/v1/completions", json=salted)
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-    assert await ask(first, prompt(30)) == (0, 0)
+    assert await complete(first, prompt(30)) == (0, 0)
+
+
+async def test_the_metrics_page_has_cache_hits_and_the_size_of_the_index(gateways: list[RunningGateway]) -> None:
+    first, _ = gateways
+    for _ in range(2):
+        await complete(first, prompt(50))
     page = Scrape((await first.http.get("/metrics")).text)
-    assert page.value(HITS, by="gateway") == page.value(HITS, by="engine")
+    assert page.value(HITS, by="gateway") == page.value(HITS, by="engine") == 288
     assert page.value("proa_gateway_routing_index_blocks") == first.gateway.router.index.num_blocks
     assert page.value("proa_gateway_routing_index_bytes") > 0
 
