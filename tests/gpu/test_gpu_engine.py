@@ -1,4 +1,4 @@
-"""Whole engines on a GPU: recorded decodes, asynchronous scheduling and splits change no token, and nothing is compiled
+"""Whole engines on a GPU: CUDA graphs, asynchronous scheduling and splits change no token, and nothing is compiled
 while requests wait. The KV cache is poisoned wherever nothing was written."""
 
 import random
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 NUM_TOKENS = 40
 SETTINGS: dict[str, dict[str, Any]] = {
-    "recorded, asynchronous": {},
-    "recorded, synchronous": {"async_scheduling": False},
+    "captured, asynchronous": {},
+    "captured, synchronous": {"async_scheduling": False},
     "eager, asynchronous": {"enforce_eager": True},
     "eager, synchronous": {"enforce_eager": True, "async_scheduling": False},
 }
@@ -58,7 +58,7 @@ def test_splits_of_a_context_change_no_token(tmp_path: Path, monkeypatch: pytest
     assert generate(folder, params, enforce_eager=True) == split
 
 
-def test_sampled_tokens_are_the_same_recorded_and_not(tmp_path: Path) -> None:
+def test_sampled_tokens_are_the_same_with_and_without_cuda_graphs(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama", head_dim=64)
     params = SamplingParams(
         temperature=0.9, top_p=0.95, top_k=50, repetition_penalty=1.1, key=77, max_tokens=NUM_TOKENS, ignore_eos=True

@@ -1,4 +1,4 @@
-"""With batch_invariant a request has the same bits on a GPU alone and among others, in any chunks, resumed, recorded
+"""With batch_invariant a request has the same bits on a GPU alone and among others, in any chunks, resumed, captured
 and not."""
 
 import random
@@ -30,7 +30,7 @@ NUM_TOKENS = 30
 NUM_RESUMED = 11
 SETTINGS: dict[str, dict[str, Any]] = {
     "alone": {"max_num_seqs": 1},
-    "in small chunks, not recorded": {"max_num_batched_tokens": 24, "enforce_eager": True},
+    "in small chunks, eager": {"max_num_batched_tokens": 24, "enforce_eager": True},
     "with drafts": {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=3)},
 }
 

@@ -39,8 +39,8 @@ def test_products_with_all_that_may_come_around_them(shape: tuple[int, int], dty
 
 @pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (4096, 14336)])
 @torch.inference_mode()  # as engines record: the generator's state is theirs too
-def test_a_chain_that_is_recorded_gives_what_its_kernels_give_one_by_one(hidden: int, inner: int) -> None:
-    """Each starts before the one ahead of it has ended; memory is used over and over, as a recording does."""
+def test_a_captured_chain_equals_its_kernels_launched_one_by_one(hidden: int, inner: int) -> None:
+    """Each starts before the one ahead of it has ended; memory is used over and over, as in a CUDA graph."""
     layers = [
         (
             torch.randn(hidden, device="cuda").bfloat16(),

@@ -188,14 +188,13 @@ def make_model_runner(
         device=device,
         max_drafts=config.num_speculative_tokens,
     )
-    speculative = config.speculative_config
     return ModelRunner(
         model,
         kv_caches,
         batch,
         max_logprobs=config.max_logprobs,
         graphs=DecodeGraphs(capture_sizes, device) if capture_sizes else None,
-        drafter=None if speculative is None else Drafter(speculative, batch),
+        drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=tracer,
     )
