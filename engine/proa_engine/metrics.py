@@ -27,6 +27,15 @@ from proa_engine.metric_families import (
 )
 
 
+@dataclass(slots=True)
+class _RequestTimes:
+    """When an unfinished request reached its stages, in Unix seconds; zero: not yet."""
+
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+
+
 class EngineMetrics:
     """Counts what steps output. One thread may observe while another scrapes. Times are in seconds."""
 
@@ -43,9 +52,7 @@ class EngineMetrics:
         self._rejections = CounterByLabel("reason")
         self._histograms: list[Histogram] = []
         add = self._add_histogram
-        self._first_token = add(
-            "vllm:time_to_first_token_seconds", "Seconds from queueing to the first token.", TTFT_BUCKETS
-        )
+        self._first_token = add("vllm:time_to_first_token_seconds", "Seconds until the first token.", TTFT_BUCKETS)
         self._inter_token = add(
             "vllm:inter_token_latency_seconds", "Seconds between two tokens of a request.", TOKEN_BUCKETS
         )
@@ -60,9 +67,7 @@ class EngineMetrics:
         self._decode = add("vllm:request_decode_time_seconds", "Seconds from first token to the end.")
         self._inference = add("vllm:request_inference_time_seconds", "Seconds from first step to the end.")
         self._request_prompt_tokens = add("vllm:request_prompt_tokens", "Prompt tokens per request.", COUNT_BUCKETS)
-        self._request_generation_tokens = add(
-            "vllm:request_generation_tokens", "Generated tokens per request.", COUNT_BUCKETS
-        )
+        self._request_output_tokens = add("vllm:request_generation_tokens", "Output tokens per request.", COUNT_BUCKETS)
         self._step = add(
             "proa_engine_step_duration_seconds", "Seconds from scheduling a step to its outputs.", TOKEN_BUCKETS
         )
@@ -162,7 +167,7 @@ class EngineMetrics:
             self._last_token.pop(output.request_id, None)
             self._observe_finish(times, output, output.finish_reason, now)
 
-    def _observe_event(self, times: "_RequestTimes", output: EngineCoreOutput, event: Event) -> None:
+    def _observe_event(self, times: _RequestTimes, output: EngineCoreOutput, event: Event) -> None:
         if event.type is EventType.QUEUED:
             times.queued = event.timestamp
         elif event.type is EventType.SCHEDULED:
@@ -175,13 +180,11 @@ class EngineMetrics:
             self._prompt_tokens += output.num_prompt_tokens or 0
             self._cached_tokens += output.num_cached_tokens or 0
 
-    def _observe_finish(
-        self, times: "_RequestTimes", output: EngineCoreOutput, reason: FinishReason, now: float
-    ) -> None:
+    def _observe_finish(self, times: _RequestTimes, output: EngineCoreOutput, reason: FinishReason, now: float) -> None:
         self._finishes.counts[reason.name.lower()] += 1
         num_output_tokens = output.num_output_tokens or 0
         self._request_prompt_tokens.observe(output.num_prompt_tokens or 0)
-        self._request_generation_tokens.observe(num_output_tokens)
+        self._request_output_tokens.observe(num_output_tokens)
         self._e2e.observe(now - (times.queued or now))
         if times.scheduled:
             self._inference.observe(now - times.scheduled)
@@ -193,12 +196,3 @@ class EngineMetrics:
     def _add_histogram(self, name: str, text: str, bounds: Sequence[float] = REQUEST_BUCKETS) -> Histogram:
         self._histograms.append(Histogram(name, text, bounds))
         return self._histograms[-1]
-
-
-@dataclass(slots=True)
-class _RequestTimes:
-    """When an unfinished request reached its stages, in Unix seconds; zero: not yet."""
-
-    queued: float = 0.0
-    scheduled: float = 0.0
-    first_token: float = 0.0

@@ -11,12 +11,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
-import grpc
 from prometheus_client import CollectorRegistry
 
-from proa.contract import EngineCoreRequest
-from proa.tls import TlsFiles, TlsSource
+from proa.tls import TlsSource
 from proa.tokenizer_files import digest
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
@@ -70,6 +69,10 @@ class EngineServer:
         load: Load = load_engine,
         exit_process: Callable[[int], None] = os._exit,
     ) -> None:
+        try:
+            credentials = None if options.tls is None else server_credentials(TlsSource(options.tls))
+        except ValueError as error:
+            raise StartError(str(error)) from None
         self._options = options
         self._load = load
         self._started_at = time.monotonic()
@@ -82,7 +85,7 @@ class EngineServer:
             f"{options.host}:{options.port}",
             servicer,
             self._health,
-            credentials=_credentials(options.tls),
+            credentials=credentials,
             health_address=f"{options.host}:{options.health_port}" if options.health_port else None,
         )
         self._shutdown = ShutdownHandler(
@@ -164,13 +167,10 @@ class EngineServer:
 
     async def _admit_requests(self, parts: EngineParts, metrics: EngineMetrics, loop: EngineLoop) -> None:
         """I/O thread: the model is loaded."""
-
-        def validate(request: EngineCoreRequest) -> None:
-            check_request(request, parts.limits)
-
         files = read_tokenizer_files(parts.tokenizer_folder)
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
+        validate = partial(check_request, limits=parts.limits)
         self._router.start(LoadedEngine(parts.core, info, sorted(files.items()), validate, observer))
         self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.tensor_parallel_size)
         await self._health.update(loaded=True)
@@ -195,10 +195,3 @@ class EngineServer:
         """I/O thread: a gateway has opened a session, or the time to wait for one is over."""
         if not self._health.state.gateway_wait_over:
             self._health_update = asyncio.ensure_future(self._health.update(gateway_wait_over=True))
-
-
-def _credentials(files: TlsFiles | None) -> grpc.ServerCredentials | None:
-    try:
-        return None if files is None else server_credentials(TlsSource(files))
-    except ValueError as error:
-        raise StartError(str(error)) from None
