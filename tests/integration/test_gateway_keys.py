@@ -1,4 +1,4 @@
-"""API keys over HTTP: who is let in, how much they may, and who goes first when there is not enough for all."""
+"""API keys over HTTP: authentication, rate limits, and the order of service when the gateway is full."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def assert_limited(response: httpx.Response, kind: str) -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_without_a_known_key_nothing_is_served(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_without_a_known_key_every_request_is_rejected(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(engine, api_keys=key_file(tmp_path, a={})) as gateway:
         for headers in ({}, {"authorization": "Bearer sk-b"}, {"authorization": "Basic sk-a"}, {"x-api-key": "sk-a"}):
             for method, path in (
@@ -76,7 +76,7 @@ async def test_probes_and_scrapers_need_no_key(engine: FakeEngine, tmp_path: Pat
             assert (await gateway.http.get(path)).status_code == 200
 
 
-async def test_with_a_key_the_official_client_is_served_and_without_it_is_told_so(
+async def test_the_official_client_is_served_with_a_key_and_gets_an_error_without(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]
@@ -94,7 +94,9 @@ async def test_with_a_key_the_official_client_is_served_and_without_it_is_told_s
             await client.chat.completions.create(model="fake", messages=messages)
 
 
-async def test_requests_a_minute_are_limited_and_headers_say_what_is_left(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_requests_per_minute_are_limited_and_headers_show_what_is_left(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     keys = key_file(tmp_path, a={"requests_per_minute": 2, "tokens_per_minute": 10_000}, b={})
     async with running_gateway(engine, api_keys=keys) as gateway:
         first = await ask(gateway, "a", max_tokens=5)
@@ -115,7 +117,7 @@ async def test_requests_a_minute_are_limited_and_headers_say_what_is_left(engine
         assert not [name for name in other.headers if name.startswith("x-ratelimit")]
 
 
-async def test_tokens_a_minute_count_prompt_and_output_and_what_is_not_used_comes_back(
+async def test_tokens_per_minute_count_prompt_and_output_and_unused_ones_return(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     """Prompts of 10 tokens and answers of 3; 100 more are asked for."""
@@ -136,7 +138,7 @@ async def test_tokens_a_minute_count_prompt_and_output_and_what_is_not_used_come
         assert before - after in range(4, 9)  # 5 and the two letters and an end; a little has refilled
 
 
-async def test_requests_at_once_are_limited_until_one_ends_or_its_client_leaves(
+async def test_concurrent_requests_are_limited_until_one_ends_or_its_client_disconnects(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.step_delay = None
@@ -153,13 +155,13 @@ async def test_requests_at_once_are_limited_until_one_ends_or_its_client_leaves(
         assert (await ask(gateway, "a")).status_code == 200
 
 
-async def test_a_flood_from_one_key_does_not_delay_another_and_weights_are_shares(
+async def test_a_flood_from_one_key_does_not_delay_another_and_shares_follow_weights(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.step_delay = None
     keys = key_file(tmp_path, flood={}, few={}, heavy={"weight": 3})
     async with running_gateway(engine, api_keys=keys) as gateway:
-        waiting = gateway.gateway.serving.admission.queue
+        waiting = gateway.gateway.admission.queue
         tasks = [asyncio.create_task(ask(gateway, "flood", [1] * 9, max_tokens=3)) for _ in range(60)]
         await until(lambda: waiting.num_waiting == 60 - BATCH - SPARE)
         tasks += [asyncio.create_task(ask(gateway, "few", [2] * 9, max_tokens=3)) for _ in range(5)]
@@ -182,13 +184,13 @@ async def test_a_flood_from_one_key_does_not_delay_another_and_weights_are_share
         ({"max_waiting_requests": 10}, {}, "waiting"),
     ],
 )
-async def test_no_limit_lets_one_key_keep_the_others_out(
+async def test_no_bound_lets_one_key_keep_the_others_out(
     engine: FakeEngine, tmp_path: Path, limit: dict[str, Any], flood: dict[str, Any], reason: str
 ) -> None:
     engine.step_delay = None
     keys = key_file(tmp_path, flood={}, few={}, urgent={"priority": -5})
     async with running_gateway(engine, api_keys=keys, **limit) as gateway:
-        waiting = gateway.gateway.serving.admission.queue
+        waiting = gateway.gateway.admission.queue
         running = [asyncio.create_task(ask(gateway, "flood")) for _ in range(BATCH + SPARE)]
         await engine.until(lambda engine: engine.num_unfinished == BATCH + SPARE)
         floods = [asyncio.create_task(ask(gateway, "flood", **flood)) for _ in range(30)]
@@ -206,12 +208,12 @@ async def test_no_limit_lets_one_key_keep_the_others_out(
         assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
         page = Scrape((await gateway.http.get("/metrics")).text)
         assert page.value("proa_gateway_admission_rejections_total", reason=reason) == len(refused)
-        admission = gateway.gateway.serving.admission.bounds
-        limits = admission.sequences, admission.waiting, admission.tokens
+        bounds = gateway.gateway.admission.bounds
+        limits = bounds.sequences, bounds.waiting, bounds.tokens
         await until(lambda: [limit.total for limit in limits] == [0, 0, 0])
 
 
-async def test_requests_held_for_one_model_make_place_for_another_key(tmp_path: Path) -> None:
+async def test_requests_that_wait_for_an_engine_are_evicted_for_an_earlier_priority(tmp_path: Path) -> None:
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, scale_from_zero=20.0)
     keys = key_file(tmp_path, flood={}, urgent={"priority": -5})
     async with running_gateway(
@@ -222,7 +224,7 @@ async def test_requests_held_for_one_model_make_place_for_another_key(tmp_path: 
         api_keys=keys,
         max_waiting_requests=3,
     ) as gateway:
-        waiting = gateway.gateway.serving.admission.queue
+        waiting = gateway.gateway.admission.queue
         floods = [asyncio.create_task(ask(gateway, "flood")) for _ in range(3)]
         await until(lambda: waiting.num_waiting == 3)
         urgent = asyncio.create_task(ask(gateway, "urgent", model="other"))
@@ -233,13 +235,13 @@ async def test_requests_held_for_one_model_make_place_for_another_key(tmp_path: 
         assert {(await task).status_code for task in (*held, urgent)} == {503}
 
 
-async def test_a_keys_priority_comes_first_and_a_clients_own_does_not_count_among_keys(
+async def test_a_keys_priority_comes_first_and_a_requests_own_orders_one_keys_requests(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.step_delay = None
     keys = key_file(tmp_path, batch={"priority": 10}, chat={"priority": -1})
     async with running_gateway(engine, api_keys=keys) as gateway:
-        waiting = gateway.gateway.serving.admission.queue
+        waiting = gateway.gateway.admission.queue
         tasks = [asyncio.create_task(ask(gateway, "batch", [1])) for _ in range(BATCH + SPARE)]
         await engine.until(lambda engine: engine.num_unfinished == BATCH + SPARE)
         for name, prompt, priority in (
@@ -258,7 +260,7 @@ async def test_a_keys_priority_comes_first_and_a_clients_own_does_not_count_amon
         assert [request.priority for request in last] == [-1, -1, 10, 10]
 
 
-async def test_a_rotated_key_is_known_at_once_and_the_old_one_no_more(
+async def test_a_rotated_key_is_valid_at_once_and_the_old_one_is_not(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "POLL_INTERVAL", 0.02)
@@ -274,7 +276,7 @@ async def test_a_rotated_key_is_known_at_once_and_the_old_one_no_more(
         assert (await ask(gateway, "b")).status_code == 200
 
 
-async def test_metrics_and_traces_show_the_keys_name_and_never_the_key(
+async def test_metrics_and_traces_show_the_name_of_a_key_and_never_the_key(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with OtlpReceiver() as receiver:

@@ -1,4 +1,4 @@
-"""Requests wait in the gateway while the engines are full, and while the first one comes up; seen over real sockets."""
+"""Requests wait in the gateway while the engines are full or the first one starts; over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,14 +37,14 @@ def ask(gateway: RunningGateway, count: int, **fields: Any) -> list[asyncio.Task
 
 
 async def fill(gateway: RunningGateway, engine: FakeEngine, **fields: Any) -> list[asyncio.Task[httpx.Response]]:
-    """As many requests as the gateway sends to the engine."""
+    """Send as many requests as the gateway sends to the engine."""
     tasks = ask(gateway, BATCH + SPARE, **fields)
     await engine.until(lambda engine: engine.num_unfinished == BATCH + SPARE)
     return tasks
 
 
 async def waiting(gateway: RunningGateway, count: int) -> None:
-    await until(lambda: gateway.gateway.serving.admission.queue.num_waiting == count)
+    await until(lambda: gateway.gateway.admission.queue.num_waiting == count)
 
 
 def error_code(response: httpx.Response) -> str:
@@ -52,7 +52,7 @@ def error_code(response: httpx.Response) -> str:
     return code
 
 
-async def test_an_engine_gets_a_full_batch_and_a_little_more_and_the_rest_waits(engine: FakeEngine) -> None:
+async def test_an_engine_gets_a_full_batch_and_an_eighth_more_and_the_rest_waits(engine: FakeEngine) -> None:
     async with running_gateway(engine) as gateway:
         assert await depth(gateway) == 0
         tasks = ask(gateway, 40)
@@ -67,7 +67,7 @@ async def test_an_engine_gets_a_full_batch_and_a_little_more_and_the_rest_waits(
         assert waits == 40 - BATCH - SPARE
 
 
-async def test_the_room_of_all_engines_counts(engine: FakeEngine) -> None:
+async def test_the_capacity_of_all_engines_counts(engine: FakeEngine) -> None:
     async with (
         FakeEngine(script=say("one"), step_delay=None, max_num_seqs=BATCH) as other,
         running_gateway(engine, other) as gateway,
@@ -78,7 +78,7 @@ async def test_the_room_of_all_engines_counts(engine: FakeEngine) -> None:
         assert [(await task).status_code for task in tasks] == [200] * 30
 
 
-async def test_those_who_wait_are_served_by_their_priority(engine: FakeEngine) -> None:
+async def test_waiting_requests_are_served_by_priority(engine: FakeEngine) -> None:
     async with running_gateway(engine) as gateway:
         tasks = await fill(gateway, engine)
         for index, priority in enumerate((5, -1, 0, 5, -1)):
@@ -89,7 +89,7 @@ async def test_those_who_wait_are_served_by_their_priority(engine: FakeEngine) -
         assert [prompt_ids(request)[0] for request in engine.requests[-5:]] == [101, 104, 102, 100, 103]
 
 
-async def test_a_client_that_leaves_while_it_waits_never_reaches_an_engine(engine: FakeEngine) -> None:
+async def test_a_request_whose_client_disconnects_while_it_waits_never_reaches_an_engine(engine: FakeEngine) -> None:
     async with running_gateway(engine) as gateway:
         tasks = await fill(gateway, engine)
         leaving = asyncio.create_task(gateway.complete([99]))
@@ -105,7 +105,7 @@ async def test_a_client_that_leaves_while_it_waits_never_reaches_an_engine(engin
 @pytest.mark.parametrize(
     ("limit", "reason"), [({"max_waiting_requests": 2}, "waiting"), ({"max_queued_tokens": 6}, "tokens")]
 )
-async def test_a_full_queue_refuses_at_once_and_a_long_wait_ends_in_an_error_to_retry(
+async def test_a_full_queue_rejects_at_once_and_a_long_wait_ends_in_an_error_to_retry(
     engine: FakeEngine, limit: dict[str, Any], reason: str
 ) -> None:
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, queue=1.0)
@@ -135,12 +135,12 @@ async def test_a_requests_own_time_limit_ends_its_wait(engine: FakeEngine) -> No
         await asyncio.gather(*tasks)
 
 
-async def test_on_shutdown_those_who_wait_are_sent_elsewhere_and_those_who_run_end(engine: FakeEngine) -> None:
+async def test_shutdown_rejects_waiting_requests_and_lets_running_ones_end(engine: FakeEngine) -> None:
     async with running_gateway(engine) as gateway:
         running = await fill(gateway, engine)
         waits = ask(gateway, 3)
         await waiting(gateway, 3)
-        gateway.gateway.serving.admission.queue.close()
+        gateway.gateway.admission.queue.close()
         for response in await asyncio.gather(*waits):
             assert (response.status_code, error_code(response)) == (503, "shutting_down")
             assert response.headers["retry-after"] == "1"
@@ -148,8 +148,8 @@ async def test_on_shutdown_those_who_wait_are_sent_elsewhere_and_those_who_run_e
         assert [(await task).status_code for task in running] == [200] * len(running)
 
 
-async def test_sigterm_answers_everybody_within_the_drain() -> None:
-    """Both processes are real: what waits is told at once, what is held too, what runs ends."""
+async def test_sigterm_answers_all_requests_within_the_drain_timeout() -> None:
+    """With real processes: requests that wait for capacity or for an engine are rejected, running ones end."""
     with (
         fake_engine_process("--repeat", "--step-delay", "0.05", "--max-num-seqs", "2") as (_, address),
         gateway_process(address, "--model", "coming", "--scale-from-zero-timeout", "60") as (process, port),
@@ -174,7 +174,7 @@ async def test_sigterm_answers_everybody_within_the_drain() -> None:
         assert process.wait(15) == 0
 
 
-async def test_requests_are_held_until_the_first_engine_is_up() -> None:
+async def test_requests_wait_until_the_first_engine_is_up() -> None:
     port = free_port()
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, scale_from_zero=20.0)
     settings: dict[str, Any] = {"ready": False, "deadlines": deadlines, "models": ("fake",)}
@@ -183,7 +183,9 @@ async def test_requests_are_held_until_the_first_engine_is_up() -> None:
         (card,) = (await gateway.http.get("/v1/models")).json()["data"]
         assert (card["id"], card["max_model_len"]) == ("fake", None)
         assert (await gateway.http.get("/v1/models/fake")).status_code == 200
-        assert (await gateway.chat(model="other")).status_code == 503  # it may be what the engine is to bring
+        assert (
+            await gateway.chat(model="other")
+        ).status_code == 503  # it may be the model of an engine that has not connected yet
         held = [*ask(gateway, 3), asyncio.create_task(gateway.chat())]
         stream = asyncio.create_task(gateway.events("/v1/chat/completions", chat_body()))
         unnamed = asyncio.create_task(gateway.http.post("/v1/completions", json={"prompt": "Hi"}))
@@ -200,7 +202,7 @@ async def test_requests_are_held_until_the_first_engine_is_up() -> None:
             assert await depth(gateway) == 0
             (card,) = (await gateway.http.get("/v1/models")).json()["data"]
             assert card["max_model_len"] == 4096
-        # Its model stays known, and is held for again.
+        # Its model stays known, and requests wait for it again.
         await until(lambda: not gateway.gateway.pool.ready)
         again = asyncio.create_task(gateway.chat())
         await waiting(gateway, 1)
@@ -208,7 +210,7 @@ async def test_requests_are_held_until_the_first_engine_is_up() -> None:
         again.cancel()
 
 
-async def test_who_is_held_for_too_long_is_told_to_retry_and_too_many_are_refused() -> None:
+async def test_a_long_wait_for_an_engine_ends_in_an_error_to_retry_and_too_many_are_rejected() -> None:
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, scale_from_zero=1.0)
     async with running_gateway(
         "127.0.0.1:1", ready=False, deadlines=deadlines, models=("fake",), max_waiting_requests=2
@@ -221,14 +223,14 @@ async def test_who_is_held_for_too_long_is_told_to_retry_and_too_many_are_refuse
             assert response.headers["retry-after"] == "5"
 
 
-async def test_nothing_is_held_unless_the_gateway_is_told_to() -> None:
+async def test_requests_wait_for_an_engine_only_with_the_flag() -> None:
     async with running_gateway("127.0.0.1:1", ready=False, models=("fake",)) as gateway:
         assert (await gateway.http.get("/ready")).status_code == 503
         response = await gateway.complete()
         assert (response.status_code, error_code(response)) == (503, "engine_unavailable")
 
 
-async def test_a_name_that_nobody_gave_is_not_found_though_others_would_be_held() -> None:
+async def test_an_unknown_model_is_not_found_although_known_ones_are_waited_for() -> None:
     deadlines = Deadlines(connect=10, heartbeat=10, shutdown=5, scale_from_zero=20.0)
     async with running_gateway(deadlines=deadlines, models=("fake",)) as gateway:
         unknown = await gateway.complete(model="other")
@@ -253,7 +255,7 @@ async def test_the_admission_span_lasts_as_long_as_the_wait(
         assert sum(span.end - span.start > 0.3e9 for span in spans) == 1
 
 
-async def test_a_stream_waits_without_a_word_and_then_streams(engine: FakeEngine) -> None:
+async def test_a_stream_sends_nothing_while_it_waits_and_then_streams(engine: FakeEngine) -> None:
     async with running_gateway(engine) as gateway:
         tasks = await fill(gateway, engine)
 

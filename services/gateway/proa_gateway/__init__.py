@@ -1,1 +1,1 @@
-"""Proa's gateway: HTTP, tokens, text, streaming and routing in front of engines. Never torch."""
+"""Proa's gateway: the OpenAI API, tokenization, streaming and routing in front of engines."""

@@ -1,10 +1,11 @@
-"""The application factory: a FastAPI application around one gateway."""
+"""The FastAPI application around one gateway: routes, middleware, exception handlers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
+from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
 from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
@@ -12,17 +13,17 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
 from proa_gateway.http import BodyLimit, error_handlers
-from proa_gateway.routes import router
+from proa_gateway.routes import public_router, router
 from proa_gateway.streaming import ServerSendMiddleware
 
 
 def create_app(config: GatewayConfig) -> ASGIApp:
-    """The gateway runs from the application's start-up to its shutdown."""
+    """The gateway runs from the application's startup to its shutdown."""
     return ServerSendMiddleware(create_fastapi(config))
 
 
 def create_fastapi(config: GatewayConfig) -> FastAPI:
-    """The application that `create_app` wraps; its routes are the API's description."""
+    """The application inside `create_app`'s middleware; it has the OpenAPI description."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
@@ -36,8 +37,11 @@ def create_fastapi(config: GatewayConfig) -> FastAPI:
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
-    app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate)  # runs before BodyLimit
+    public_paths = frozenset(route.path for route in public_router.routes if isinstance(route, Route))
+    # Added last, so it runs first: a request without a valid key is rejected before its body is read.
+    app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
     app.include_router(router)
+    app.include_router(public_router)
     return app
 
 

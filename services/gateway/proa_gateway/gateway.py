@@ -1,4 +1,4 @@
-"""Gateway: the parts of one gateway process, put together and taken apart again."""
+"""The composition root: builds the parts of one gateway process, starts them and shuts them down."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore
-from proa_gateway.admission.request_queue import RequestQueue
+from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
@@ -30,30 +30,40 @@ TOKENIZER_THREADS = 2
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """What routes use."""
+    """The parts that routes, middleware and the server use."""
 
-    config: GatewayConfig
     pool: EnginePool
     models: ModelRegistry
+    router: Router
     metrics: GatewayMetrics
+    admission: AdmissionControl
     serving: Serving
     api_keys: ApiKeyStore
-    router: Router
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
-    """A running gateway, looking for its engines. At the end every session is closed and every task gone."""
+    """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
     api_keys = ApiKeyStore(config.api_keys)
-    tracer = GatewayTracer.from_environment()
-    registry = _registry()
-    router = Router(config.routing)
-    metrics = GatewayMetrics(registry)
-    discovery = make_discovery(config)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
+    discovery = make_discovery(config)
+    router = Router(config.routing)
+    tracer = GatewayTracer.from_environment()
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = GatewayMetrics(registry)
+
+    def on_engine_change(engine: EngineClient) -> None:
+        """An engine's state or load has changed, or its session has ended."""
+        admission.queue.capacity_changed()
+        if engine.model_name is None:
+            models.forget(engine.address)
+        else:
+            admission.queue.add_model(engine.model_name)
+
     with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
         models = ModelRegistry(executor, folder=config.tokenizer)
         pool = EnginePool(
@@ -62,27 +72,29 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             deadlines=config.deadlines,
             router=router,
             open_channel=channels,
-            observe=lambda client: _observe(client, models, serving.admission.queue),
+            observe=on_engine_change,
         )
         metrics.watch(pool.engines, router.index)
-        serving = Serving(
-            config,
-            router=router,
-            pool=pool,
-            models=models,
-            tracer=tracer,
-            metrics=metrics,
-        )
-        following = [
+        admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)
+        serving = Serving(config, admission=admission, pool=pool, tracer=tracer, metrics=metrics, router=router)
+        tasks = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
             asyncio.create_task(api_keys.watch(), name="API keys"),
         ]
         try:
-            yield Gateway(config, pool, models, metrics, serving, api_keys, router)
+            yield Gateway(
+                pool=pool,
+                models=models,
+                router=router,
+                metrics=metrics,
+                admission=admission,
+                serving=serving,
+                api_keys=api_keys,
+            )
         finally:
-            for task in following:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await discovery.close()
             await pool.close()
             await asyncio.get_running_loop().run_in_executor(executor, tracer.shutdown)
@@ -97,25 +109,11 @@ def make_discovery(config: GatewayConfig) -> Discovery:
 
 
 async def _follow(discovery: Discovery, pool: EnginePool) -> None:
+    """Connect to the engines that discovery finds, and disconnect from those that are terminating or gone."""
     try:
         async for endpoints in discovery.endpoints():
-            staying = sorted((one for one in endpoints if not one.terminating), key=lambda one: one.uid)
-            pool.set_engines({one.address: one.uid for one in staying})
+            staying = sorted((each for each in endpoints if not each.terminating), key=lambda each: each.uid)
+            pool.set_engines({each.address: each.uid for each in staying})
     except Exception:
-        _log.exception("engines that come or go are no longer noticed")
+        _log.exception("discovery failed, changes of engines are no longer noticed")
         raise
-
-
-def _observe(client: EngineClient, models: ModelRegistry, queue: RequestQueue) -> None:
-    """Called when an engine's state or load changes, and after its session has ended."""
-    queue.capacity_changed()
-    if client.model_name is None:
-        models.forget(client.address)
-    else:
-        queue.add_model(client.model_name)
-
-
-def _registry() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    return registry

@@ -1,4 +1,4 @@
-"""The gateway's HTTP routes. Each is a line or two over what it stands for."""
+"""The gateway's HTTP routes. A route is added here and nowhere else."""
 
 from functools import partial
 from importlib.metadata import version
@@ -17,11 +17,12 @@ from proa_gateway.openai.serving_completion import CompletionHandler
 from proa_gateway.streaming import WriterResponse
 
 router = APIRouter()
+public_router = APIRouter()  # routes that need no API key
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ErrorDetail(BaseModel):
-    """OpenAI's error."""
+    """OpenAI's error object."""
 
     message: str
     type: str
@@ -30,7 +31,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every error is wrapped in, in responses and in events of a stream."""
+    """The body of an error response, and of an error event in a stream."""
 
     error: ErrorDetail
 
@@ -53,36 +54,36 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     gateway = _gateway(request)
-    return {"object": "list", "data": [_card(gateway, name) for name in gateway.serving.admission.model_names()]}
+    return {"object": "list", "data": [_model_card(gateway, name) for name in gateway.admission.model_names()]}
 
 
 @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
 async def get_model(model: str, request: Request) -> dict[str, Any]:
     gateway = _gateway(request)
-    if model not in gateway.serving.admission.model_names():
+    if model not in gateway.admission.model_names():
         raise ModelNotFound(f"The model {model!r} does not exist.", param="model")
-    return _card(gateway, model)
+    return _model_card(gateway, model)
 
 
-@router.get("/health")
+@public_router.get("/health")
 async def health() -> Response:
-    """The process is fine."""
+    """The process is alive."""
     return Response()
 
 
-@router.get("/ready", responses={503: {"description": "No engine can be used."}})
+@public_router.get("/ready", responses={503: {"description": "No engine is usable."}})
 async def ready(request: Request) -> Response:
-    """At least one engine can be used, or requests are held until one can be."""
-    is_ready = _gateway(request).serving.admission.ready
+    """An engine is usable, or requests wait until one is (scale from zero)."""
+    is_ready = _gateway(request).admission.ready
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
-@router.get("/metrics")
+@public_router.get("/metrics")
 async def metrics(request: Request) -> Response:
     return Response(_gateway(request).metrics.render(), media_type=METRICS_TYPE)
 
 
-@router.get("/version")
+@public_router.get("/version")
 async def get_version() -> dict[str, str]:
     return {"version": version("proa-gateway")}
 
@@ -97,8 +98,8 @@ def _gateway(request: Request) -> Gateway:
     return gateway
 
 
-def _card(gateway: Gateway, name: str) -> dict[str, Any]:
-    """Of a model that no engine has brought yet only the name is known."""
+def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
+    """OpenAI's model object. Of a model that no engine has served yet, only the name is known."""
     model = gateway.models.get(name) if name in gateway.models.names() else None
     return {
         "id": name,

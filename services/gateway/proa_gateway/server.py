@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn until a signal, then lets running answers end."""
+"""Runs the application under uvicorn until SIGINT or SIGTERM, then drains it."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway
 
 BACKLOG = 2048
-KEEP_ALIVE = 75  # seconds; longer than the load balancers in front, which must not meet a closing connection
+KEEP_ALIVE = 75  # seconds; longer than load balancers keep idle connections, so that they close them first
 _log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our own signals: its own are raised again after shutdown, which makes a clean end look
-    like a death by signal."""
+    """uvicorn's server with signal handlers of its own. uvicorn's handlers raise the signal again after shutdown, so a
+    clean shutdown would look like a death by signal."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -36,14 +36,14 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Whoever waits for a turn is told to try elsewhere; what runs has until the deadline."""
+        """Reject waiting requests; running ones have until the shutdown deadline."""
         gateway: Gateway | None = self.lifespan.state.get("gateway")
         if gateway is not None:
-            gateway.serving.admission.queue.close()
+            gateway.admission.queue.close()
         await super().shutdown(sockets)
 
     def _on_signal(self) -> None:
-        """The first one stops politely, another one at once."""
+        """The first signal drains, a second one stops at once."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
 
 
 def make_server(config: GatewayConfig) -> uvicorn.Server:
-    """A server whose `serve` ends with SIGINT or SIGTERM, once every answer has ended or the shutdown deadline has
+    """A server whose `serve()` ends after SIGINT or SIGTERM, when all requests have ended or the shutdown deadline has
     passed."""
     settings = uvicorn.Config(
         create_app(config),
@@ -73,11 +73,11 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
 
 
 def serve(config: GatewayConfig) -> None:
-    _allow_many_files()
+    _raise_file_limit()
     uvloop.run(make_server(config).serve())
 
 
-def _allow_many_files() -> None:
-    """Every stream is an open file, and what a process gets unasked is often 1,024 of them."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _raise_file_limit() -> None:
+    """Each stream is an open file, and the default soft limit is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""API keys: what a file must be, who a header stands for, and that a changed file takes effect."""
+"""API keys: the format of the file, the caller of a header, and reloading a changed file."""
 
 import asyncio
 import hashlib
@@ -23,10 +23,10 @@ def write(path: Path, *keys: Any) -> Path:
     return path
 
 
-def test_keys_stand_in_the_file_as_they_are_or_by_their_digest(tmp_path: Path) -> None:
-    ring = ApiKeyStore(write(tmp_path / "keys.json", A, B))
-    assert ring.authenticate("Bearer sk-aaaa").name == "team-a"
-    b = ring.authenticate("bearer  sk-bbbb ")
+def test_the_file_has_keys_as_text_or_as_digests(tmp_path: Path) -> None:
+    store = ApiKeyStore(write(tmp_path / "keys.json", A, B))
+    assert store.authenticate("Bearer sk-aaaa").name == "team-a"
+    b = store.authenticate("bearer  sk-bbbb ")
     assert (b.name, b.priority, b.weight) == ("team-b", -1, 2)
 
 
@@ -34,30 +34,30 @@ def test_keys_stand_in_the_file_as_they_are_or_by_their_digest(tmp_path: Path) -
     "header",
     [None, "", "Bearer", "Bearer ", "Bearer sk-aaa", "Bearer sk-aaaaa", "Basic sk-aaaa", "sk-aaaa", "Bearer é"],
 )
-def test_other_headers_are_refused(tmp_path: Path, header: str | None) -> None:
-    ring = ApiKeyStore(write(tmp_path / "keys.json", A))
+def test_other_headers_are_rejected(tmp_path: Path, header: str | None) -> None:
+    store = ApiKeyStore(write(tmp_path / "keys.json", A))
     with pytest.raises(InvalidApiKey) as refused:
-        ring.authenticate(header)
+        store.authenticate(header)
     assert refused.value.headers == {"www-authenticate": "Bearer"}
 
 
-def test_a_digest_is_no_key(tmp_path: Path) -> None:
-    ring = ApiKeyStore(write(tmp_path / "keys.json", B))
+def test_a_digest_is_not_a_key(tmp_path: Path) -> None:
+    store = ApiKeyStore(write(tmp_path / "keys.json", B))
     with pytest.raises(InvalidApiKey):
-        ring.authenticate(f"Bearer {B['sha256']}")
+        store.authenticate(f"Bearer {B['sha256']}")
 
 
-def test_a_key_whose_digest_only_begins_like_a_known_one_is_refused(tmp_path: Path) -> None:
+def test_a_key_whose_digest_has_only_the_indexed_bytes_of_a_known_one_is_rejected(tmp_path: Path) -> None:
     alike = hashlib.sha256(b"sk-cccc").hexdigest()[:32] + "0" * 32
-    ring = ApiKeyStore(write(tmp_path / "keys.json", {"name": "team-c", "sha256": alike}))
+    store = ApiKeyStore(write(tmp_path / "keys.json", {"name": "team-c", "sha256": alike}))
     with pytest.raises(InvalidApiKey):
-        ring.authenticate("Bearer sk-cccc")
+        store.authenticate("Bearer sk-cccc")
 
 
-def test_without_a_file_everybody_is_the_same_nameless_caller() -> None:
-    ring = ApiKeyStore(None)
-    assert ring.authenticate(None) is ring.authenticate("Bearer anything")
-    assert ring.authenticate(None).name == ""
+def test_without_a_file_all_requests_have_the_same_nameless_caller() -> None:
+    store = ApiKeyStore(None)
+    assert store.authenticate(None) is store.authenticate("Bearer anything")
+    assert store.authenticate(None).name == ""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_without_a_file_everybody_is_the_same_nameless_caller() -> None:
         ('{"keys": [{"name": "a", "key": "sk-secret"}, {"name": "b", "key": "sk-secret"}]}', "twice"),
     ],
 )
-def test_a_bad_file_is_refused_with_a_sentence_that_shows_no_key(tmp_path: Path, text: str, says: str) -> None:
+def test_the_error_of_an_invalid_file_shows_no_key(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"keys\.json") as refused:
@@ -87,15 +87,15 @@ def test_a_bad_file_is_refused_with_a_sentence_that_shows_no_key(tmp_path: Path,
     assert "secret" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
         ApiKeyStore(tmp_path / "nothing")
 
 
-async def test_a_rotated_secret_takes_effect_and_a_bad_one_does_not(
+async def test_a_rotated_secret_is_loaded_and_an_invalid_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the kubelet does it: files in a folder of their own, and a symbolic link that is replaced."""
+    """The kubelet writes a new folder and replaces a symbolic link to it."""
     monkeypatch.setattr(auth, "POLL_INTERVAL", 0.01)
 
     def mount(version: str, *keys: Any) -> None:
@@ -106,31 +106,31 @@ async def test_a_rotated_secret_takes_effect_and_a_bad_one_does_not(
 
     mount("1", A)
     os.symlink("..data/keys.json", tmp_path / "keys.json")
-    ring = ApiKeyStore(tmp_path / "keys.json")
-    caller = ring.authenticate("Bearer sk-aaaa")
+    store = ApiKeyStore(tmp_path / "keys.json")
+    caller = store.authenticate("Bearer sk-aaaa")
     with caller.limiter.acquire():
         pass
-    following = asyncio.create_task(ring.watch())
+    following = asyncio.create_task(store.watch())
     try:
         mount("2", A | {"key": "sk-new", "requests_per_minute": 20}, B)
-        await _until(lambda: _known(ring, "sk-new"))
-        assert not _known(ring, "sk-aaaa")
-        assert ring.authenticate("Bearer sk-new") is caller
+        await _until(lambda: _known(store, "sk-new"))
+        assert not _known(store, "sk-aaaa")
+        assert store.authenticate("Bearer sk-new") is caller
         assert caller.limiter.headers()["x-ratelimit-remaining-requests"] == "19"
         with caplog.at_level(logging.ERROR):
             mount("3", {"name": "team-a", "key": "sk-newest", "weight": -1})
             await _until(lambda: "keys.0.weight" in caplog.text)
-        assert _known(ring, "sk-new")
+        assert _known(store, "sk-new")
         mount("4", B)
-        await _until(lambda: not _known(ring, "sk-new"))
+        await _until(lambda: not _known(store, "sk-new"))
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 
 
-def _known(ring: ApiKeyStore, key: str) -> bool:
+def _known(store: ApiKeyStore, key: str) -> bool:
     try:
-        ring.authenticate(f"Bearer {key}")
+        store.authenticate(f"Bearer {key}")
     except InvalidApiKey:
         return False
     return True

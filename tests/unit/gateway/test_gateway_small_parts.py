@@ -1,4 +1,4 @@
-"""The command line, and what the package must not import."""
+"""The command line, and the imports of the package."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Limits of a key, by a clock that the test turns."""
+"""Rate limits of a key, by a clock that the test sets."""
 
 import random
 from contextlib import suppress
@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_a_minutes_worth_may_be_spent_at_once_and_refills_evenly() -> None:
+def test_one_minutes_limit_may_be_used_at_once_and_refills_evenly() -> None:
     bucket = TokenBucket(60, clock := Clock())
     bucket.take(60)
     assert bucket.level == 0
@@ -28,7 +28,7 @@ def test_a_minutes_worth_may_be_spent_at_once_and_refills_evenly() -> None:
     assert bucket.level == 60
 
 
-def test_what_is_owed_is_paid_before_anything_is_there_again() -> None:
+def test_a_negative_level_refills_first() -> None:
     bucket = TokenBucket(60, clock := Clock())
     bucket.take(90)
     assert bucket.seconds_until(10) == 40
@@ -36,7 +36,7 @@ def test_what_is_owed_is_paid_before_anything_is_there_again() -> None:
     assert bucket.level == 0
 
 
-def test_who_wants_more_than_a_minutes_worth_waits_for_a_full_bucket() -> None:
+def test_more_than_the_bucket_holds_waits_for_a_full_bucket() -> None:
     bucket = TokenBucket(60, clock := Clock())
     assert bucket.seconds_until(1000) == 0
     bucket.take(30)
@@ -45,7 +45,7 @@ def test_who_wants_more_than_a_minutes_worth_waits_for_a_full_bucket() -> None:
     assert bucket.seconds_until(1000) == 0
 
 
-def test_requests_at_once_are_limited_until_one_ends() -> None:
+def test_concurrent_requests_are_limited_until_one_ends() -> None:
     limiter = RateLimiter(RateLimits(max_concurrent_requests=2), Clock())
     with limiter.acquire(), limiter.acquire():
         with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
@@ -56,7 +56,7 @@ def test_requests_at_once_are_limited_until_one_ends() -> None:
         pass
 
 
-def test_requests_a_minute_are_limited_and_the_refusal_says_when_to_come_back() -> None:
+def test_requests_per_minute_are_limited_and_the_error_has_the_time_to_retry() -> None:
     limiter = RateLimiter(RateLimits(requests_per_minute=6), clock := Clock())
     for _ in range(6):
         with limiter.acquire():
@@ -71,7 +71,7 @@ def test_requests_a_minute_are_limited_and_the_refusal_says_when_to_come_back() 
         pass
 
 
-def test_tokens_not_used_come_back_and_tokens_used_beyond_are_owed() -> None:
+def test_unused_tokens_return_and_tokens_beyond_the_reservation_are_taken() -> None:
     limiter = RateLimiter(RateLimits(tokens_per_minute=600), clock := Clock())
     with limiter.acquire() as lease:
         lease.reserve(500)
@@ -91,7 +91,7 @@ def test_tokens_not_used_come_back_and_tokens_used_beyond_are_owed() -> None:
         lease.reserve(10)
 
 
-def test_a_request_that_fails_gives_back_its_tokens_but_counts_as_a_request() -> None:
+def test_a_failed_request_returns_its_tokens_but_counts_as_a_request() -> None:
     limiter = RateLimiter(RateLimits(requests_per_minute=60, tokens_per_minute=600), Clock())
     with suppress(ZeroDivisionError), limiter.acquire() as lease:
         lease.reserve(500)
@@ -106,7 +106,7 @@ def test_a_request_that_fails_gives_back_its_tokens_but_counts_as_a_request() ->
     }
 
 
-def test_a_long_reset_is_written_in_minutes() -> None:
+def test_a_long_reset_is_shown_in_minutes() -> None:
     limiter = RateLimiter(RateLimits(tokens_per_minute=60), Clock())
     with limiter.acquire() as lease:
         lease.reserve(60)
@@ -114,7 +114,7 @@ def test_a_long_reset_is_written_in_minutes() -> None:
     assert limiter.headers()["x-ratelimit-reset-tokens"] == "6m12s"
 
 
-def test_other_limits_keep_what_has_been_used() -> None:
+def test_changed_limits_keep_what_has_been_used() -> None:
     limiter = RateLimiter(RateLimits(requests_per_minute=10), Clock())
     for _ in range(8):
         with limiter.acquire():
@@ -129,7 +129,7 @@ def test_other_limits_keep_what_has_been_used() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_over_any_time_no_more_tokens_are_used_than_the_limit_and_one_bucket_and_what_was_not_foreseen(
+def test_token_use_never_exceeds_the_limit_plus_one_bucket_plus_one_underestimate(
     seed: int,
 ) -> None:
     rng = random.Random(seed)

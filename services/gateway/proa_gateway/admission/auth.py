@@ -17,7 +17,6 @@ from proa_gateway.admission.rate_limits import Clock, RateLimiter, RateLimits
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.http import gateway_error_response
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 POLL_INTERVAL = 1.0  # seconds between two checks of the key file
 INDEX_BYTES = 16  # of a key's digest
 Authenticate = Callable[[Scope, str | None], "Caller"]
@@ -139,14 +138,18 @@ class ApiKeyStore:
 
 
 class ApiKeyMiddleware:
-    """Sets `caller` in a request's state, and adds rate limit headers to its response. Reads no request body."""
+    """Sets `caller` in a request's state, and adds rate limit headers to its response. Reads no request body.
 
-    def __init__(self, app: ASGIApp, authenticate: Authenticate) -> None:
+    `public_paths` need no key, and their requests have no caller.
+    """
+
+    def __init__(self, app: ASGIApp, authenticate: Authenticate, public_paths: frozenset[str]) -> None:
         self._app = app
         self._authenticate = authenticate
+        self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._public_paths:
             await self._app(scope, receive, send)
             return
         header = dict(scope["headers"]).get(b"authorization")

@@ -14,7 +14,7 @@ from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.deadlines import request_timeout
 from proa_gateway.engines.generation import Generation
-from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
+from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import (
     EngineUnavailable,
@@ -52,13 +52,13 @@ class Serving:
         self,
         config: GatewayConfig,
         *,
+        admission: AdmissionControl,
         pool: EnginePool,
-        models: ModelRegistry,
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
         router: Router,
     ) -> None:
-        self.admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)
+        self._admission = admission
         self._config = config
         self._pool = pool
         self._tracer = tracer
@@ -110,7 +110,7 @@ class Serving:
         handler, request = context.handler, context.request
         num_sequences = handler.num_prompts * (request.n or 1)
         self._validate(handler, num_sequences)
-        with self.admission.admit(context, num_sequences) as guard:
+        with self._admission.admit(context, num_sequences) as guard:
             context.model = model = await guard.find_model()
             params = handler.sampling_params(model)
             self._trace_request(context, model, params[0])
