@@ -94,9 +94,7 @@ async def test_the_official_client_is_served_with_a_key_and_gets_an_error_withou
             await client.chat.completions.create(model="fake", messages=messages)
 
 
-async def test_requests_per_minute_are_limited_and_headers_show_what_is_left(
-    engine: FakeEngine, tmp_path: Path
-) -> None:
+async def test_requests_per_minute_are_limited_and_headers_show_the_rest(engine: FakeEngine, tmp_path: Path) -> None:
     keys = key_file(tmp_path, a={"requests_per_minute": 2, "tokens_per_minute": 10_000}, b={})
     async with running_gateway(engine, api_keys=keys) as gateway:
         first = await ask(gateway, "a", max_tokens=5)

@@ -7,7 +7,7 @@ import pytest
 
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.bounds import AdmissionBounds, Bound
-from proa_gateway.admission.fair_queue import Request, from_last
+from proa_gateway.admission.fair_queue import QueuedRequest, from_last
 from proa_gateway.errors import Overloaded
 
 UNLIMITED = 10**9
@@ -24,25 +24,27 @@ class Gateway:
         )
         self.queue = self.bounds.new_queue()
         self.callers: dict[str, Caller] = {}
-        self.queued: list[Request] = []
+        self.queued: list[QueuedRequest] = []
 
     def caller(self, name: str, *, priority: int = 0, weight: float = 1) -> Caller:
         caller = self.callers.setdefault(name, Caller(name))
         caller.priority, caller.weight = priority, weight
         return caller
 
-    def run(self, name: str, num_sequences: int = 1, *, priority: int = 0, rank: int = 0, weight: float = 1) -> Request:
-        request = Request(self.caller(name, priority=priority, weight=weight), num_sequences, rank)
+    def run(
+        self, name: str, num_sequences: int = 1, *, priority: int = 0, rank: int = 0, weight: float = 1
+    ) -> QueuedRequest:
+        request = QueuedRequest(self.caller(name, priority=priority, weight=weight), num_sequences, rank)
         self.bounds.admit(request)
         return request
 
-    def wait(self, name: str, num_tokens: int = 1, *, n: int = 1, priority: int = 0, rank: int = 0) -> Request:
+    def wait(self, name: str, num_tokens: int = 1, *, n: int = 1, priority: int = 0, rank: int = 0) -> QueuedRequest:
         """Raises `Overloaded`; the request is then released."""
         request = self.run(name, n, priority=priority, rank=rank)
         self.push(request, num_tokens)
         return request
 
-    def push(self, request: Request, num_tokens: int = 1) -> None:
+    def push(self, request: QueuedRequest, num_tokens: int = 1) -> None:
         request.num_tokens, request.cost = num_tokens, num_tokens
         try:
             self.bounds.push(self.queue, request)
@@ -51,17 +53,17 @@ class Gateway:
             raise
         self.queued.append(request)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: QueuedRequest) -> None:
         """End the request's wait as if an engine had capacity."""
         self.bounds.remove(request)
         request.end_wait()
 
-    def end(self, *requests: Request) -> None:
+    def end(self, *requests: QueuedRequest) -> None:
         for request in requests:
             self.bounds.release(request)
 
     @property
-    def evicted(self) -> dict[Request, Overloaded]:
+    def evicted(self) -> dict[QueuedRequest, Overloaded]:
         errors = {each: each.turn.exception() for each in self.queued if each.turn is not None and each.turn.done()}
         return {request: error for request, error in errors.items() if isinstance(error, Overloaded)}
 
@@ -247,10 +249,10 @@ async def test_with_random_traffic_only_what_would_be_served_last_is_rejected_an
     )
     weights = {name: rng.choice([0.5, 1.0, 1.0, 3.0]) for name in "abcd"[: rng.randint(2, 4)]}
     greed = {name: rng.choice([1, 1, 10]) for name in weights}
-    waiting: list[Request] = []
-    running: list[Request] = []
+    waiting: list[QueuedRequest] = []
+    running: list[QueuedRequest] = []
 
-    def admit(name: str) -> Request | None:
+    def admit(name: str) -> QueuedRequest | None:
         """Of one priority: a caller that is rejected or evicted would hold, or holds, more than its share."""
         held: Counter[str] = Counter()
         for each in (*waiting, *running):
@@ -266,13 +268,13 @@ async def test_with_random_traffic_only_what_would_be_served_last_is_rejected_an
         assert all(held[each.caller.name] > share * weights[each.caller.name] for each in gateway.evicted)
         return request
 
-    def push(request: Request) -> None:
+    def push(request: QueuedRequest) -> None:
         """What is served before the request decides whether it may wait, and only what is served after it leaves."""
         request.num_tokens = request.cost = min(
             rng.randint(1, 20) * greed[request.caller.name], gateway.bounds.tokens.limit
         )
         gateway.queue.push(request)
-        order = list(from_last([gateway.queue]))[::-1]
+        order = list(from_last(gateway.queue.flows))[::-1]
         gateway.queue.remove(request)
         before, after = order[: order.index(request)], order[order.index(request) + 1 :]
         fits = len(before) < gateway.bounds.waiting.limit and (

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.admission.fair_queue import FairQueue, Request, from_last
+from proa_gateway.admission.fair_queue import FairQueue, QueuedRequest, from_last
 
 
 class Requests:
@@ -14,19 +14,19 @@ class Requests:
     def __init__(self) -> None:
         self.queue = FairQueue()
         self.callers: dict[tuple[str, int], Caller] = {}
-        self.labels: dict[Request, str] = {}
+        self.labels: dict[QueuedRequest, str] = {}
 
     def push(
         self, label: str, caller: str = "", *, cost: float = 1.0, rank: int = 0, priority: int = 0, weight: float = 1.0
-    ) -> Request:
+    ) -> QueuedRequest:
         found = self.callers.setdefault((caller, priority), Caller(caller))
         found.priority, found.weight = priority, weight
-        request = Request(found, rank=rank, cost=cost)
+        request = QueuedRequest(found, rank=rank, cost=cost)
         self.labels[request] = label
         self.queue.push(request)
         return request
 
-    def pop(self) -> Request:
+    def pop(self) -> QueuedRequest:
         request = self.queue.pop()
         assert request is not None
         return request
@@ -147,8 +147,8 @@ def test_shares_follow_weights_within_one_request_of_each(seed: int) -> None:
 def test_with_random_arrivals_each_request_is_served_once_by_priority_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
     requests = Requests()
-    waiting: list[Request] = []
-    served: list[Request] = []
+    waiting: list[QueuedRequest] = []
+    served: list[QueuedRequest] = []
     for _ in range(1500):
         action = rng.random()
         if action < 0.5:
@@ -167,7 +167,7 @@ def test_with_random_arrivals_each_request_is_served_once_by_priority_and_in_ord
                 waiting.remove(request)
                 served.append(request)
         assert len(requests.queue) == len(waiting)
-    assert set(from_last([requests.queue])) == set(waiting)
+    assert set(from_last(requests.queue.flows)) == set(waiting)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -182,7 +182,7 @@ def test_from_last_is_the_reverse_of_the_order_of_service(seed: int) -> None:
             requests.push("", caller, weight=weights[caller], cost=cost, rank=rank, priority=priority)
         if requests.queue and rng.random() < 0.6:
             requests.pop().settle(rng.uniform(1, 80))
-    last_first = list(from_last([requests.queue]))
+    last_first = list(from_last(requests.queue.flows))
     assert [requests.pop() for _ in range(len(requests.queue))] == last_first[::-1]
 
 
@@ -194,7 +194,12 @@ def test_requests_of_two_queues_are_compared_by_priority_then_virtual_time_then_
     other.push("fourth", "b")
     other.push("second", "c", priority=-1, cost=100)
     labels = {**one.labels, **other.labels}
-    assert [labels[each] for each in from_last([one.queue, other.queue])] == ["fifth", "fourth", "third", "second"]
+    assert [labels[each] for each in from_last([*one.queue.flows, *other.queue.flows])] == [
+        "fifth",
+        "fourth",
+        "third",
+        "second",
+    ]
 
 
 def test_no_caller_of_the_same_priority_starves() -> None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.bounds import AdmissionBounds
 from proa_gateway.admission.control import engine_capacity
-from proa_gateway.admission.fair_queue import Request
+from proa_gateway.admission.fair_queue import QueuedRequest
 from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
@@ -38,10 +38,10 @@ class Engines:
     def depth(self) -> float | None:
         return self.registry.get_sample_value("proa_gateway_queue_depth", {"model": MODEL})
 
-    def admit(self, caller: str, num_sequences: int = 1, priority: int = 0) -> Request:
+    def admit(self, caller: str, num_sequences: int = 1, priority: int = 0) -> QueuedRequest:
         found = self.callers.setdefault(caller, Caller(caller))
         found.priority = priority
-        request = Request(found, num_sequences)
+        request = QueuedRequest(found, num_sequences)
         self.bounds.admit(request)
         return request
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.admission.fair_queue import FairQueue, Request, from_last
+from proa_gateway.admission.fair_queue import FairQueue, Flow, QueuedRequest, from_last
 from proa_gateway.errors import Overloaded
 
 
@@ -37,7 +37,7 @@ class AdmissionBounds:
         self.sequences = Bound(max_requests, "requests", "concurrent requests")
         self.waiting = Bound(max_waiting, "waiting", "waiting requests")
         self.tokens = Bound(max_queued_tokens, "tokens", "queued prompt tokens")
-        self._admitted: set[Request] = set()
+        self._admitted: set[QueuedRequest] = set()
         self._sequences_of: dict[Caller, int] = {}
         self._queues: list[FairQueue] = []
         self._arrivals = count()
@@ -47,7 +47,7 @@ class AdmissionBounds:
         self._queues.append(FairQueue(self._arrivals))
         return self._queues[-1]
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: QueuedRequest) -> None:
         """Count a request's sequences. Raises `Overloaded`."""
         caller, bound = request.caller, self.sequences
         held = self._sequences_of.get(caller, 0) + request.num_sequences
@@ -62,7 +62,7 @@ class AdmissionBounds:
         self._sequences_of[caller] = held
         bound.total += request.num_sequences
 
-    def release(self, request: Request) -> None:
+    def release(self, request: QueuedRequest) -> None:
         """End a request. Without effect if it has been evicted."""
         if request not in self._admitted:
             return
@@ -73,14 +73,14 @@ class AdmissionBounds:
         if not self._sequences_of[request.caller]:
             del self._sequences_of[request.caller]
 
-    def push(self, queue: FairQueue, request: Request) -> asyncio.Future[None]:
+    def push(self, queue: FairQueue, request: QueuedRequest) -> asyncio.Future[None]:
         """Let an admitted request wait for its turn, the returned future. Raises `Overloaded`, and so does the future
         where another request takes its place."""
         # A request with more prompt tokens than the bound may wait alone: it would never be served otherwise.
         request.num_tokens = min(request.num_tokens, self.tokens.limit)
         queue.push(request)
         if excess := _excess({self.waiting: 1, self.tokens: request.num_tokens}):
-            evicted = self._select(takewhile(lambda other: other is not request, from_last(self._queues)), excess)
+            evicted = self._select(takewhile(lambda other: other is not request, from_last(self._flows())), excess)
             if excess:
                 queue.remove(request)
                 raise next(iter(excess)).error()
@@ -90,20 +90,20 @@ class AdmissionBounds:
         request.turn = asyncio.get_running_loop().create_future()
         return request.turn
 
-    def pop(self, queue: FairQueue) -> Request | None:
+    def pop(self, queue: FairQueue) -> QueuedRequest | None:
         """Take out the request to serve next; None if nothing waits."""
         request = queue.pop()
         if request is not None:
             self._subtract(request)
         return request
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: QueuedRequest) -> None:
         """End a request's wait without service. Without effect if it does not wait."""
         if request.queue is not None:
             request.queue.remove(request)
             self._subtract(request)
 
-    def _subtract(self, request: Request) -> None:
+    def _subtract(self, request: QueuedRequest) -> None:
         self.waiting.total -= 1
         self.tokens.total -= request.num_tokens
 
@@ -117,19 +117,27 @@ class AdmissionBounds:
                 weight += each.weight
         return left / weight
 
-    def _evictable(self, request: Request, share: float) -> Iterator[Request]:
+    def _evictable(self, request: QueuedRequest, share: float) -> Iterator[QueuedRequest]:
         """Waiting requests that a new one precedes, and those of callers beyond their share, the last ones first."""
         held = dict(self._sequences_of)
-        for other in from_last(self._queues):
+
+        def evictable(other: QueuedRequest) -> bool:
             beyond_share = held[other.caller] > share * other.caller.weight and not other.precedes(request)
-            if beyond_share or request.precedes(other):
+            return beyond_share or request.precedes(other)
+
+        # Where the last request of a flow may not be evicted, none of the flow may.
+        for other in from_last(flow for flow in self._flows() if evictable(flow.requests[-1])):
+            if evictable(other):
                 held[other.caller] -= other.num_sequences
                 yield other
 
-    def _select(self, candidates: Iterable[Request], excess: dict[Bound, int]) -> dict[Request, Bound]:
+    def _flows(self) -> Iterator[Flow]:
+        return (flow for queue in self._queues for flow in queue.flows)
+
+    def _select(self, candidates: Iterable[QueuedRequest], excess: dict[Bound, int]) -> dict[QueuedRequest, Bound]:
         """The first candidates that reduce the excess, each with a bound that it is evicted for. Subtracts from
         `excess` what they hold."""
-        evicted: dict[Request, Bound] = {}
+        evicted: dict[QueuedRequest, Bound] = {}
         for request in candidates:
             held = {self.sequences: request.num_sequences, self.waiting: 1, self.tokens: request.num_tokens}
             for bound in [each for each in excess if held[each]]:
@@ -141,7 +149,7 @@ class AdmissionBounds:
                 break
         return evicted
 
-    def _evict(self, evicted: dict[Request, Bound]) -> None:
+    def _evict(self, evicted: dict[QueuedRequest, Bound]) -> None:
         for request, bound in evicted.items():
             self.release(request)
             request.end_wait(bound.error())

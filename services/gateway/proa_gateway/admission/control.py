@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from proa_gateway.admission.bounds import AdmissionBounds
-from proa_gateway.admission.fair_queue import Request
+from proa_gateway.admission.fair_queue import QueuedRequest
 from proa_gateway.admission.rate_limits import Lease
 from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.config import GatewayConfig
@@ -57,7 +57,7 @@ class AdmissionControl:
         caller = context.caller
         try:
             with caller.limiter.acquire() as lease:
-                request = Request(caller, num_sequences, rank=context.request.priority or 0)
+                request = QueuedRequest(caller, num_sequences, rank=context.request.priority or 0)
                 self.bounds.admit(request)
                 guard = AdmissionGuard(self, context, lease, request)
                 try:
@@ -84,7 +84,9 @@ class AdmissionControl:
 class AdmissionGuard:
     """One admitted request. `close` ends it."""
 
-    def __init__(self, control: AdmissionControl, context: RequestContext, lease: Lease, request: Request) -> None:
+    def __init__(
+        self, control: AdmissionControl, context: RequestContext, lease: Lease, request: QueuedRequest
+    ) -> None:
         self._control = control
         self._context = context
         self._lease = lease

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from proa_gateway.admission.bounds import AdmissionBounds
-from proa_gateway.admission.fair_queue import FairQueue, Request, from_last
+from proa_gateway.admission.fair_queue import FairQueue, QueuedRequest
 from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
 
@@ -56,7 +56,7 @@ class RequestQueue:
         num_unsent = queue.num_unsent if queue is not None else 0
         return (self._capacity(model, enough=num_unsent + 1) or 0) > num_unsent
 
-    async def wait_for_capacity(self, model: str, request: Request, seconds: float) -> None:
+    async def wait_for_capacity(self, model: str, request: QueuedRequest, seconds: float) -> None:
         """Wait until the request may be sent to an engine; settle it when it ends. Raises `Overloaded`,
         `QueueTimeout` and `ShuttingDown`."""
         queue = self._model(model)
@@ -68,7 +68,7 @@ class RequestQueue:
                 request.unsent = False
                 queue.num_unsent -= request.num_sequences
 
-    async def wait_for_engine(self, model: str, request: Request, seconds: float) -> None:
+    async def wait_for_engine(self, model: str, request: QueuedRequest, seconds: float) -> None:
         """Wait until an engine of the model is up. Raises `Overloaded`, `EngineUnavailable` and `ShuttingDown`."""
         late = EngineUnavailable(f"No engine got ready for the model {model!r} within {seconds:.1f} s.")
         late.retry_after = 5
@@ -89,15 +89,18 @@ class RequestQueue:
         """Reject the waiting requests, and all that would wait from now on, with `ShuttingDown`."""
         self._closed = True
         for queue in self._models.values():
-            for request in from_last([queue.for_capacity, queue.for_engine]):
-                request.end_wait(_shutting_down())
+            for flow in (*queue.for_capacity.flows, *queue.for_engine.flows):
+                for request in flow.requests:
+                    request.end_wait(_shutting_down())
 
     def _model(self, model: str) -> ModelQueue:
         if model not in self._models:
             self._models[model] = ModelQueue(self._bounds.new_queue(), self._bounds.new_queue())
         return self._models[model]
 
-    async def _wait(self, model: str, queue: FairQueue, request: Request, seconds: float, late: GatewayError) -> None:
+    async def _wait(
+        self, model: str, queue: FairQueue, request: QueuedRequest, seconds: float, late: GatewayError
+    ) -> None:
         if self._closed:
             raise _shutting_down()
         turn = self._bounds.push(queue, request)
