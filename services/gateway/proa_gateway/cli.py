@@ -19,6 +19,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = from_arguments(GatewayConfig, arguments)
         if config.tls is not None:
             TlsSource(config.tls)  # checks the files
+        if config.api_keys is not None:
+            from proa_gateway.admission.auth import read_keys  # imports pydantic, which --help does not need
+
+            read_keys(config.api_keys)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -30,13 +30,6 @@ def _tokenizer_folder(text: str) -> Path:
     return Path(text)
 
 
-def _api_key_file(text: str) -> Path:
-    from proa_gateway.admission.auth import read_keys  # imports pydantic, which --help should not wait for
-
-    read_keys(Path(text))
-    return Path(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
     """Time limits in seconds. Raises `ValueError` for a value that is negative or not finite."""
@@ -125,7 +118,6 @@ class GatewayConfig:
         None,
         "JSON file with API keys, their limits and priorities, reloaded when it changes (default: no key is needed)",
         metavar="FILE",
-        parse=_api_key_file,
     )
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)

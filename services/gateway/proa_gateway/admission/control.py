@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
+from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.bounds import AdmissionBounds
 from proa_gateway.admission.fair_queue import QueuedRequest
 from proa_gateway.admission.rate_limits import Lease
@@ -13,10 +15,42 @@ from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
 from proa_gateway.observability.metrics import GatewayMetrics
-from proa_gateway.openai.request_context import RequestContext
 
 # Output tokens expected of a sequence whose `max_tokens` is larger: few sequences use up a large limit.
 EXPECTED_OUTPUT = 256
+
+
+class Trace(Protocol):
+    def span(self, name: str) -> AbstractContextManager[Any]: ...
+
+
+class GenerationContext(Protocol):
+    """What admission reads of a generation request."""
+
+    @property
+    def caller(self) -> Caller: ...
+
+    @property
+    def trace(self) -> Trace: ...
+
+    @property
+    def requested_model(self) -> str | None: ...
+
+    @property
+    def rank(self) -> int:
+        """Order among the caller's requests, smaller first."""
+        ...
+
+    @property
+    def num_prompts(self) -> int: ...
+
+    @property
+    def seconds_left(self) -> float: ...
+
+    @property
+    def num_used_tokens(self) -> int:
+        """Prompt and output tokens of a request that was sent to an engine, else 0."""
+        ...
 
 
 class AdmissionControl:
@@ -52,12 +86,12 @@ class AdmissionControl:
         return sorted(names)
 
     @contextmanager
-    def admit(self, context: RequestContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
+    def admit(self, context: GenerationContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
         """Raises `RateLimited` and `Overloaded`."""
         caller = context.caller
         try:
             with caller.limiter.acquire() as lease:
-                request = QueuedRequest(caller, num_sequences, rank=context.request.priority or 0)
+                request = QueuedRequest(caller, num_sequences, rank=context.rank)
                 self.bounds.admit(request)
                 guard = AdmissionGuard(self, context, lease, request)
                 try:
@@ -85,7 +119,7 @@ class AdmissionGuard:
     """One admitted request. `close` ends it."""
 
     def __init__(
-        self, control: AdmissionControl, context: RequestContext, lease: Lease, request: QueuedRequest
+        self, control: AdmissionControl, context: GenerationContext, lease: Lease, request: QueuedRequest
     ) -> None:
         self._control = control
         self._context = context
@@ -95,7 +129,7 @@ class AdmissionGuard:
     async def find_model(self) -> ServedModel:
         """The requested model. Waits for its first engine if the gateway scales from zero. Raises `InvalidRequest`,
         `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
-        name = self._context.request.model
+        name = self._context.requested_model
         if name is None:
             name = self._only_model()
         try:
@@ -116,16 +150,14 @@ class AdmissionGuard:
         queue = self._control.queue
         if queue.has_capacity(model):
             return
-        num_choices = request.num_sequences // len(self._context.prompts)
+        num_choices = request.num_sequences // self._context.num_prompts
         request.num_tokens, request.cost = num_choices * num_prompt_tokens, cost
         seconds = min(self._control.config.deadlines.queue, self._context.seconds_left)
         await queue.wait_for_capacity(model, request, seconds)
 
     def close(self) -> None:
         """Settle the request's cost and give its capacity to others."""
-        if self._context.generation is not None:
-            usage = self._context.usage
-            self._lease.used = usage.prompt_tokens + usage.completion_tokens
+        self._lease.used = self._context.num_used_tokens
         self._request.settle(self._lease.used)
         self._control.bounds.release(self._request)
         self._control.queue.capacity_changed()

@@ -6,14 +6,13 @@ autoscalers and endpoint pickers read them. Nothing is updated per token; gauges
 """
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from proa.contract import SchedulerStats
 from proa.telemetry import PROVIDER_NAME
-from proa_gateway.engines.client import EngineClient
-from proa_gateway.routing.index import PrefixIndex
 
 # Seconds. Buckets start at 1 ms, the time of a short decode step.
 REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -21,7 +20,35 @@ QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 
-ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineClient], float]]] = {
+
+class Engine(Protocol):
+    """What the gauges read of an engine. `model_name` None: there is no session."""
+
+    address: str
+    load_stats: SchedulerStats
+    kv_cache_usage: float
+
+    @property
+    def model_name(self) -> str | None: ...
+
+    @property
+    def breaker_state(self) -> int: ...
+
+    @property
+    def suspect(self) -> bool: ...
+
+
+class Index(Protocol):
+    """What the gauges read of the prefix index."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
     "vllm:num_requests_running": ("Requests in the engine's batch.", lambda one: one.load_stats.num_running_reqs),
     "vllm:num_requests_waiting": ("Requests in the engine's queue.", lambda one: one.load_stats.num_waiting_reqs),
     "vllm:kv_cache_usage_perc": ("Used fraction of the engine's KV cache, 0 to 1.", lambda one: one.kv_cache_usage),
@@ -44,8 +71,8 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._engines: Collection[EngineClient] = ()
-        self._index: PrefixIndex | None = None
+        self._engines: Collection[Engine] = ()
+        self._index: Index | None = None
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(name, text, labels, registry=registry, buckets=buckets)
@@ -118,7 +145,7 @@ class GatewayMetrics:
         self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", "key", "type")
         registry.register(self)
 
-    def watch(self, engines: Collection[EngineClient], index: PrefixIndex) -> None:
+    def watch(self, engines: Collection[Engine], index: Index) -> None:
         """Set what the gauges of engines and of the prefix index read. `engines` is a live view of the engine pool."""
         self._engines, self._index = engines, index
 

@@ -40,6 +40,19 @@ class RequestContext:
         return self.handler.request
 
     @property
+    def requested_model(self) -> str | None:
+        return self.request.model
+
+    @property
+    def rank(self) -> int:
+        """Order among the caller's requests in the gateway's queue, smaller first."""
+        return self.request.priority or 0
+
+    @property
+    def num_prompts(self) -> int:
+        return self.handler.num_prompts
+
+    @property
     def seconds_left(self) -> float:
         return self.arrived + self.time_limit - time.perf_counter()
 
@@ -58,6 +71,14 @@ class RequestContext:
             completion_tokens=sum(sequence.num_tokens for sequence in sequences),
             cached_tokens=sum(sequence.num_cached_tokens for sequence in firsts),
         )
+
+    @property
+    def num_used_tokens(self) -> int:
+        """Prompt and output tokens so far; 0 before the request is sent to an engine."""
+        if self.generation is None:
+            return 0
+        usage = self.usage
+        return usage.prompt_tokens + usage.completion_tokens
 
     @property
     def error_type(self) -> str:
