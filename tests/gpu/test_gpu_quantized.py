@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from proa_engine import LLM
-from proa_engine.kernels import fp8, fp8_rms_norm, fp8_silu_and_mul, int4_linear, moe_route
+from proa_engine.kernels import fp8, int4_linear, moe_route, rms_norm, silu_and_mul
 from proa_engine.kernels.attention_plan import plan_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
@@ -55,16 +55,16 @@ def test_quantization_alone_and_after_norm_and_silu(size: int, form: Fp8Form, dt
     x, residual = torch.randn(2, 33, size).to(dtype)
     weight = torch.randn(size).to(dtype)
     assert_same_rows(fp8.quantize(x.cuda(), on_gpu(form)), quantize_reference(x, form), share=0)
-    ours = fp8_rms_norm.rms_norm_fp8(x.cuda(), weight.cuda(), 1e-6, on_gpu(form))
+    ours = rms_norm.rms_norm_fp8(x.cuda(), weight.cuda(), 1e-6, on_gpu(form))
     # The device's rms_norm on the same numbers differs in the last bit of bfloat16, which is a step of 8 bits at times.
-    assert_same_rows(ours, fp8_rms_norm.rms_norm_fp8(x, weight, 1e-6, form), share=0.03)
-    ours, total = fp8_rms_norm.add_rms_norm_fp8(x.cuda(), residual.cuda(), weight.cuda(), 1e-6, on_gpu(form))
-    theirs, expected = fp8_rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
+    assert_same_rows(ours, rms_norm.rms_norm_fp8(x, weight, 1e-6, form), share=0.03)
+    ours, total = rms_norm.add_rms_norm_fp8(x.cuda(), residual.cuda(), weight.cuda(), 1e-6, on_gpu(form))
+    theirs, expected = rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
     assert_same_rows(ours, theirs, share=0.03)
     torch.testing.assert_close(total.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     both = torch.cat((x, residual), -1)
-    ours = fp8_silu_and_mul.silu_and_mul_fp8(both.cuda(), on_gpu(form))
-    assert_same_rows(ours, fp8_silu_and_mul.silu_and_mul_fp8(both, form), share=0.03)
+    ours = silu_and_mul.silu_and_mul_fp8(both.cuda(), on_gpu(form))
+    assert_same_rows(ours, silu_and_mul.silu_and_mul_fp8(both, form), share=0.03)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,8 +1,4 @@
-"""Run as a program with TRITON_INTERPRET=1: every Triton kernel against its reference, on odd shapes, on the CPU.
-
-The launchers refuse nothing but layouts, so they take CPU tensors; the interpreter gets bfloat16 wrong and float16
-right. Prints one line a check; ends with an error at the first that fails.
-"""
+"""Triton kernels against their references in Triton's interpreter, on CPU tensors of odd shapes."""
 
 import itertools
 from typing import Any
@@ -19,10 +15,10 @@ from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
+from support.interpreter import TOLERANCE, close, run_checks
 from support.kernel_cases import attention_case, few_rows_cases, sampling_cases
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
-ATTENTION_SHAPES: list[dict[str, int]] = [
+ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
     {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20, "block_size": 4},
     {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8},
@@ -71,8 +67,8 @@ def check_rotate_and_cache(dtype: torch.dtype) -> None:
         norms = (q_weight, k_weight, 1e-6) if has_norms else None
         ours = torch.full((2, 6, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
         theirs = ours.clone()
-        query = rotate_and_cache._rotate_and_cache_triton(heads, norms, cos, sin, *ours, slots)
-        close(query, rotate_and_cache.rotate_and_cache(heads, norms, cos, sin, *theirs, slots))
+        query = rotate_and_cache._rotate_and_cache_triton(heads, norms, cos, sin, ours[0], ours[1], slots)
+        close(query, rotate_and_cache.rotate_and_cache(heads, norms, cos, sin, theirs[0], theirs[1], slots))
         close(ours, theirs)
 
 
@@ -168,11 +164,6 @@ def check_draw_tokens(dtype: torch.dtype) -> None:
             assert torch.equal(ours, draw_tokens_reference(*arguments, has_limits=has_limits))
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
-    tolerance = tolerance or TOLERANCE[ours.dtype]
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
 CHECKS = (
     check_norms,
     check_silu_and_mul,
@@ -189,13 +180,5 @@ CHECKS = (
 )
 
 
-def main() -> None:
-    torch.manual_seed(0)
-    for dtype in TOLERANCE:
-        for check in CHECKS:
-            check(dtype)
-            print(check.__name__, dtype, "ok", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(CHECKS)

@@ -1,7 +1,4 @@
-"""Run as a program with TRITON_INTERPRET=1: the kernels of 8 and 4 bits and of experts against their references.
-
-As `interpreted_kernels`: odd shapes, CPU tensors, one line a check, an error at the first that fails.
-"""
+"""Kernels of 8-bit and 4-bit weights and of experts against their references in Triton's interpreter."""
 
 import torch
 
@@ -9,14 +6,14 @@ from proa_engine.kernels import (
     fp8,
     fp8_block_matmul,
     fp8_linear,
-    fp8_rms_norm,
-    fp8_silu_and_mul,
     int4_linear,
     int4_matmul,
     moe_align,
     moe_combine,
     moe_route,
+    rms_norm,
     rotate_and_cache,
+    silu_and_mul,
 )
 from proa_engine.kernels.attention_plan import plan_reference
 from proa_engine.kernels.decode_attention import decode_attention
@@ -27,10 +24,9 @@ from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
+from support.interpreter import TOLERANCE, close, run_checks
 from support.kernel_cases import AttentionCase, attention_case
 from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks
-
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 
 def check_fp8_rounding(dtype: torch.dtype) -> None:
@@ -54,16 +50,16 @@ def check_norm_and_silu(dtype: torch.dtype) -> None:
     for form in FORMS:
         x, residual = torch.randn(2, 4, 256).to(dtype)
         weight = torch.randn(256).to(dtype)
-        ours = fp8_rms_norm._rms_norm_fp8_triton(x, None, weight, 1e-6, form)
-        assert_same_rows(ours, fp8_rms_norm.rms_norm_fp8(x, weight, 1e-6, form))
+        ours = rms_norm._rms_norm_fp8_triton(x, None, weight, 1e-6, form)
+        assert_same_rows(ours, rms_norm.rms_norm_fp8(x, weight, 1e-6, form))
         total = residual.clone()
-        ours = fp8_rms_norm._rms_norm_fp8_triton(x, total, weight, 1e-6, form)
-        theirs, expected_total = fp8_rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
+        ours = rms_norm._rms_norm_fp8_triton(x, total, weight, 1e-6, form)
+        theirs, expected_total = rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
         assert_same_rows(ours, theirs)
         close(total, expected_total)
         x = torch.randn(3, 2 * 384).to(dtype)
-        ours = fp8_silu_and_mul._silu_and_mul_fp8_triton(x, form)
-        assert_same_rows(ours, fp8_silu_and_mul.silu_and_mul_fp8(x, form))
+        ours = silu_and_mul._silu_and_mul_fp8_triton(x, form)
+        assert_same_rows(ours, silu_and_mul.silu_and_mul_fp8(x, form))
 
 
 def check_cache(dtype: torch.dtype) -> None:
@@ -74,8 +70,8 @@ def check_cache(dtype: torch.dtype) -> None:
     slots = torch.tensor([9, -1, 23, 0, 7])
     ours = torch.zeros(2, 6, 2, 4, 16).to(fp8.FP8)
     theirs, scales = ours.clone(), (0.5, 2.0)
-    rotate_and_cache._rotate_and_cache_triton(heads, None, cos, sin, *ours, slots, scales)
-    rotate_and_cache.rotate_and_cache(heads, None, cos, sin, *theirs, slots, cache_scales=scales)
+    rotate_and_cache._rotate_and_cache_triton(heads, None, cos, sin, ours[0], ours[1], slots, scales)
+    rotate_and_cache.rotate_and_cache(heads, None, cos, sin, theirs[0], theirs[1], slots, cache_scales=scales)
     differ = ours.float() != theirs.float()
     assert differ.float().mean() < 0.01
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.14, atol=2**-9)
@@ -83,10 +79,10 @@ def check_cache(dtype: torch.dtype) -> None:
         case = attention_case(lens, dtype=dtype)
         in_8_bits = case.key_cache.to(fp8.FP8), case.value_cache.to(fp8.FP8)
         as_floats = in_8_bits[0].to(dtype), in_8_bits[1].to(dtype)
-        results = [attention_on_triton(case, *caches) for caches in (in_8_bits, as_floats)]
-        close(*results, TOLERANCE[dtype])
+        result = attention_on_triton(case, *in_8_bits)
+        close(result, attention_on_triton(case, *as_floats), TOLERANCE[dtype])
         plan = plan_reference(*batch_of(case), case.metadata.num_decodes, case.key_cache.shape, None)
-        close(results[0], paged_attention_reference(case.query, *in_8_bits, plan, 0.25), TOLERANCE[dtype])
+        close(result, paged_attention_reference(case.query, *in_8_bits, plan, 0.25), TOLERANCE[dtype])
 
 
 def attention_on_triton(case: AttentionCase, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
@@ -186,30 +182,20 @@ def check_combine(dtype: torch.dtype) -> None:
     close(moe_combine._combine_pairs_triton(pairs), moe_combine.combine_pairs_reference(pairs))
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
-    tolerance = tolerance or TOLERANCE[ours.dtype]
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-def main() -> None:
-    torch.manual_seed(0)
-    for dtype in TOLERANCE:
-        for check in (
-            check_fp8_rounding,
-            check_quantize,
-            check_norm_and_silu,
-            check_cache,
-            check_block_matmul,
-            check_int4_matmul,
-            check_route,
-            check_align,
-            check_combine,
-            check_experts,
-            check_experts_in_8_bits,
-        ):
-            check(dtype)
-            print(check.__name__, dtype, "ok", flush=True)
+CHECKS = (
+    check_fp8_rounding,
+    check_quantize,
+    check_norm_and_silu,
+    check_cache,
+    check_block_matmul,
+    check_int4_matmul,
+    check_route,
+    check_align,
+    check_combine,
+    check_experts,
+    check_experts_in_8_bits,
+)
 
 
 if __name__ == "__main__":
-    main()
+    run_checks(CHECKS)

@@ -56,5 +56,6 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
         "kv_cache": model.kv_cache_shape(7, 16),
     }
     if isinstance(layer.mlp, GatedMLP):
-        shapes |= {"gate_up": tuple(layer.mlp.gate_up.linear.shape), "down": tuple(layer.mlp.down.linear.shape)}
+        mlp: Any = layer.mlp
+        shapes |= {"gate_up": tuple(mlp.gate_up.linear.shape), "down": tuple(mlp.down.linear.shape)}
     return model.compute_logits(hidden), shapes

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form, quantize
-from proa_engine.kernels.fp8_silu_and_mul import silu_and_mul_fp8
 from proa_engine.kernels.moe_align import align_pairs
 from proa_engine.kernels.moe_combine import combine_pairs
 from proa_engine.kernels.moe_matmul import ExpertMatrices, moe_matmul, rows_per_block
-from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 

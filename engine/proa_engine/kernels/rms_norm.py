@@ -1,6 +1,6 @@
-"""RMSNorm: y = weight * x / sqrt(mean(x²) + eps) over the last dimension, in float32; optionally of a residual sum.
+"""RMSNorm (Zhang and Sennrich 2019): y = weight * x / sqrt(mean(x²) + eps) over the last dimension, in float32.
 
-One program a row; the whole row in one tile. Knows nothing of layers.
+Optionally of x + residual, and optionally quantized to 8-bit floats. One program computes one row, held in one tile.
 """
 
 import torch
@@ -8,6 +8,15 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.fp8 import (
+    ROUND_BEFORE,
+    Fp8Form,
+    QuantizedRows,
+    empty_rows,
+    num_warps,
+    quantize_reference,
+    store_quantized,
+)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -18,16 +27,36 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [T, N] -> (norm(x + residual), x + residual); may overwrite both inputs."""
+    """x, residual [T, N], weight [N] -> (norm(x + residual), x + residual), [T, N] each; may overwrite both inputs."""
     if x.is_cpu:
         return add_rms_norm_reference(x, residual, weight, eps)
     return _add_rms_norm_triton(x, residual, weight, eps)
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """By the vector's norm: half the time of `F.rms_norm` on a CPU, which is eight small operations, and as exact.
+def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float, form: Fp8Form) -> QuantizedRows:
+    """x [T, N], weight [N] -> the rows of `rms_norm`, [T, N], quantized."""
+    if x.is_cpu:
+        return quantize_reference(rms_norm_reference(x, weight, eps), form)
+    return _rms_norm_fp8_triton(x, None, weight, eps, form)
 
-    A row's bits do not depend on the other rows.
+
+def add_rms_norm_fp8(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, form: Fp8Form
+) -> tuple[QuantizedRows, torch.Tensor]:
+    """x, residual [T, N], weight [N] -> the results of `add_rms_norm`, [T, N] each, the first quantized.
+
+    May overwrite both inputs.
+    """
+    if x.is_cpu:
+        normed, residual = add_rms_norm_reference(x, residual, weight, eps)
+        return quantize_reference(normed, form), residual
+    return _rms_norm_fp8_triton(x, residual, weight, eps, form), residual
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., N], weight [N] -> [..., N]. A row's bits do not depend on the other rows.
+
+    Computed from the vector norm, in half the time that the eight operations of `F.rms_norm` take on a CPU.
     """
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
@@ -57,9 +86,24 @@ def _add_rms_norm_triton(
     return out, residual
 
 
+def _rms_norm_fp8_triton(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, form: Fp8Form
+) -> QuantizedRows:
+    out = empty_rows(x.shape[0], x.shape[1], form, x)
+    _launch(x, residual, weight, out.values, eps, out.scales, form)
+    return out
+
+
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, out: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    scales: torch.Tensor | None = None,
+    form: Fp8Form | None = None,
 ) -> None:
+    """x, residual, out [T, N], weight [N]; with `form` also scales [T, groups], and `out` holds 8-bit floats."""
     num_rows, size = x.shape
     assert x.stride(-1) == 1
     assert residual is None or residual.is_contiguous()
@@ -69,12 +113,18 @@ def _launch(
         residual,
         weight,
         out,
+        scales,
+        None if form is None else form.scale,
         size,
         x.stride(0),
         eps,
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
-        num_warps=min(max(block // 256, 1), 16),
+        QUANTIZE=form is not None,
+        GROUP=0 if form is None else form.group or 0,
+        STATIC=form is not None and form.scale is not None,
+        ROUND=ROUND_BEFORE,
+        num_warps=min(max(block // 256, 1), 16) if form is None else num_warps(block),
         **dependent_launch(),
     )
 
@@ -82,14 +132,20 @@ def _launch(
 @triton.jit
 def rms_norm_kernel(
     x_ptr,  # [num_rows, size]
-    residual_ptr,  # [num_rows, size], read, then overwritten by x + residual
+    residual_ptr,  # [num_rows, size], read, then overwritten by x + residual; None without a residual
     weight_ptr,  # [size]
     out_ptr,  # [num_rows, size]
+    scales_ptr,  # [num_rows, size / GROUP]; None unless QUANTIZE
+    static_ptr,  # [1]; None unless STATIC
     size,
     stride_x_row,
     eps,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    GROUP: tl.constexpr,  # 0: one scale for the whole row
+    STATIC: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -102,9 +158,28 @@ def rms_norm_kernel(
     x = tl.load(x_ptr + row * stride_x_row + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * size + columns, mask=mask, other=0.0).to(tl.float32)
-        # The sum goes on in the residual's type, and so does the norm: what the reference does.
+        # Rounded to the residual's type before the norm, as in the reference.
         x = x.to(residual_ptr.dtype.element_ty).to(tl.float32)
         tl.store(residual_ptr + row * size + columns, x, mask=mask)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / size + eps)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * size + columns, x * scale * weight, mask=mask)
+    normed = x * scale * weight
+    if QUANTIZE:
+        # Rounded to x's type before it is quantized, as in the reference.
+        normed = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
+        num_groups = 1 if GROUP == 0 else size // GROUP
+        store_quantized(
+            normed,
+            columns,
+            mask,
+            out_ptr + row * size,
+            scales_ptr + row * num_groups,
+            static_ptr,
+            size,
+            BLOCK,
+            GROUP,
+            STATIC,
+            ROUND,
+        )
+    else:
+        tl.store(out_ptr + row * size + columns, normed, mask=mask)

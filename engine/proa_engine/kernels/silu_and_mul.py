@@ -1,10 +1,22 @@
-"""SiLU of one half times the other: y = gate * sigmoid(gate) * up, for x = [gate | up]. One program a row and block."""
+"""SwiGLU activation (Shazeer 2020): y = silu(gate) * up for x = [gate | up], with silu(v) = v * sigmoid(v).
+
+Optionally quantized to 8-bit floats. One program computes a block of one row, or the whole row if it is quantized.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
 from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.fp8 import (
+    ROUND_BEFORE,
+    Fp8Form,
+    QuantizedRows,
+    empty_rows,
+    num_warps,
+    quantize_reference,
+    store_quantized,
+)
 
 BLOCK = 1024
 
@@ -14,28 +26,69 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return silu_and_mul_reference(x) if x.is_cpu else _silu_and_mul_triton(x)
 
 
+def silu_and_mul_fp8(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
+    """x [T, 2N] -> the rows of `silu_and_mul`, [T, N], quantized."""
+    return quantize_reference(silu_and_mul_reference(x), form) if x.is_cpu else _silu_and_mul_fp8_triton(x, form)
+
+
 def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
-    """By exp rather than `F.silu`, whose bits on a CPU depend on where a thread's share of the batch begins."""
+    """x [T, 2N] -> [T, N]
+
+    Computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch begins.
+    """
     gate, up = x.chunk(2, dim=-1)
     return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
 
 
 def _silu_and_mul_triton(x: torch.Tensor) -> torch.Tensor:
-    assert x.stride(-1) == 1
-    num_rows, size = x.shape[0], x.shape[1] // 2
-    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
-    grid = (num_rows, triton.cdiv(size, BLOCK))
-    silu_and_mul_kernel[grid](x, out, size, x.stride(0), BLOCK=BLOCK, **dependent_launch())
+    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
+    _launch(x, out)
     return out
+
+
+def _silu_and_mul_fp8_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
+    out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
+    _launch(x, out.values, out.scales, form)
+    return out
+
+
+def _launch(
+    x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None = None, form: Fp8Form | None = None
+) -> None:
+    """x [T, 2N], out [T, N]; with `form` also scales [T, groups], and `out` holds 8-bit floats."""
+    num_rows, size = out.shape
+    assert x.stride(-1) == 1
+    block = BLOCK if form is None else triton.next_power_of_2(size)
+    silu_and_mul_kernel[(num_rows, triton.cdiv(size, block))](
+        x,
+        out,
+        scales,
+        None if form is None else form.scale,
+        size,
+        x.stride(0),
+        BLOCK=block,
+        QUANTIZE=form is not None,
+        GROUP=0 if form is None else form.group or 0,
+        STATIC=form is not None and form.scale is not None,
+        ROUND=ROUND_BEFORE,
+        num_warps=4 if form is None else num_warps(block),
+        **dependent_launch(),
+    )
 
 
 @triton.jit
 def silu_and_mul_kernel(
     x_ptr,  # [num_rows, 2 * size]
     out_ptr,  # [num_rows, size]
+    scales_ptr,  # [num_rows, size / GROUP]; None unless QUANTIZE
+    static_ptr,  # [1]; None unless STATIC
     size,
     stride_x_row,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least size if QUANTIZE
+    QUANTIZE: tl.constexpr,
+    GROUP: tl.constexpr,  # 0: one scale for the whole row
+    STATIC: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -47,4 +100,23 @@ def silu_and_mul_kernel(
     # [BLOCK]
     gate = tl.load(x_ptr + row * stride_x_row + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x_row + size + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * size + columns, gate / (1.0 + tl.exp(-gate)) * up, mask=mask)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    if QUANTIZE:
+        # Rounded to x's type before it is quantized, as in the reference.
+        y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
+        num_groups = 1 if GROUP == 0 else size // GROUP
+        store_quantized(
+            y,
+            columns,
+            mask,
+            out_ptr + row * size,
+            scales_ptr + row * num_groups,
+            static_ptr,
+            size,
+            BLOCK,
+            GROUP,
+            STATIC,
+            ROUND,
+        )
+    else:
+        tl.store(out_ptr + row * size + columns, y, mask=mask)

@@ -4,7 +4,7 @@ import torch
 
 from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.fp8_silu_and_mul import silu_and_mul_fp8
+from proa_engine.kernels.silu_and_mul import silu_and_mul_fp8
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights

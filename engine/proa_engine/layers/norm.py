@@ -4,8 +4,7 @@ import torch
 
 from proa_engine.kernels.activation import Activation, InputForm
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.fp8_rms_norm import add_rms_norm_fp8, rms_norm_fp8
-from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
+from proa_engine.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from proa_engine.kernels.skinny_gemm import SkinnyGemm, unnormed_rows
 from proa_engine.layers.weights import Weights
 

@@ -19,7 +19,7 @@ AMONG_THEM = {
         "skinny_gemm_kernel",
         "invariant_linear_kernel",
     },
-    "quantized": {"fp8_block_matmul_kernel", "int4_matmul_kernel", "moe_matmul_kernel", "rms_norm_fp8_kernel"},
+    "quantized": {"fp8_block_matmul_kernel", "int4_matmul_kernel", "moe_matmul_kernel", "rms_norm_kernel"},
 }
 
 

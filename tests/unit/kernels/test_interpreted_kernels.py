@@ -1,25 +1,22 @@
-"""The Triton kernels in Triton's interpreter, against their references. The interpreter is chosen by an environment
-variable that is read when a kernel is defined, hence a process of its own."""
+"""Triton kernels equal their references in Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-TESTS = Path(__file__).parents[2]
+from support.interpreted_kernels import CHECKS
+from support.interpreter import InterpreterProcess, check_names
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[InterpreterProcess]:
+    process = InterpreterProcess("support.interpreted_kernels")
+    yield process
+    process.stop()
 
 
 @pytest.mark.timeout(300)
-def test_triton_kernels_equal_their_references() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "support.interpreted_kernels"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count(" ok") == 24
+@pytest.mark.parametrize("name", check_names(CHECKS))
+def test_kernel_equals_its_reference(name: str, interpreter: InterpreterProcess) -> None:
+    failure = interpreter.failure(name)
+    assert failure is None, failure

@@ -1,25 +1,22 @@
-"""The kernels of 8 and 4 bits and of experts in Triton's interpreter: a program of its own, as in
-test_interpreted_kernels."""
+"""Kernels of 8-bit and 4-bit weights and of experts equal their references in Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-TESTS = Path(__file__).parents[2]
+from support.interpreted_quantized_kernels import CHECKS
+from support.interpreter import InterpreterProcess, check_names
 
 
-@pytest.mark.timeout(400)
-def test_kernels_of_few_bits_and_experts_equal_their_references() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "support.interpreted_quantized_kernels"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=380,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count(" ok") == 22
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[InterpreterProcess]:
+    process = InterpreterProcess("support.interpreted_quantized_kernels")
+    yield process
+    process.stop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", check_names(CHECKS))
+def test_kernel_equals_its_reference(name: str, interpreter: InterpreterProcess) -> None:
+    failure = interpreter.failure(name)
+    assert failure is None, failure
