@@ -14,14 +14,8 @@ import torch
 from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.quantization import linear_method
+from proa_engine.models.registry import MODULES
 
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -108,8 +102,8 @@ class ModelConfig:
 
 def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or ["none named"]
-    if names[0] not in SUPPORTED_ARCHITECTURES:
-        raise ValueError(f"architecture {names[0]} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
+    if names[0] not in MODULES:
+        raise ValueError(f"architecture {names[0]} is not supported; supported: {', '.join(MODULES)}")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ValueError(f"activation {activation} is not supported; supported: silu")
