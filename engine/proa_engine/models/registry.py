@@ -18,6 +18,7 @@ MODULES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SeedOssForCausalLM": "seed_oss",
 }
 
 

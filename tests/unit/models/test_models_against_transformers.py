@@ -46,6 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {}),
+    "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": False}),
+    "seed_oss without biases": ("seed_oss", {"attention_bias": False, "attention_out_bias": False}),
     "qwen3 moe": ("qwen3_moe", {}),
     "qwen3 moe, weights as they are, one layer plain": (
         "qwen3_moe",
