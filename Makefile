@@ -15,70 +15,70 @@ OUT ?= build/gpu-report
 LIMIT ?= 3600
 
 ##@ Use
-run: setup ## start an engine and a gateway here (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
+run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
 	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL)
 
-bench: setup ## events a second of a gateway; Proa beside transformers; 64 clients over HTTP
+bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
 	PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256
 	python tests/benchmarks/offline.py --model "$(MODEL)"
 	scripts/run --model "$(MODEL)" --port $(PORT) -- python tests/benchmarks/serve.py --url http://127.0.0.1:$(PORT)
 
-soak: setup ## half an hour of mixed traffic; memory must stay flat (SOAK_ARGS)
+soak: setup ## 30 minutes of mixed traffic, fails if memory grows (SOAK_ARGS)
 	PYTHONPATH=tests python tests/benchmarks/soak.py $(SOAK_ARGS)
 
-images: ## build the two container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
+images: ## build both container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
 
-cluster-up: ## a cluster in Docker with kind, both images in it
+cluster-up: ## create a kind cluster (needs Docker) and load both images
 	@scripts/cluster-up
 
 ##@ Develop
-setup: ## make .venv with everything locked (PYTHON, TORCH_INDEX); a no-op once done
+setup: ## create .venv with the locked dependencies (PYTHON, TORCH_INDEX); does nothing if it is up to date
 	@scripts/setup
 
-tools: ## compile buf and helm into .tools, once, where they are not installed
+tools: ## compile buf and helm into .tools if they are not installed
 	@scripts/with-tool buf true
 	@scripts/with-tool helm true
 
-test: setup tools ## style, types, imports, contract, chart, unit and integration tests, in under six minutes
+test: setup tools ## all checks, unit and integration tests: under six minutes on two cores
 	@$(MAKE) -j2 unit lint types imports verify-protos chart-checks
 
-test-all: test system ## `test`, then the tests that start engines, gateways and ranks as processes
+test-all: test system ## test, then the tests that start engines, gateways and ranks as processes
 
 # One thread a process: tests share the cores with the processes they start, and torch's idle threads spin.
-unit: setup ## the unit and integration tests alone (PYTEST_ARGS)
+unit: setup ## only the unit and integration tests (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest $(PYTEST_ARGS)
 
-system: setup ## the tests with real processes alone (PYTEST_ARGS)
+system: setup ## only the tests that start processes (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest tests/system $(PYTEST_ARGS)
 
-test-gpu: ## on a GPU, with the Python that is there: kernels, models, engines (PYTEST_ARGS)
+test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
-gpu-report: ## on a GPU, with the Python that is there: tests, speed, profiles, HTTP, as JSON and Markdown (STAGES, OUT, LIMIT)
+gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the python3 on PATH (STAGES, OUT, LIMIT)
 	@python3 tests/benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(STAGES),--stages $(STAGES))
 
-lint: setup ## style of the code and of the contract
+lint: setup ## check the style of the code and of the .proto files
 	ruff check
 	ruff format --check
 	scripts/with-tool buf buf lint protos
 
-types: setup ## mypy, strict
+types: setup ## check types (mypy --strict)
 	mypy
 
-imports: setup ## who may import whom
+imports: setup ## check the import rules
 	lint-imports --no-cache
 
-verify-protos: setup ## the generated code is what the contract generates
+verify-protos: setup ## check that the generated contract code is up to date
 	scripts/protos --check
 
-breaking: ## what the contract breaks for clients of another version (AGAINST=main)
+breaking: ## list incompatible changes of the contract since another version (AGAINST=main)
 	scripts/with-tool buf buf breaking protos --against ".git#ref=$(AGAINST),subdir=protos"
 
 chart-checks: setup ## lint and render the chart, check its generated files
 	scripts/with-tool helm scripts/check-chart
 
-format: setup ## rewrite the code in the common style
+format: setup ## format the code
 	ruff check --fix
 	ruff format
 
@@ -91,10 +91,10 @@ chart-docs: setup ## generate the chart's README and schema from its values.yaml
 lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRADE=1: the newest versions)
 	scripts/lock
 
-e2e: setup ## install the chart on the cluster of KUBECONFIG and use it (PYTEST_ARGS)
+e2e: setup ## end-to-end tests on the cluster of KUBECONFIG (PYTEST_ARGS)
 	pytest tests/e2e --timeout=900 $(PYTEST_ARGS)
 
-train: setup ## train the built-in model (hours; goes on where it was stopped) and export it
+train: setup ## train the built-in model (hours; resumes where it stopped) and export it
 	python -m training.train
 	python -m training.export
 
@@ -104,7 +104,7 @@ evaluate: setup ## ask the built-in model 200 questions that it was not trained 
 size: ## lines and function lengths of each package
 	@scripts/size
 
-clean: ## remove what the tasks above made
+clean: ## remove everything that the tasks above created
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
 
