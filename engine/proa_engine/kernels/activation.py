@@ -1,4 +1,4 @@
-"""What a product reads: rows of numbers, or what stands for them in the form that the product asked for."""
+"""The input of a matrix product: a tensor [T, in_features], or the representation that the product asks for."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""How the CPU's attention cuts a step's batch into tiles: made once a step, used by every layer.
+"""Tiling of a step's batch for attention on a CPU: computed once a step, used by every layer.
 
-Indices only, in NumPy, whose calls on small arrays cost a third of torch's; the arithmetic on tensors is in
-`paged_attention_reference`, which also says where these sizes come from.
+It works on indices in NumPy, whose calls on small arrays take a third of the time of torch's. The sizes are explained
+in `paged_attention_reference`.
 """
 
 import math
@@ -20,21 +20,21 @@ DECODE_TILE = 1 << 20  # numbers in a decode tile's keys (4 MB): measured best o
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """n requests with one query token each, their gathered tokens padded to one `length`."""
+    """n requests with one query token each; their gathered tokens are padded to the same `length`."""
 
     n: int
     tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
     block_rows: torch.Tensor  # [n * kv_heads * length / block_size] int64: rows of the cache as [blocks * kv_heads, …]
     # [n, kv_heads, 1, length] int64: each token's row of the cache as [blocks * kv_heads * block_size, D]; behind a
-    # request's end its last token's, so that nothing stale is read.
+    # request's end that of its last token, so that no stale value is read.
     token_rows: torch.Tensor
-    masked: torch.Tensor | None  # [n, 1, 1, length] bool; None: nothing is
+    masked: torch.Tensor | None  # [n, 1, 1, length] bool; None: nothing is masked
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """One request with query tokens start … end, the last of its `num_tokens` gathered ones."""
+    """The query tokens start … end of one request: the last of its `num_tokens` gathered tokens."""
 
     start: int
     end: int
@@ -50,14 +50,15 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
-    """A step's batch in tiles, for layers that look `window` tokens back (the token itself counts; None: all)."""
+    """The tiles of a step's batch for layers with the same window (in tokens, the query itself included; None: no
+    window)."""
 
     decodes: tuple[DecodeTile, ...]
     prefills: tuple[PrefillTile, ...]
     window: int | None
-    # float32, for what is gathered of the largest tile: fresh memory costs page faults.
+    # float32 workspace for the largest tile's gathered tokens, reused because fresh memory costs page faults.
     keys: torch.Tensor
-    values: torch.Tensor  # prefills alone gather these
+    values: torch.Tensor  # gathered by prefills only
 
 
 def plan_reference(
@@ -68,7 +69,7 @@ def plan_reference(
     cache_shape: torch.Size,
     window: int | None,
 ) -> ReferencePlan:
-    """Cut a batch into tiles. `cache_shape` is that of the keys: [num_blocks, kv_heads, block_size, D]."""
+    """Cut a batch into tiles. `cache_shape` is the shape of the key cache: [num_blocks, kv_heads, block_size, D]."""
     planner = _Planner(query_start_loc.tolist(), seq_lens.tolist(), block_table.numpy(), cache_shape, window)
     decodes = tuple(planner.decodes(num_decodes))
     prefills = tuple(planner.prefills(num_decodes))

@@ -18,8 +18,8 @@ def attend_tile(
     total,  # [BLOCK_M]
     acc,  # [BLOCK_M, BLOCK_D]
     position,  # [BLOCK_M]: of each row's query in its request
-    tile,  # the tile is of tokens tile … tile + TILE
-    end,  # of the tokens that any row may see
+    tile,  # first token of the tile
+    end,  # end of the tokens that any row may attend to
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     table_ptr,  # [max_blocks]: the request's row
@@ -31,11 +31,11 @@ def attend_tile(
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: no window
-    MASKED: tl.constexpr,  # False: every row sees the whole tile
+    MASKED: tl.constexpr,  # False: every row attends to the whole tile
 ):
     key_position = tile + tl.arange(0, TILE)
     dim = tl.arange(0, BLOCK_D)
-    # [TILE, BLOCK_D]; what lies behind the end reads as zero, for it may be NaN
+    # [TILE, BLOCK_D]; tokens behind the end are read as zeros, because they may be NaN
     if MASKED:
         physical = tl.load(table_ptr + key_position // BLOCK_SIZE, mask=key_position < end, other=0)
         mask = (key_position < end)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -49,7 +49,7 @@ def attend_tile(
     else:
         key = tl.load(key_cache_ptr + place[:, None] + dim[None, :])
         value = tl.load(value_cache_ptr + place[:, None] + dim[None, :])
-    key = key.to(query.dtype)  # from 8 bits, where the cache holds those
+    key = key.to(query.dtype)  # from 8-bit floats, if the cache holds them
     value = value.to(query.dtype)
     # [BLOCK_M, TILE]
     scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * scale_log2
@@ -59,7 +59,7 @@ def attend_tile(
             visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
         scores = tl.where(visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    # A row that has seen nothing yet: -inf - -inf would be NaN.
+    # For a row without any visible token so far -inf - -inf would be NaN.
     safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum) if MASKED else new_maximum
     weights = tl.exp2(scores - safe_maximum[:, None])
     rescale = tl.exp2(maximum - safe_maximum)

@@ -1,4 +1,4 @@
-"""Where a step's keys and values go in the paged KV cache, as the CPU reads and writes it."""
+"""KV cache slots of a step's tokens as row indices, for the CPU."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """A step's slots: made once a step, used by every layer."""
+    """The slots of a step's tokens: computed once a step, used by every layer."""
 
     rows: torch.Tensor  # [tokens * kv_heads] int64: rows of a cache seen as [num_blocks * kv_heads * block_size, D]
-    tokens: torch.Tensor | None  # int64: the tokens that are no padding; None: all
+    tokens: torch.Tensor | None  # int64: the tokens that are not padding; None: all
 
 
 def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size) -> CacheRows:
-    """`cache_shape` is that of the keys: [num_blocks, kv_heads, block_size, D]."""
+    """Convert slots [T] int64 to row indices. `cache_shape`: that of the keys, [num_blocks, kv_heads, block_size,
+    D]."""
     _, num_heads, block_size, _ = cache_shape
     tokens = None
     if bool((slot_mapping < 0).any()):
@@ -29,10 +30,10 @@ def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size) -> CacheRows
 def write_to_cache(
     key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: CacheRows
 ) -> None:
-    """key, value [T, kv_heads, D] go to caches [num_blocks, kv_heads, block_size, D]."""
+    """Write key and value [T, kv_heads, D] to their caches [num_blocks, kv_heads, block_size, D], in place."""
     if rows.tokens is not None:
         key, value = key[rows.tokens], value[rows.tokens]
-    if key_cache.itemsize == 1:  # torch copies no rows of 8-bit floats, but of bytes
+    if key_cache.itemsize == 1:  # torch cannot copy rows of 8-bit floats; it copies bytes
         key, value, key_cache, value_cache = (each.view(torch.uint8) for each in (key, value, key_cache, value_cache))
     head_dim = key.shape[-1]
     key_cache.view(-1, head_dim).index_copy_(0, rows.rows, key.reshape(-1, head_dim))

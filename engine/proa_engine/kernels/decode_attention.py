@@ -1,8 +1,9 @@
-"""Attention of decodes (one query token a request) over the paged KV cache, split along the context.
+"""Paged attention (Kwon et al. 2023) for decodes, one query token a request, split along the context (flash-decoding).
 
-Grid: (items, kv_heads), static; `decode_plan` says which row and which part of its context an item is, the rest leave.
-A program computes all query heads of one KV head, so that K and V are read once a group. Where a row has several items
-each leaves its state in scratch memory and the last to arrive merges them, in their order, whoever it is:
+Grid: (items, kv_heads), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and programs
+without an item return. A program computes all query heads of one KV head, so that K and V are read once for the group.
+If a row has several items, each stores its softmax state in scratch memory. The program that finishes last merges them
+in the order of the items, so the result does not depend on which program that is:
 
     m = max(m_i);  out = sum(exp(m_i - m) * acc_i) / sum(exp(m_i - m) * total_i)
 """
@@ -28,7 +29,7 @@ def decode_attention(
     plan: DecodePlan,
     scale: float,
 ) -> None:
-    """Write rows 0 … plan.num_rows of out [T, heads, D], for the same rows of query [T, heads, D]."""
+    """Write rows 0 … plan.num_rows of out [T, heads, D] from the same rows of query [T, heads, D]."""
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     group = num_heads // num_kv_heads
@@ -178,7 +179,7 @@ def decode_attention_kernel(
             first_part = (first_item.to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP + head
             for split in tl.range(0, num_splits, loop_unroll_factor=4):
                 part = first_part + split * (NUM_KV_HEADS * GROUP)
-                # From the second-level cache, where other multiprocessors wrote.
+                # From the L2 cache, because other multiprocessors wrote it.
                 part_maximum = tl.load(part_state_ptr + part, mask=head_mask, other=0.0, cache_modifier=".cg")
                 part_total = tl.load(
                     part_state_ptr + state_size + part, mask=head_mask, other=0.0, cache_modifier=".cg"

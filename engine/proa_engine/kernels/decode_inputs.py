@@ -1,4 +1,4 @@
-"""What a step of decodes needs of the device's tables, from nothing but its rows' slots and positions. One kernel.
+"""Inputs of a step of decodes, gathered on the device from the rows' slots and positions by one kernel.
 
 Grid: (rows, parts of the block table).
 """
@@ -14,7 +14,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Of R rows. A row of padding is token 0 at position 0 with nothing in the cache, and is written nowhere."""
+    """The inputs of R rows. A padding row is token 0 at position 0 with an empty context and is written to no slot."""
 
     input_ids: torch.Tensor  # [R] int64
     positions: torch.Tensor  # [R] int64

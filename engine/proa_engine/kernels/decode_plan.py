@@ -1,10 +1,9 @@
-"""How the decodes of a step are cut into pieces of equal work: made once a step, on the device, used by every layer.
+"""Split-KV plan of a step's decodes: computed once a step, on the device, used by every layer.
 
-A long request is split along its context, so that all of the GPU reads it: each piece ("item") of a request is one
-program a KV head in `decode_attention`. The split length is such that the items are about as many as the GPU has room
-for, however the lengths are spread; their number has an upper bound that is known without the lengths.
-
-One program; no host knows a length.
+Long contexts are split, so that the whole GPU reads them. Each part ("item") is one program for each KV head in
+`decode_attention`. The split length is chosen so that there are about as many items as the GPU can run at once, however
+the lengths are distributed. The number of items has an upper bound that is known without the lengths, so the host needs
+none of them. One program.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class DecodePlan:
 
 
 def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, window: int | None) -> DecodePlan:
-    """Of the first `num_rows` of seq_lens [requests] int32, 0 for padding."""
+    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding."""
     device = seq_lens.device
     spare_items = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device), num_kv_heads)
     max_items = num_rows + spare_items
@@ -67,7 +66,7 @@ def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, windo
 
 @triton.jit
 def first_token(seq_len, WINDOW: tl.constexpr, MULTIPLE: tl.constexpr):
-    """The token that a decode's first item begins with."""
+    """Return the position of the first token of a decode's first item."""
     if WINDOW == 0:
         return seq_len * 0
     return tl.maximum(seq_len - WINDOW, 0) // MULTIPLE * MULTIPLE
@@ -101,7 +100,7 @@ def decode_plan_kernel(
         row = base + lane
         is_row = row < num_rows
         seq_len = tl.load(seq_lens_ptr + row, mask=is_row, other=0)
-        # A row of padding has an item too, which writes zeros.
+        # A padding row also has an item, which writes zeros.
         num_splits = tl.maximum(tl.cdiv(seq_len - first_token(seq_len, WINDOW, MULTIPLE), length), 1)
         num_splits = tl.where(is_row, num_splits, 0)
         last = num_items + tl.cumsum(num_splits, axis=0)

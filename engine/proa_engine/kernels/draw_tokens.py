@@ -1,9 +1,9 @@
-"""Choose a token for every row of a batch: the likeliest, or one drawn by the Gumbel-max trick from what limits leave.
+"""Sample one token for each row of a batch: greedily, or with the Gumbel-max trick among the tokens that limits allow.
 
     token = argmax over x >= threshold of  x / temperature + noise(key, position, token id)
 
-Two kernels: the best of each chunk of the vocabulary (grid: rows, chunks), then the best of those (grid: rows). The
-noise is that of `noise.py`, word for word. Logits are read once, in the type that they come in, and stay as they are.
+Two kernels: the best token of each chunk of the vocabulary (grid: rows, chunks), then the best of those (grid: rows).
+The noise has the bits of `noise.py`. Logits are read once, in their own type, and are not changed.
 """
 
 import torch
@@ -16,7 +16,7 @@ from proa_engine.kernels.token_limits import token_limits, token_limits_referenc
 
 CHUNK = 8192
 
-# pi's digits and the multipliers of noise.py
+# the constants of noise.py
 START_A = tl.constexpr(0x243F6A88)
 START_B = tl.constexpr(0x13198A2E)
 MULTIPLIER_1 = tl.constexpr(0x7FEB352D)
@@ -26,10 +26,10 @@ MULTIPLIER_2 = tl.constexpr(0x846CA68B)
 def draw_tokens(
     logits: torch.Tensor, params: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, has_limits: bool
 ) -> torch.Tensor:
-    """logits [rows, vocab] -> token ids [rows] int64; of equals the lowest.
+    """logits [rows, vocab] -> token ids [rows] int64; among equal values the lowest id.
 
-    Row r samples as row slots[r] of `params` says (columns as in `sampling_params`) and its token takes positions[r];
-    both are int64. Without `has_limits` no row has top-k, top-p or min-p.
+    Row r uses row slots[r] of `params` (columns as in `sampling_params`), and its token gets position positions[r];
+    both are [rows] int64. Without `has_limits` no row has top-k, top-p or min-p.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -138,7 +138,7 @@ def draw_chunk_kernel(
     mask = token < vocab_size
     # [CHUNK]
     x = tl.load(logits_ptr + row * stride_logits_row + token, mask=mask, other=float("-inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("-inf"))  # NaN would win, wherever it stands, behind the vocabulary's end too
+    x = tl.where(x == x, x, float("-inf"))  # NaN would win the argmax, also behind the end of the vocabulary
     if HAS_LIMITS:
         x = tl.where(x < tl.load(thresholds_ptr + row), float("-inf"), x)
     if temperature >= MIN_TEMPERATURE:

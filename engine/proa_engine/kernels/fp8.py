@@ -1,7 +1,8 @@
-"""Rows of numbers as 8-bit floats (e4m3) with their scales, and the quantization that makes them.
+"""8-bit floats (e4m3) with scales, and the kernel that quantizes rows of numbers to them.
 
-A scale belongs to a whole row, to each group of inputs of it, or to all rows, known beforehand. Values are multiplied
-by 448 / max|x| and rounded to even; the product with the scale max|x| / 448 gives them back. One program a row.
+One scale belongs to a row, to a group of inputs of a row, or, if it is known beforehand, to all rows. Values are
+multiplied by 448 / max|x| and rounded to nearest, ties to even; the scale max|x| / 448 restores them. One program a
+row.
 """
 
 import os
@@ -15,22 +16,22 @@ from proa_engine.kernels.dependent_launch import dependent_launch
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-SMALLEST = 1e-10  # a row of zeros has a scale too
-# Triton's interpreter loses a carry when it rounds to 8 bits; there we round before it does.
+SMALLEST = 1e-10  # the least max|x|, so that a row of zeros has a scale
+# Triton's interpreter loses a carry when it rounds to 8 bits, so there the kernels round beforehand.
 ROUND_BEFORE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Form:
-    """How a product wants its input quantized."""
+    """How a product needs its input quantized."""
 
     group: int | None = None  # inputs that share a scale; None: the whole row
-    scale: torch.Tensor | None = None  # [1] float32: that of all rows; None: by what the row holds
+    scale: torch.Tensor | None = None  # [1] float32: the scale of all rows; None: computed from each row or group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedRows:
-    """What stands for x [T, N] of type `dtype`."""
+    """x [T, N] of type `dtype`, quantized."""
 
     values: torch.Tensor  # [T, N] float8_e4m3fn
     scales: torch.Tensor  # [T, groups] float32
@@ -42,14 +43,14 @@ class QuantizedRows:
 
 
 def quantize(x: torch.Tensor | QuantizedRows, form: Fp8Form) -> QuantizedRows:
-    """x [T, N] -> the same in 8 bits; what is quantized already, is passed on."""
+    """x [T, N] -> the same, quantized. Quantized rows are returned unchanged."""
     if isinstance(x, QuantizedRows):
         return x
     return quantize_reference(x, form) if x.is_cpu else _quantize_triton(x, form)
 
 
 def with_scale(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """x / scale in 8 bits"""
+    """x [...] -> x / scale as 8-bit floats, clamped to their range."""
     return (x.float() * (1.0 / scale)).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
 
 
@@ -66,14 +67,14 @@ def quantize_reference(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
 
 
 def dequantize_rows(x: QuantizedRows) -> torch.Tensor:
-    """[T, N] float32"""
+    """Quantized rows [T, N] -> float32 [T, N]"""
     rows, size = x.values.shape
     groups = x.values.float().view(rows, x.scales.shape[1], -1)
     return (groups * x.scales[:, :, None]).view(rows, size)
 
 
 def empty_rows(rows: int, size: int, form: Fp8Form, like: torch.Tensor) -> QuantizedRows:
-    """Room for a kernel's output."""
+    """Allocate quantized rows [rows, size] on the device of `like`, uninitialised."""
     num_groups = size // (form.group or size)
     values = torch.empty((rows, size), dtype=FP8, device=like.device)
     scales = torch.empty((rows, num_groups), dtype=torch.float32, device=like.device)
@@ -103,13 +104,13 @@ def _quantize_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
 
 
 def num_warps(block: int) -> int:
-    """For one program that holds a row of `block` numbers."""
+    """Warps of a program that holds a row of `block` numbers."""
     return min(max(block // 512, 1), 16)
 
 
 @triton.jit
 def round_to_fp8(x):
-    """float32 -> the nearest that e4m3 has, ties to even: three bits of mantissa, steps of 2^-9 below 2^-6."""
+    """x [...] float32 -> nearest e4m3 value, ties to even: 3 mantissa bits, steps of 2^-9 below 2^-6."""
     bits = x.to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
     normal = bits.to(tl.float32, bitcast=True)
@@ -119,7 +120,7 @@ def round_to_fp8(x):
 
 @triton.jit
 def to_fp8(x, ROUND: tl.constexpr):
-    """float32 -> 8 bits; what is beyond their range becomes its end."""
+    """x [...] float32 -> 8-bit floats, clamped to their range."""
     x = tl.minimum(tl.maximum(x, -448.0), 448.0)
     if ROUND:
         x = round_to_fp8(x)
@@ -140,7 +141,7 @@ def store_quantized(
     STATIC: tl.constexpr,
     ROUND: tl.constexpr,
 ):
-    """Quantize a row and write its values and scales."""
+    """Quantize a row [BLOCK] and store its values and scales."""
     if GROUP > 0:
         grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
         most = tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10)

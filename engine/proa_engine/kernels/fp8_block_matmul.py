@@ -1,7 +1,7 @@
-"""x @ weight.T of 8-bit floats with a scale for 128 inputs of a row of x and for blocks of 128 x 128 of the weight.
+"""x @ weight.T of 8-bit floats, with a scale for each 128 inputs of a row and each 128 x 128 block of the weight.
 
-A program computes a tile [BLOCK_M, BLOCK_N] of the output. 128 inputs are multiplied at a time and their sum is scaled
-in float32: the order of addition is one for every number of rows.
+A program computes a tile [BLOCK_M, BLOCK_N] of the output. Products of 128 inputs are summed, then scaled in float32,
+in the same order for every number of rows.
 """
 
 import torch
@@ -11,14 +11,16 @@ import triton.language as tl
 from proa_engine.kernels.fp8 import QuantizedRows
 
 BLOCK = 128  # inputs and outputs that share a scale
-ROWS_TOGETHER = 8  # tiles of rows that are computed beside each other, so that they find the weight in the L2 cache
+ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
 
 
 def fp8_block_matmul(
     x: QuantizedRows, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """x [rows, K], weight [N, K], scales [ceil(N / 128), K / 128] -> [rows, N] in x's type. On a GPU; its reference is
-    the product of dequantized numbers."""
+    """x [rows, K], weight [N, K], scales [ceil(N / 128), K / 128] -> [rows, N] in x's type. GPU only.
+
+    Its reference is the product of the dequantized tensors.
+    """
     num_rows, num_inputs = x.values.shape
     num_outputs = weight.shape[0]
     assert num_inputs % BLOCK == 0
@@ -26,7 +28,7 @@ def fp8_block_matmul(
     assert scales.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=weight.device)
     block_m = min(max(triton.next_power_of_2(num_rows), 16), 128)
-    # Few rows: bound by the weight's bytes, which want many programs.
+    # With few rows the time is that of reading the weight, which is fastest with many programs.
     block_n = 32 if block_m <= 32 else 128
     grid = (triton.cdiv(num_rows, block_m) * triton.cdiv(num_outputs, block_n),)
     fp8_block_matmul_kernel[grid](

@@ -1,8 +1,8 @@
-"""Matrix products in 8-bit floats: y = x @ weight.T + bias, both quantized, summed in float32.
+"""Matrix products of 8-bit floats: y = x @ weight.T + bias, both quantized, summed in float32.
 
-With a scale a row of x and an output of the weight: cuBLAS by `torch._scaled_mm`. With a scale for 128 inputs of a row
-and for blocks of 128 x 128 of the weight: a Triton product. On a CPU, the reference: a float32 product of dequantized
-numbers, which differs from the GPU's by the rounding of sums alone.
+With one scale for each row of x and each output of the weight: cuBLAS through `torch._scaled_mm`. With one for each 128
+inputs of a row and each 128 x 128 block of the weight: a Triton kernel. On a CPU, the reference: a float32 product of
+dequantized tensors, which differs from the GPU's only in the rounding of sums.
 """
 
 import torch
@@ -11,7 +11,7 @@ from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, dequantize_rows, qua
 from proa_engine.kernels.fp8_block_matmul import BLOCK, fp8_block_matmul
 from proa_engine.kernels.linear import Linear
 
-MULTIPLE = 16  # cuBLAS takes no other sizes
+MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this
 
 
 class Fp8Linear:
@@ -74,7 +74,7 @@ class Fp8BlockLinear:
 
 
 def dequantize_blocks(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[out_features, in_features] float32"""
+    """A weight [out_features, in_features] with block scales -> float32 [out_features, in_features]"""
     by_output = scales.repeat_interleave(BLOCK, 0)[: weight.shape[0]]
     return weight.float() * by_output.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
 

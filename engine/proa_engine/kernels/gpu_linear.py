@@ -1,5 +1,5 @@
-"""Matrix products by a weight on a GPU: y = x @ weight.T + bias. cuBLAS, but for few rows a kernel of our own, which
-also does what comes before and after the product."""
+"""Matrix products on a GPU: y = x @ weight.T + bias. cuBLAS; for one or two rows a Triton kernel
+(`skinny_gemm_linear`), which also fuses the norm before and the activation after the product."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear
 
 
 class GpuLinear:
-    """A weight [out_features, in_features] and an optional bias."""
+    """A weight [out_features, in_features] with an optional bias [out_features]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -39,7 +39,8 @@ class GpuLinear:
 def make_linear(
     weight: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
 ) -> Linear | GpuLinear | InvariantLinear:
-    """On a CPU all are batch-invariant."""
+    """Return the product by weight [out_features, in_features] for its device. On a CPU it is always
+    batch-invariant."""
     if weight.is_cpu:
         return Linear(weight, bias)
     return InvariantLinear(weight, bias) if batch_invariant else GpuLinear(weight, bias)

@@ -1,7 +1,7 @@
-"""Matrix products by weights of 4 bits: y = x @ weight.T + bias with weight = (q - zero) * scale, by groups of inputs.
+"""Matrix products by 4-bit weights: y = x @ weight.T + bias with weight = (q - zero) * scale, by groups of inputs.
 
-On a GPU numbers are unpacked in the registers of a Triton product. On a CPU, the reference: a product by the
-dequantized weight.
+On a GPU the Triton kernel unpacks the numbers in registers. On a CPU, the reference: a product by the dequantized
+weight.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from proa_engine.kernels.linear import Linear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Weight:
-    """One layout for all formats."""
+    """A weight [outputs, inputs] of 4-bit numbers. AWQ and GPTQ checkpoints are repacked to this layout."""
 
     packed: torch.Tensor  # [inputs / 8, outputs] int32: eight neighbouring inputs, the first in the lowest bits
     scales: torch.Tensor  # [groups, outputs]
@@ -45,7 +45,7 @@ class Int4Linear:
 
 
 def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
-    """[outputs, inputs] in the type of the scales"""
+    """Return the weight [outputs, inputs] in the type of its scales."""
     shifts = torch.arange(0, 4 * PACKED, 4, dtype=torch.int32, device=weight.packed.device)
     q = ((weight.packed[:, None, :] >> shifts[None, :, None]) & 15).flatten(0, 1)
     num_inputs, num_groups = q.shape[0], weight.scales.shape[0]

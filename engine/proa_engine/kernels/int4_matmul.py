@@ -1,6 +1,6 @@
-"""x @ weight.T by a weight of packed 4-bit numbers, unpacked and scaled tile by tile on the way to the tensor cores.
+"""x @ weight.T by a weight of packed 4-bit numbers, which are unpacked and scaled tile by tile before each dot product.
 
-A program computes a tile [BLOCK_M, BLOCK_N]. The tile's numbers are as exact as x's type holds (q - zero) * scale.
+A program computes a tile [BLOCK_M, BLOCK_N]. (q - zero) * scale is rounded to x's type.
 """
 
 import torch
@@ -18,7 +18,7 @@ def int4_matmul(
     groups: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x [rows, inputs], and the parts of an `Int4Weight` -> [rows, outputs] in x's type. On a GPU."""
+    """x [rows, inputs] and the fields of an `Int4Weight` -> [rows, outputs] in x's type. GPU only."""
     num_rows, num_inputs = x.shape
     num_outputs = packed.shape[1]
     assert x.stride(1) == 1
@@ -45,7 +45,7 @@ def int4_matmul(
         HAS_BIAS=bias is not None,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_K=32,  # no group is smaller
+        BLOCK_K=32,  # the smallest group
         num_warps=4,
         num_stages=4,
     )

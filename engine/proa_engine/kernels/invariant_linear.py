@@ -1,8 +1,8 @@
-"""Products by a weight on a GPU, y = x @ weight.T + bias, each row's bits independent of the others and their number.
+"""Batch-invariant products on a GPU, y = x @ weight.T + bias: a row's bits do not depend on the other rows.
 
 A weight has one tiling for every number of rows. A program computes a tile [BLOCK_M, BLOCK_N] and adds the products of
-BLOCK_K inputs after the other, in float32, in the order of the inputs; a row's place in its tile changes nothing.
-float32 is multiplied as it is, without the tensor cores.
+BLOCK_K inputs at a time, in float32, in the order of the inputs; a row's position in its tile has no effect. float32
+inputs are multiplied without tensor cores.
 """
 
 import torch
@@ -11,13 +11,13 @@ import triton.language as tl
 
 from proa_engine.kernels.dependent_launch import dependent_launch
 
-BLOCK_M = 64  # the fewest rows that Hopper's own instructions multiply
-GROUP = 8  # blocks of rows that go through all outputs together, so that what one reads the others find in the cache
-MANY_OUTPUTS = 1 << 14  # keep every multiprocessor busy even in wide tiles
+BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
+GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache
+MANY_OUTPUTS = 1 << 14  # outputs that keep every multiprocessor busy even with wide tiles
 
 
 class InvariantLinear:
-    """A weight [out_features, in_features] and an optional bias."""
+    """A weight [out_features, in_features] with an optional bias [out_features]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -57,7 +57,7 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def _tiling(num_outputs: int, item_bytes: int) -> tuple[int, int, int]:
-    """Outputs and inputs of a tile, and stages: 96 KB are on their way to a program. Must not ask for the rows."""
+    """Outputs and inputs of a tile, and pipeline stages: 96 KB in flight a program. Must not depend on the rows."""
     if item_bytes == 4:
         return 64, 32, 4
     return (128, 64, 4) if num_outputs >= MANY_OUTPUTS else (64, 64, 6)

@@ -1,7 +1,7 @@
-"""A mixture of experts: each token through its k gated feed-forward networks, summed by weight.
+"""Mixture of experts: a weighted sum of the outputs of each token's k experts, which are gated feed-forward networks.
 
-On a GPU pairs of token and expert are sorted on the device and multiplied in two launches for all experts. On a CPU,
-the reference: a loop over the experts in use, each a product whose rows do not depend on their number.
+On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts. On a
+CPU, the reference: a loop over the experts in use.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 
 
 class FusedExperts:
-    """For a GPU. `gate_up` has the rows of both, one below the other; `form` is set where weights are 8-bit floats."""
+    """The GPU's experts. `gate_up` holds each expert's gate and up rows; `form` is set if weights are 8-bit floats."""
 
     def __init__(self, gate_up: ExpertMatrices, down: ExpertMatrices, form: Fp8Form | None = None) -> None:
         self.gate_up_weight, self.gate_up_scales = gate_up.weight, gate_up.scales
@@ -26,7 +26,7 @@ class FusedExperts:
         self.form = form
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """x [T, N]; weights [T, k] float32 and experts [T, k] int32 of `route` -> [T, N]"""
+        """x [T, N]; weights [T, k] float32 and experts [T, k] int32 from `route` -> [T, N]"""
         (num_tokens, k), num_experts = experts.shape, self.gate_up_weight.shape[0]
         blocks = align_pairs(experts, num_experts, rows_per_block(experts.numel(), num_experts))
         gate_up = ExpertMatrices(self.gate_up_weight, self.gate_up_scales)
@@ -37,14 +37,14 @@ class FusedExperts:
 
 
 class LoopedExperts:
-    """For a CPU, and the reference: a product each for `gate_up` and `down` of every expert."""
+    """The CPU's experts, and the reference: one product for `gate_up` and one for `down` of each expert."""
 
     def __init__(self, gate_up: Sequence[Product], down: Sequence[Product]) -> None:
         self.gate_up = list(gate_up)
         self.down = list(down)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """As `FusedExperts`."""
+        """Shapes as in `FusedExperts`."""
         pairs = torch.empty((*experts.shape, x.shape[1]), dtype=x.dtype)
         for expert in experts.unique().tolist():
             token, choice = (experts == expert).nonzero(as_tuple=True)

@@ -1,7 +1,8 @@
-"""Sorts (token, expert) pairs by expert into blocks of rows of one expert each, on the device, by no more than counts.
+"""Group (token, expert) pairs by expert into blocks of rows, each of one expert, on the device: a counting sort.
 
-Two launches, a program an expert: one counts the expert's pairs; one finds its first block from the counts of those
-before it and writes its pairs there, in their order. The host knows an upper bound of the number of blocks.
+Two launches with one program for each expert. The first counts the expert's pairs. The second computes the expert's
+first block from the counts of the experts before it and writes its pairs there, in order. The host knows only an upper
+bound of the number of blocks.
 """
 
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ import triton.language as tl
 
 from proa_engine.kernels.dependent_launch import dependent_launch
 
-CHUNK = 1024  # pairs looked at together
+CHUNK = 1024  # pairs processed at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertBlocks:
     """Pair p is choice p % k of token p // k."""
 
-    pairs: torch.Tensor  # [max_blocks * block_size] int32, grouped by expert; num_pairs: nobody's row
+    pairs: torch.Tensor  # [max_blocks * block_size] int32, grouped by expert; the value num_pairs: padding
     experts: torch.Tensor  # [max_blocks] int32: the expert of each block
     num_blocks: torch.Tensor  # [1] int32: blocks in use; what lies behind them has no meaning
     max_blocks: int
@@ -29,7 +30,7 @@ class ExpertBlocks:
 def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> ExpertBlocks:
     """experts [T, k] int32"""
     num_pairs = experts.numel()
-    # Each expert in use may leave one block part empty.
+    # Each expert in use may leave one block partly empty.
     max_blocks = min(num_pairs, num_pairs // block_size + num_experts)
     empty = experts.new_empty
     counts = empty(num_experts)

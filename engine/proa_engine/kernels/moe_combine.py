@@ -1,4 +1,4 @@
-"""The sum of what a token's experts gave, in the order in which they were chosen. A program a token and block."""
+"""Sum the experts' outputs of each token, in the order of choice. One program for each token and block of outputs."""
 
 import torch
 import triton

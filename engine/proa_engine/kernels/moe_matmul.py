@@ -1,6 +1,6 @@
-"""One product for all experts: each block of rows by its expert's matrix, gathered from tokens, written out by pair.
+"""One product for all experts: each block of rows by its expert's matrix; rows are gathered by token, stored by pair.
 
-Float weights, or 8-bit floats with scales as in kernels.fp8_linear. A program computes a tile [BLOCK_M, BLOCK_N].
+Float weights, or 8-bit floats with scales as in `fp8_linear`. A program computes a tile [BLOCK_M, BLOCK_N].
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,11 @@ def moe_matmul(
     pair_weights: torch.Tensor | None,
     k: int,
 ) -> torch.Tensor:
-    """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each pair's row times its
-    weight. On a GPU; its reference is the loop over experts in kernels.moe."""
+    """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each row times its pair's
+    weight.
+
+    GPU only; its reference is `LoopedExperts`.
+    """
     values, x_scales = (x.values, x.scales) if isinstance(x, QuantizedRows) else (x, None)
     weight = matrices.weight
     _, num_outputs, num_inputs = weight.shape
@@ -74,7 +77,7 @@ def moe_matmul(
 
 
 def rows_per_block(num_pairs: int, num_experts: int) -> int:
-    """By what an expert gets when all get the same."""
+    """Choose the rows of a block from the average number of pairs of an expert."""
     each = num_pairs // num_experts
     return 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 128 else 128
 

@@ -1,6 +1,6 @@
-"""Which experts a token goes to and with what weights: the largest k of the softmax over its router logits.
+"""Router of a mixture of experts: the k largest probabilities of the softmax over a token's router logits.
 
-One program a token; all experts in one tile. Of equals the lower number comes first.
+One program for each token, which holds all experts in one tile. Among equal values the lower expert number comes first.
 """
 
 import torch
@@ -11,7 +11,7 @@ from proa_engine.kernels.dependent_launch import dependent_launch
 
 
 def route(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [T, experts] -> weights [T, k] float32, `normalize`d to a sum of 1, and experts [T, k] int32."""
+    """logits [T, experts] -> weights [T, k] float32, which sum to 1 if `normalize`, and experts [T, k] int32."""
     if logits.is_cpu:
         return route_reference(logits, k, normalize=normalize)
     return _route_triton(logits, k, normalize=normalize)

@@ -1,10 +1,10 @@
-"""Drafts by prompt lookup: what followed the last time when a request's tokens ended as they end now.
+"""N-gram speculation (prompt lookup decoding, Saxena 2023): propose the tokens that followed an earlier equal n-gram.
 
-Of all earlier places whose last tokens equal the request's, the one with the most in common counts (up to `max_ngram`,
-at least `min_ngram` tokens), and of those the latest. Drafts are copied from behind it, and go on with themselves where
-they reach the request's end: a text that repeats itself yields as many as are wanted.
+Among all earlier positions whose last tokens equal the request's last tokens, the longest match wins (at most
+`max_ngram`, at least `min_ngram` tokens), then the latest. Drafts are the tokens after the match. If they reach the end
+of the request, copying continues with the drafts themselves, so repetitive text yields as many drafts as requested.
 
-One program a row, which goes over the row's tokens once.
+One program for each row, which reads the row's tokens once.
 """
 
 import torch
@@ -26,10 +26,11 @@ def propose_ngrams(
     min_ngram: int,
     max_ngram: int,
 ) -> torch.Tensor:
-    """Draft tokens [rows, width] int64: num_drafts[r] for row r where it has a match, then NONE.
+    """Return draft tokens [rows, width] int64: num_drafts[r] for row r if it has a match; the rest is NONE.
 
-    Row r's tokens are the first lengths[slots[r]] of token_ids[slots[r]], [slots, …] int32; `slots`, `lengths` (by
-    slot) and `num_drafts` are int64. No row is longer than `max_length`, which the host knows.
+    Row r's tokens are the first lengths[slots[r]] of token_ids[slots[r]]. token_ids [slots, length] int32; lengths
+    [slots], slots [rows] and num_drafts [rows] int64. `max_length` is an upper bound of the rows' lengths that the host
+    knows.
     """
     if token_ids.is_cpu:
         return propose_ngrams_reference(
@@ -61,7 +62,7 @@ def propose_ngrams_reference(
     tokens = token_ids[:, :max_length].index_select(0, slots)  # [rows, max_length]
     length = lengths.index_select(0, slots)[:, None]
     place = torch.arange(tokens.shape[1], device=tokens.device)
-    matches = place < length - 1  # where a match may end: before the last token
+    matches = place < length - 1  # positions where a match may end: before the last token
     common = torch.zeros_like(tokens)  # [rows, max_length]: how many tokens up to here equal the row's last ones
     for back in range(min(max_ngram, tokens.shape[1])):
         wanted = tokens.gather(1, (length - 1 - back).clamp(min=0))
@@ -130,7 +131,7 @@ def propose_ngrams_kernel(
     num_drafts = tl.load(num_drafts_ptr + row)
     token_ids_ptr += slot * stride_token_ids_slot
 
-    # Tokens in common in the high bits, the place in the low ones: the largest is the best match. Zero: none.
+    # Match length in the high bits, position in the low bits: the largest is the best match. Zero: no match.
     best = tl.zeros([BLOCK], tl.int64)
     for first in range(0, length - 1, BLOCK):
         place = first + tl.arange(0, BLOCK)

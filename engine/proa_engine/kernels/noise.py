@@ -1,11 +1,11 @@
-"""Gumbel noise as a pure function of (key, absolute position, token id).
+"""Gumbel noise as a pure function of (key, absolute position, token id): a counter-based generator without state.
 
-Nothing is drawn from a generator and nothing is kept: a token's noise is the same whoever asks, in whatever batch and
-however often. All mixing is of separate 32-bit words with wrapping products, so that a CPU, a GPU and another engine
-compute the same words; tests/unit/kernels publish vectors for them.
+A token's noise does not depend on the batch, the device or the number of calls. All mixing is of 32-bit words with
+wrapping products, so that CPUs, GPUs and other engines compute the same words; tests/unit/kernels has test vectors.
 
-The mixer is "lowbias32" (Chris Wellons, https://nullprogram.com/blog/2018/07/31/). The key and the position become
-two words of a row once; a token then costs one mixing, with the first word at its start and the second in its middle.
+The mixer is "lowbias32" (Chris Wellons, https://nullprogram.com/blog/2018/07/31/). The key and the position are mixed
+to two words once for each row. Each token then costs one mixing: the first word is added at its start, the second in
+its middle.
 """
 
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor
 
 _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B - 2**32  # as a signed word
-_START_A = 0x243F6A88  # pi's digits: nothing up the sleeve
+_START_A = 0x243F6A88  # digits of pi: an arbitrary constant that was not tuned
 _START_B = 0x13198A2E
 
 
 def row_words(key_lo: Tensor, key_hi: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """The two words of each row, [rows] int32, from the key's halves and the position, [rows] int32 (bit patterns)."""
+    """Halves of the keys and positions, [rows] int32 bit patterns each -> the two words of each row, [rows] int32."""
     a = _mix(key_lo ^ _START_A)
     a = _mix(a ^ key_hi)
     a = _mix(a ^ position)
@@ -29,7 +29,7 @@ def row_words(key_lo: Tensor, key_hi: Tensor, position: Tensor) -> tuple[Tensor,
 
 
 def random_words(a: Tensor, b: Tensor, token_ids: Tensor) -> Tensor:
-    """One word for each row and token, [rows, tokens] int32, from the rows' words and token ids [tokens] int32."""
+    """The rows' words [rows] int32, token ids [tokens] int32 -> a word for each row and token, [rows, tokens] int32."""
     words = a[:, None] ^ token_ids[None, :]
     scratch = torch.empty_like(words)
     _xor_shifted(words, 16, scratch)
@@ -41,10 +41,10 @@ def random_words(a: Tensor, b: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel(key_lo: Tensor, key_hi: Tensor, position: Tensor, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise, [rows, tokens] float32.
+    """Rows' words [rows] int32, token ids [tokens] int32 -> standard Gumbel noise [rows, tokens] float32.
 
-    The uniform variate is taken from 31 bits and enters as log1p(-u), whose fine end is where the largest noise, which
-    wins, comes from: two tokens of a large vocabulary do not share a value there.
+    The uniform variate has 31 bits and enters as log1p(-u). The largest noise comes from the end where that is finest,
+    so that two tokens of a large vocabulary rarely get equal noise.
     """
     words = random_words(*row_words(key_lo, key_hi, position), token_ids).bitwise_and_(0x7FFFFFFF)
     negative_uniform = words.float().add_(0.5).mul_(-(2.0**-31)).clamp_(min=-(1 - 2.0**-24))

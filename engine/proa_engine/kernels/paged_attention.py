@@ -1,7 +1,7 @@
-"""Attention of a mixed batch (decodes, then prefills and chunks of them) over the paged KV cache, causal.
+"""Causal paged attention (Kwon et al. 2023) of a mixed batch: decodes first, then prompts and chunks of prompts.
 
-On a GPU decodes and prefills have a kernel each, so that a decode's result does not depend on who prefills beside it.
-Where a token is to have the same bits in both, decodes are prefills of one token.
+On a GPU decodes and prefills have separate kernels, so that a decode's result does not depend on the prefills of its
+batch. In batch-invariant mode decodes are computed as prefills of one token.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from proa_engine.kernels.prefill_attention import prefill_attention
 
 @dataclass(frozen=True, slots=True)
 class InvariantPlan:
-    """One kernel for all, and a context in one piece: there is nothing to plan."""
+    """The plan of batch-invariant attention: empty, because one kernel computes every row and splits no context."""
 
 
 AttentionPlan = ReferencePlan | DecodePlan | InvariantPlan
@@ -33,9 +33,10 @@ def plan_attention(
     *,
     batch_invariant: bool = False,
 ) -> AttentionPlan:
-    """What layers that look `window` tokens back (None: at all) share in a step. `cache_shape` is that of the keys.
+    """Plan a step for the layers with this window (in tokens; None: no window).
 
-    `batch_invariant`: a token is to have the same bits as a decode and in any chunk of any batch, as on a CPU always.
+    `cache_shape` is that of the keys, [num_blocks, kv_heads, block_size, D]. `batch_invariant`: a token has the same
+    bits as a decode and in any chunk of any batch. On a CPU it always has.
     """
     if seq_lens.is_cpu:
         return plan_reference(query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window)
@@ -57,10 +58,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Returns [T, heads, D] for query [T, heads, D] over caches [num_blocks, kv_heads, block_size, D].
+    """query [T, heads, D], caches [num_blocks, kv_heads, block_size, D] -> [T, heads, D]
 
-    The batch is described as by `AttentionMetadata`; `plan` is of the same batch and window. A token sees itself and
-    all before it, `window` in all if given. Slots behind a request's end may hold anything.
+    The other arguments describe the batch as `AttentionMetadata` does; `plan` is from `plan_attention` for this batch
+    and window. A token attends to itself and the tokens before it, at most `window` in all. Cache slots behind a
+    request's last token may hold anything.
     """
     if isinstance(plan, ReferencePlan):
         return paged_attention_reference(query, key_cache, value_cache, plan, scale)

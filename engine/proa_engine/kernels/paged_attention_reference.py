@@ -1,19 +1,19 @@
-"""Attention over the paged KV cache in plain torch: the CPU's backend.
+"""Paged attention (Kwon et al. 2023) in plain torch: the CPU's backend.
 
-The batch is worked off in tiles: decodes of similar length side by side, or one request's prompt. A tile's keys, and a
-prompt's values, are gathered whole, by block, so that batched products do the work:
+The batch is computed in tiles: decodes of similar length together, or the prompt of one request. A tile's keys, and a
+prompt's values, are gathered by block, so that batched products can be used:
 
     scores = q @ k.T ; p = softmax(scores) ; out = sum over chunks c of CHUNK tokens, in order: p[c] @ v[c]
 
-A decode's p[c] @ v[c] is a weighted sum of the cache's rows, read where they lie: `embedding_bag`, by FBGEMM, takes a
-twentieth of the time of gathering and multiplying them, and adds the tokens in the same order.
+A decode's p[c] @ v[c] is a weighted sum of the cache's rows, computed in place by FBGEMM's `embedding_bag`. It takes a
+twentieth of the time of gathering and multiplying, and adds the tokens in the same order.
 
-A token's result has the same bits in whatever tile it is computed. Measured on AVX2 (MKL) with one to four threads,
-that takes: query rows in multiples of 4 (fewer go to another GEMM kernel), softmax lengths in multiples of 16 (masked
-ends add exact zeros), and sums over at most 128 tokens (longer products are cut where their length says).
+A token's result has the same bits in every tile. On x86-64 with MKL this requires: query rows in multiples of 4 (fewer
+use another GEMM kernel), softmax lengths in multiples of 16 (masked ends add exact zeros), and sums over at most 128
+tokens (longer products are split at positions that depend on their length).
 
-Slots behind a request's end may hold anything, NaN included: their scores are overwritten, their values not read by a
-decode and zeroed by a prefill.
+Cache slots behind a request's last token may hold anything, NaN included: their scores are overwritten, a decode does
+not read their values, and a prefill replaces them with zeros.
 """
 
 import math
@@ -25,7 +25,7 @@ from proa_engine.kernels.attention_plan import CHUNK, DecodeTile, PrefillTile, R
 from proa_engine.kernels.linear import weighted_sums
 
 ROW_MULTIPLE = 4
-SCORES_LIMIT = 1 << 19  # numbers in the scores held at a time by a prefill: they stay in the caches
+SCORES_LIMIT = 1 << 19  # most scores of a prefill computed at once, so that they stay in the CPU's caches
 MIN_QUERIES = 16
 
 
@@ -42,7 +42,7 @@ def paged_attention_reference(
     else:
         out = torch.zeros_like(grouped)
         for decode in plan.decodes:
-            assert decode.tokens is not None  # a tile that is the whole batch is alone
+            assert decode.tokens is not None  # a tile of the whole batch is the only tile
             rows = grouped.index_select(0, decode.tokens)
             out.index_copy_(0, decode.tokens, _decode(rows, key_cache, value_cache, decode, plan.keys, scale))
         scaled = grouped * scale if plan.prefills else grouped
@@ -63,7 +63,7 @@ def _decode(
     n, num_kv_heads, group, head_dim = query.shape
     num_rows = group + -group % ROW_MULTIPLE
     rows = torch.zeros(n, num_kv_heads, num_rows, head_dim)
-    rows[:, :, :group].add_(query, alpha=scale)  # a third of the time of a product into it
+    rows[:, :, :group].add_(query, alpha=scale)  # takes a third of the time of writing query * scale
     key = _gather(key_cache, tile.block_rows, workspace, n * num_kv_heads)
     scores = torch.bmm(rows.view(n * num_kv_heads, num_rows, head_dim), key.transpose(1, 2))
     scores = scores.view(n, num_kv_heads, num_rows, tile.length)[:, :, :group]
@@ -73,7 +73,7 @@ def _decode(
 
 
 def _sum_of_rows(probabilities: torch.Tensor, value_cache: torch.Tensor, token_rows: torch.Tensor) -> torch.Tensor:
-    """[n, kv_heads, group, length], rows of the cache for [n, kv_heads, 1, length] -> [n, kv_heads, group, D]"""
+    """probabilities [n, kv_heads, group, length], cache rows [n, kv_heads, 1, length] -> [n, kv_heads, group, D]"""
     value = value_cache.view(-1, value_cache.shape[-1])
     if value.dtype != torch.float32:
         value = value.index_select(0, token_rows.flatten()).float()
@@ -116,7 +116,7 @@ def _prefill(
 
 
 def _slice_length(position: int, num_heads: int) -> int:
-    """The most queries q, from `position` on, whose num_heads * q * (position + q) scores keep to the limit."""
+    """The largest number q of queries from `position` on with num_heads * q * (position + q) <= SCORES_LIMIT."""
     most = (math.isqrt(position**2 + 4 * SCORES_LIMIT // num_heads) - position) // 2
     return max(most // MIN_QUERIES * MIN_QUERIES, MIN_QUERIES)
 
@@ -145,7 +145,7 @@ def _weighted_sum(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Ten
 
 
 def _mask(scores: torch.Tensor, position: int, window: int | None) -> None:
-    """Hide from query i of scores [kv_heads, group, queries, length], at `position` + i, what it must not see."""
+    """Set the scores [kv_heads, group, queries, length] of hidden keys to -inf; query i is at `position` + i."""
     num_queries, length = scores.shape[2:]
     first = position if window is None else 0
     query = torch.arange(position, position + num_queries)[:, None]

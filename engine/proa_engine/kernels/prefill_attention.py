@@ -1,8 +1,9 @@
-"""Attention of prompts and chunks of prompts over the paged KV cache, causal, all requests in one launch.
+"""Causal paged attention of prompts and chunks of prompts (FlashAttention-2 tiling), all requests in one launch.
 
 A program computes BLOCK_Q query tokens of one request for all query heads of one KV head, so that K and V are read once
-a group. Its tile's rows are (query, head in group) pairs. Grid: (num_tokens // BLOCK_Q + num_requests, kv_heads), an
-upper bound that needs no lengths on the host; programs find their request by binary search and the rest leave.
+for the group. The rows of its tile are (query, head in group) pairs. Grid: (num_tokens // BLOCK_Q + num_requests,
+kv_heads), an upper bound that needs no lengths on the host; programs find their request by binary search, and those
+without work return.
 """
 
 import torch
@@ -28,7 +29,7 @@ def prefill_attention(
 ) -> None:
     """Write out [T, heads, D] for query [T, heads, D] of all requests behind the first `num_decodes`.
 
-    With `batch_invariant` a token has the same bits wherever in its prompt's chunks it is, and beside whomever.
+    With `batch_invariant` a token's bits do not depend on its position in a chunk or on the rest of the batch.
     """
     num_tokens, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -77,7 +78,7 @@ def _tiling(block_d: int, itemsize: int, batch_invariant: bool) -> tuple[int, in
         return 32, 32, 4
     if block_d > 128:
         return 64, 32, 4
-    return (64, 64, 4) if batch_invariant else (128, 64, 8)  # a decode fills few rows and pays for all
+    return (64, 64, 4) if batch_invariant else (128, 64, 8)  # a decode uses few rows of a tile and pays for all of them
 
 
 @triton.jit
@@ -121,7 +122,7 @@ def prefill_attention_kernel(
     TILE: tl.constexpr,
     ONE_LOOP: tl.constexpr,
 ):
-    # From the last block on: late queries see most, and the longest work should not start last.
+    # In reverse order: late queries attend to the most tokens, and the longest programs should start first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     starts_ptr = query_start_loc_ptr + first_request
@@ -153,10 +154,12 @@ def prefill_attention_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    masked_start = (context_len + first_query + 1) // TILE * TILE  # before it every row sees every token
+    masked_start = (context_len + first_query + 1) // TILE * TILE  # every row attends to every token before it
     if WINDOW > 0:
         masked_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // TILE * TILE
-    elif ONE_LOOP:  # where the other loop ends is the chunk's choice, and the compiler may fuse its sums otherwise
+    elif (
+        ONE_LOOP
+    ):  # two loops would meet at a point that depends on the chunk, and the compiler may fuse their sums differently
         masked_start = 0
     else:
         for tile in range(0, masked_start, TILE):

@@ -1,7 +1,7 @@
-"""From a layer's merged projections to what its attention reads: q and k normalised by head (where the model does that)
-and rotated by position, keys and values written to their places in the paged KV cache. One kernel.
+"""Split merged projections, normalise q and k by head (if the model does), rotate them, and write keys and values to
+the paged KV cache, in one kernel.
 
-Grid: (tokens, blocks of heads). A program treats all three kinds of head alike and chooses at the end.
+Grid: (tokens, blocks of heads). A program computes the same for queries, keys and values and selects what to store.
 """
 
 import torch
@@ -29,10 +29,10 @@ def rotate_and_cache(
 ) -> torch.Tensor:
     """heads [T, q heads + 2 * kv_heads, D], queries then keys then values -> rotated queries [T, q heads, D].
 
-    Keys and values go to caches [num_blocks, kv_heads, block_size, D]: token t's slot is block * block_size + offset; a
-    slot of -1 is padding and written nowhere. `norms` are q's and k's weights [D] and the epsilon. cos, sin [T, D]
-    float32 hold D/2 angles' values twice, in sin with the first half's sign turned. `rows` spares the CPU to work the
-    same slots out again. A cache of 8-bit floats gets keys and values divided by `cache_scales`.
+    Keys and values are written to caches [num_blocks, kv_heads, block_size, D]. Token t's slot is block * block_size +
+    offset; slot -1 is padding and is not written. `norms` are the weights [D] for q and for k, and epsilon. cos, sin
+    [T, D] float32 hold the D/2 angles' values twice, sin with its first half negated. `rows` holds the same slots as
+    row indices on a CPU. If the cache holds 8-bit floats, keys and values are divided by `cache_scales`.
     """
     if not heads.is_cpu:
         return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping, cache_scales)
@@ -68,7 +68,7 @@ def rotate_and_cache_reference(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its angle (Su et al., 2021, arXiv 2104.09864)."""
+    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by its angle (RoPE, Su et al. 2021, arXiv 2104.09864)."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
 
@@ -133,7 +133,7 @@ def rotate_and_cache_kernel(
     value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
     slot_mapping_ptr,  # [num_tokens] int64
     eps,
-    key_factor,  # of caches of 8-bit floats
+    key_factor,  # 1 / scale of a cache of 8-bit floats
     value_factor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -186,7 +186,7 @@ def rotate_and_cache_kernel(
     block = slot // BLOCK_SIZE
     cache_place = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + pair
     if FP8_CACHE:
-        # Rounded to the heads' type first, as where the rotated keys are written out.
+        # Rounded to the heads' type first, as keys of an unquantized cache are.
         rotated_first = to_fp8(rotated_first.to(heads_ptr.dtype.element_ty).to(tl.float32) * key_factor, ROUND)
         rotated_second = to_fp8(rotated_second.to(heads_ptr.dtype.element_ty).to(tl.float32) * key_factor, ROUND)
         first = to_fp8(first * value_factor, ROUND)

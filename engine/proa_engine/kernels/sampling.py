@@ -1,7 +1,6 @@
-"""What is done to logits on the way to a token: penalties, limits of the choice, the choice, log probabilities.
+"""Operations on logits before and after a token is chosen: penalties, limits, sampling, log probabilities.
 
-Every function treats each row alone, so that a row's result never depends on its batch. Logits are [rows, vocab]
-float32. Knows nothing of requests; the noise comes from `noise.py`.
+A row's result does not depend on the other rows. Logits are [rows, vocab] float32; the noise comes from `noise.py`.
 """
 
 import math
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from proa_engine.kernels.noise import gumbel
 
-# Rows whose kept tokens are among this many likeliest need no sort of the whole vocabulary.
+# If a row keeps at most this many tokens, the vocabulary is not sorted.
 _NUM_CANDIDATES = 128
 
 
@@ -24,7 +23,8 @@ def apply_penalties(
     frequency: Tensor,
     presence: Tensor,
 ) -> None:
-    """Repetition (https://arxiv.org/abs/1909.05858) over prompt and output, then OpenAI's two over the output."""
+    """Apply, in place, repetition penalty (Keskar et al. 2019) over prompt and output, then OpenAI's two over the
+    output."""
     vocab_size = logits.shape[1]
     place = torch.arange(token_ids.shape[1], device=logits.device)
     is_token = place < num_tokens[:, None]
@@ -39,13 +39,13 @@ def apply_penalties(
 
 
 def apply_min_p(logits: Tensor, min_p: Tensor) -> None:
-    """Forbid, in place, tokens less likely than min_p, [rows] float32, times the likeliest."""
+    """Mask, in place, tokens of logits [rows, vocab] less likely than min_p [rows] float32 times the likeliest."""
     floor = logits.amax(-1) + min_p.log()
     logits.masked_fill_(logits < floor[:, None], -math.inf)
 
 
 def apply_top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-    """Keep, in place, the top_k likeliest tokens and of those the fewest that hold top_p of the probability.
+    """Keep, in place, the top_k likeliest tokens of each row, and of those the fewest whose probabilities sum to top_p.
 
     top_k is [rows] int64, at least 1 (the vocabulary's size: all); top_p is [rows] float32. Tokens that equal the last
     one kept are kept too.
@@ -79,25 +79,26 @@ def _threshold(
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, [rows] int64; of equals the lowest id."""
+    """logits [rows, vocab] -> the likeliest token of each row, [rows] int64; among equal values the lowest id."""
     if logits.is_cuda:
         return logits.argmax(-1)
     return torch.from_numpy(logits.numpy().argmax(-1))  # vectorised, torch's is not: 7 times faster at 64 x 4096
 
 
 def sample(logits: Tensor, key_lo: Tensor, key_hi: Tensor, position: Tensor) -> Tensor:
-    """A token drawn from softmax(logits) for each row, [rows] int64, by the Gumbel-max trick.
+    """Sample a token of softmax(logits) for each row, [rows] int64, with the Gumbel-max trick.
 
-    `position` is the absolute position that the token will take; keys and positions are [rows] int32.
+    `position` is the absolute position of the new token; keys and positions are [rows] int32.
     """
     token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     return greedy(gumbel(key_lo, key_hi, position, token_ids).add_(logits))
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log probability and rank of each row's token, [rows], and the num_top likeliest, ids and values [rows, num_top].
+    """Log probability and rank of each row's token, [rows] each, and the num_top likeliest ids and values, [rows,
+    num_top].
 
-    The rank counts from 1; tokens of equal probability share the better one.
+    Ranks start at 1; tokens of equal probability share the better rank.
     """
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(1, token_ids[:, None])

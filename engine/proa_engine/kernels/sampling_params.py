@@ -1,7 +1,7 @@
-"""The sampling parameters on the device: a table of float64, one row a slot, one column a parameter.
+"""Sampling parameters on the device: a float64 table with a row for each slot and a column for each parameter.
 
-float64 holds 32-bit words exactly. `PARAMETERS` is the only list of the parameters that change logits: packing them,
-finding the rows that need an operation and the warm-up derive from it.
+float64 represents 32-bit words exactly. `PARAMETERS` is the only list of the parameters that change logits; packing,
+finding the rows that need an operation, and warm-up derive from it.
 """
 
 from enum import IntEnum
@@ -10,19 +10,19 @@ from typing import NamedTuple
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, TOP_K, KEY_LO, KEY_HI, NUM_PROMPT = range(10)
 NUM_COLUMNS = 10
 
-# A lower temperature is greedy: dividing by it overflows.
+# Temperatures below this are greedy, because dividing by them overflows.
 MIN_TEMPERATURE = 1e-5
 
 
 class Operation(IntEnum):
-    """What the sampler does to the logits of the rows that need it."""
+    """What the sampler does to the logits of rows with certain parameters."""
 
     PENALTIES = 0
     MIN_P = 1
     TOP_K_TOP_P = 2
 
 
-# Operations that limit what may be drawn; greedy rows skip them.
+# Operations that limit the tokens that may be sampled; greedy rows skip them.
 LIMITS = (Operation.MIN_P, Operation.TOP_K_TOP_P)
 
 
@@ -31,8 +31,8 @@ class Parameter(NamedTuple):
 
     name: str
     column: int
-    neutral: float | None  # value that changes no logits; None: the size of the vocabulary, for which 0 stands too
-    example: float  # a value that does, for warm-up steps
+    neutral: float | None  # value that changes no logits; None: the size of the vocabulary, also written 0
+    example: float  # a value that does change logits, for warm-up steps
     operation: Operation
 
 

@@ -1,7 +1,7 @@
-"""Few rows: so few that a product with them takes as long as reading its weight. Which they are, how the work is cut,
-and rows that such a product normalises itself.
+"""Skinny products: products of so few rows that they take as long as reading the weight. Their limits and tiling, and
+rows whose norm such a product computes itself.
 
-A program holds whole rows, and the weight's part that it works on, in registers. Knows no kernel.
+A program holds whole rows, and the part of the weight that it multiplies, in registers.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,18 @@ import triton
 
 from proa_engine.kernels.device import num_multiprocessors
 
-MAX_ROWS = 2  # with more, a weight's number costs more arithmetic and registers than reading it hides
-MAX_INPUTS = 16384  # of a row in a program's registers
-WARPS_PER_MULTIPROCESSOR = 16  # of 128 registers a thread
-THREAD_BYTES = 128  # of the weight, on their way to a thread: 64 KB a multiprocessor, twice latency times bandwidth
-FULL_ENOUGH = 0.9  # of the programs work in the average round
+MAX_ROWS = 2  # with more rows the arithmetic takes longer than reading the weight
+MAX_INPUTS = 16384  # a row must fit in a program's registers
+WARPS_PER_MULTIPROCESSOR = 16  # with 128 registers a thread
+THREAD_BYTES = (
+    128  # bytes of the weight in flight for each thread: 64 KB a multiprocessor, twice latency times bandwidth
+)
+FULL_ENOUGH = 0.9  # least share of the programs that work in the average round
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemm:
-    """The form in which a product wants its input that takes few rows before their norm is worked out."""
+    """Input form of a product that computes the norm of few rows itself."""
 
     max_rows: int = MAX_ROWS
 
@@ -29,14 +31,14 @@ class SkinnyGemm:
 
 
 def skinny_gemm_form(weight: torch.Tensor) -> SkinnyGemm | None:
-    """That of products by `weight` [N, K], if any number of rows is few to it."""
+    """The input form of products by `weight` [N, K]; None if they have no skinny kernel."""
     fits = not weight.is_cpu and weight.shape[1] <= MAX_INPUTS and weight.numel() < 1 << 31
     return SkinnyGemm() if fits else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnnormedRows:
-    """What stands for norm(x + residual), [T, K], until the product that reads it works it out."""
+    """norm(x + residual) [T, K] before it is computed; the product that reads it computes it."""
 
     x: torch.Tensor  # [T, K]
     residual: torch.Tensor | None  # [T, K]
@@ -50,20 +52,21 @@ class UnnormedRows:
 
 
 def unnormed_rows(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> UnnormedRows:
-    # In memory of its own: every program reads the residual, and one writes the sum.
+    # The sum is a new tensor, because all programs read the residual while one writes the sum.
     return UnnormedRows(x, residual, x if residual is None else torch.empty_like(residual), weight, eps)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     num_programs: int
-    block_n: int  # outputs of a program's round
+    block_n: int  # outputs that a program computes in a round
     block_k: int
     num_warps: int
 
 
 def choose_tiling(num_outputs: int, num_inputs: int, parts: int, item_bytes: int, device: torch.device) -> Tiling:
-    """For a weight of `parts` rows an output. The same for every number of rows, so that their bits are."""
+    """Tiling for a weight with `parts` rows for each output. It does not depend on the number of rows, nor do their
+    bits."""
     block_k = triton.next_power_of_2(num_inputs)
     num_warps = 4 if block_k <= 1024 else 8 if block_k <= 4096 else 16
     slots = num_multiprocessors(device) * WARPS_PER_MULTIPROCESSOR // num_warps
@@ -74,6 +77,6 @@ def choose_tiling(num_outputs: int, num_inputs: int, parts: int, item_bytes: int
 
 
 def _share_of_slots(num_blocks: int, slots: int) -> float:
-    """That work in the average round."""
+    """Share of the programs that work in the average round."""
     num_rounds = -(-num_blocks // slots)
     return num_blocks / (num_rounds * slots)

@@ -1,11 +1,10 @@
-"""Products of few rows by a weight, bound by the time that reading the weight takes: y = x @ weight.T + bias.
+"""Products of few rows by a weight, y = x @ weight.T + bias, bound by the time to read the weight.
 
-The programs are as many as the device holds at once. Each keeps the rows in registers and goes through blocks of the
-weight, one a round: while it multiplies a block the next is on its way, and the first before the rows are there. Around
-the product it does what would be kernels of their own: before it the RMSNorm of the rows, of a residual sum too; after
-it SiLU of one half of the outputs times the other.
+There are as many programs as the device can run at once. Each holds the rows in registers and iterates over blocks of
+the weight: it loads the next block while it multiplies one, and the first before the rows are ready. It fuses the
+RMSNorm of the rows (of x + residual too) before the product, and silu(gate) * up after it.
 
-A row's sums are added in one order, whatever the number of rows.
+A row's sums are added in the same order for every number of rows.
 """
 
 import torch
@@ -24,7 +23,7 @@ def skinny_gemm_linear(
 ) -> torch.Tensor:
     """rows [T, K], weight [N, K] -> [T, N] in the rows' type; `gated`: silu(gate) * up of [gate | up], [T, N / 2].
 
-    On a GPU, where it may read the weight before the kernel ahead of it has ended.
+    GPU only. The kernel may read the weight before the previous kernel has ended.
     """
     unnormed = rows if isinstance(rows, UnnormedRows) else None
     x = rows.x if isinstance(rows, UnnormedRows) else rows
@@ -98,7 +97,7 @@ def skinny_gemm_kernel(
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    # All has three dimensions, [ROWS, outputs, BLOCK_K], so that each thread multiplies what it has loaded itself.
+    # All tensors have three dimensions, [ROWS, outputs, BLOCK_K], so that threads multiply the elements they loaded.
     row = tl.arange(0, ROWS)[:, None, None]
     k = tl.arange(0, BLOCK_K)[None, None, :]
     k_mask = k < num_inputs
@@ -113,7 +112,7 @@ def skinny_gemm_kernel(
     x = tl.load(x_ptr + row * stride_x_row + k, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * num_inputs + k, mask=mask, other=0.0).to(tl.float32)
-        # The sum goes on in the residual's type, and so does the norm.
+        # Rounded to the residual's type before the norm, as in the reference.
         x = x.to(residual_ptr.dtype.element_ty).to(tl.float32)
         if first == 0:
             tl.store(total_ptr + row * num_inputs + k, x, mask=mask)
@@ -142,7 +141,8 @@ def skinny_gemm_kernel(
 
 @triton.jit
 def load_block(weight_ptr, block, k, num_outputs, num_inputs, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The weight's rows of BLOCK_N outputs, [1, BLOCK_N, BLOCK_K]; if GATED gate's and up's by turns, twice as many."""
+    """Load the weight's rows of BLOCK_N outputs, [1, BLOCK_N, BLOCK_K]; if GATED twice as many, gate and up
+    alternating."""
     if GATED:
         turn = tl.arange(0, 2 * BLOCK_N)[None, :, None]
         output = block * BLOCK_N + turn // 2

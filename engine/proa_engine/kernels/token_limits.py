@@ -1,10 +1,11 @@
-"""Where top-k, top-p and min-p cut a row of logits: the least logit that may be chosen. No sort.
+"""Thresholds of top-k, top-p and min-p: the least logit of each row that may be sampled, found by pivots, without
+sorting.
 
-The logit of rank k, and the one at which the largest add up to p of the probability, are searched for: floats of one
-sign order as integers do, so an interval of integers is cut by PIVOTS points at a time, and one pass over the row
-counts, or weighs, what lies above each. A row of 16-bit logits has 2^16 values at most: 7 passes.
+The logit of rank k, and the one at which the largest probabilities sum to p, are found by search. Floats of one sign
+order like integers, so each pass over the row counts (or sums) what lies above each of PIVOTS points and narrows an
+interval of integers. A row of 16-bit logits has at most 2^16 values: 7 passes.
 
-Grid: rows. A row without limits costs nothing.
+Grid: rows. Programs of rows without limits return at once.
 """
 
 import torch
@@ -21,10 +22,10 @@ UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def token_limits(logits: torch.Tensor, params: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """logits [rows, vocab] -> thresholds [rows] float32: a row's choice is among its logits from there on.
+    """logits [rows, vocab] -> thresholds [rows] float32: a row's token is chosen among its logits >= its threshold.
 
-    Row r samples as row slots[r] of `params` says: min-p, then top-k, then top-p of the probabilities at the row's
-    temperature. Tokens that equal the last one kept are kept too. A greedy row has no limits.
+    Row r uses row slots[r] of `params`: min-p, then top-k, then top-p of the probabilities at the row's temperature.
+    Tokens that equal the last one kept are kept too. A greedy row has no limits.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -63,7 +64,7 @@ def token_limits_reference(logits: torch.Tensor, params: torch.Tensor, slots: to
 
 @triton.jit
 def order_of(x, UNUSED_BITS: tl.constexpr):
-    """Integers that order as the floats do."""
+    """Integers that sort like the floats x, of any shape."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> UNUSED_BITS
 
@@ -86,7 +87,7 @@ def amount_above(
     PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of the row's logits from each pivot on, [PIVOTS] float32."""
+    """Count or sum the row's logits from each pivot on -> [PIVOTS] float32."""
     lane = tl.arange(0, BLOCK)
     # [PIVOTS, BLOCK]: added up across lanes only once
     amounts = tl.zeros([PIVOTS, BLOCK], tl.float32)
@@ -103,8 +104,8 @@ def amount_above(
 @triton.jit
 def search(
     row_ptr,
-    low,  # int64: enough lies from there on
-    high,  # int64: from behind there on not
+    low,  # int64: the amount from here on is enough
+    high,  # int64: the amount above this is not
     target,
     maximum,
     temperature,
@@ -114,14 +115,14 @@ def search(
     PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest order from which on the amount is at least `target`."""
+    """The largest integer of a logit's order from which on the amount is at least `target`."""
     while low < high:
         step = (high - low + PIVOTS) // (PIVOTS + 1)
         pivots = low + (tl.arange(0, PIVOTS) + 1).to(tl.int64) * step
         amounts = amount_above(
             row_ptr, pivots[:, None], maximum, temperature, vocab_size, WEIGHS, UNUSED_BITS, PIVOTS, BLOCK
         )
-        # Amounts fall from pivot to pivot.
+        # Amounts decrease from pivot to pivot.
         num_enough = tl.sum(((amounts >= target) & (pivots <= high)).to(tl.int64))
         low += num_enough * step
         high = tl.minimum(high, low + step - 1)

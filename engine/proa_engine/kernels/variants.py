@@ -1,11 +1,11 @@
-"""Which Triton kernels a piece of work launches, found by doing it on meta tensors: no GPU, no memory, no launch.
+"""Find the Triton kernel variants that some work launches by running it on meta tensors: no GPU, memory or launch.
 
-A variant is a kernel with the types and alignments of its arguments and its compile-time constants: what Triton
-compiles once. Meta tensors have shapes, strides and offsets, so the launchers themselves say which variants they need,
-and there is no second list to keep. Knows no model.
+A variant is a kernel with the types and alignments of its arguments and its compile-time constants: the unit that
+Triton compiles. Meta tensors have shapes, strides and offsets, so the launchers themselves determine the variants and
+no second list is needed.
 
-Triton's choice of GPU is the process's, so `record` and `compile` belong into a process of their own. `on_compilation`
-tells of what they missed.
+Triton's target GPU is set for the whole process, so call `record` and `compile` in a process of their own.
+`on_compilation` reports the variants that they missed.
 """
 
 import json
@@ -28,32 +28,32 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's module and its own name."""
+        """The kernel's qualified name: module and function."""
         return str(json.loads(self.specialization)["name"])
 
     def compile(self, target: GPUTarget = SM_90) -> Any:
-        """Compile, or take it from Triton's cache on disk; returns a CompiledKernel."""
+        """Compile the variant, or load it from Triton's cache on disk; returns a CompiledKernel."""
         triton.runtime.driver.set_active(_NamedGpu(target))
         module, _, kernel = self.name.rpartition(".")
         return getattr(import_module(module), kernel).preload(self.specialization)
 
 
 def compile_driver() -> None:
-    """Compile what Triton has in C to talk to a GPU, once and for all. Raises where CUDA's own library is missing."""
+    """Compile the C extension with which Triton calls the CUDA driver. Raises if libcuda is missing."""
     CudaDriver()
 
 
 def compile_launcher(kernel: Any) -> None:
-    """Compile what launches a compiled kernel: before Triton 3.7 that is a program in C for each signature."""
+    """Compile the launcher of a compiled kernel: before Triton 3.7 a C extension for each signature."""
     driver = CudaDriver()
     triton.runtime.driver.set_active(driver)
     driver.launcher_cls(kernel.src, kernel.metadata)
 
 
 def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Variant]:
-    """The variants that `work` launches, each once, in order. Its tensors are meta tensors.
+    """Return the variants that `work` launches on meta tensors, each once, in order.
 
-    Record first, then compile: Triton tells of a variant only until the process has compiled it.
+    Call it before `compile`: Triton reports a variant only if the process has not compiled it yet.
     """
     variants: dict[Variant, None] = {}
 
@@ -71,7 +71,7 @@ def record(work: Callable[[], object], target: GPUTarget = SM_90) -> list[Varian
 
 
 def on_compilation(tell: Callable[[str], None]) -> None:
-    """From now on call `tell` with a kernel's name when this process compiles one, or takes it from Triton's cache."""
+    """Call `tell` with a kernel's name each time this process compiles one or loads it from Triton's cache."""
 
     def note(*, fn: Any, **_: object) -> None:
         tell(fn.name)
@@ -80,7 +80,7 @@ def on_compilation(tell: Callable[[str], None]) -> None:
 
 
 class _NamedGpu:
-    """As much of a Triton driver as says what to compile for."""
+    """A Triton driver that only names its target."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target

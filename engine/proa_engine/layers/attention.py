@@ -1,6 +1,6 @@
-"""The attention layer: projections, optional q/k norm, rotation, KV cache and the attention over it.
+"""The attention layer: projections, optional q/k norm, rotation, KV cache write, paged attention.
 
-Heads are cut over ranks, KV heads with them.
+Query heads and KV heads are sharded over ranks.
 """
 
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ from proa_engine.layers.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What differs between architectures."""
+    """Differences between architectures."""
 
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None  # set: q and k are normalised by head, before the rotation
-    window: int | None = None  # tokens that a token sees, itself included; None: all before it
+    window: int | None = None  # tokens that a token attends to, itself included; None: all before it
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """One step's batch as attention layers read it: made once, used by all layers."""
+    """What all attention layers of one step share."""
 
     metadata: AttentionMetadata
     cos: torch.Tensor  # [T, head_dim], of `RotaryTable`
     sin: torch.Tensor
     plans: dict[int | None, AttentionPlan]  # by window
-    rows: CacheRows | None  # worked out once a step on a CPU
+    rows: CacheRows | None  # set on a CPU only
 
 
 def plan_step(
@@ -48,7 +48,7 @@ def plan_step(
     *,
     batch_invariant: bool,
 ) -> AttentionStep:
-    """`kv_cache` is any layer's: only its shape and device count."""
+    """Compute what the layers share. `kv_cache` is that of any layer: only its shape and device are used."""
     shape = kv_cache.shape[1:]
     plans = {
         window: plan_attention(
@@ -121,5 +121,5 @@ class Attention:
 
 
 def _cache_scale(weights: Weights, name: str) -> float:
-    """Of a cache of 8-bit floats, where the checkpoint has one."""
+    """The checkpoint's scale for a KV cache of 8-bit floats, 1.0 if it has none."""
     return weights.take(name, (1,), dtype=torch.float32).item() if weights.has(name) else 1.0

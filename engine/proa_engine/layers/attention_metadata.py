@@ -1,4 +1,4 @@
-"""AttentionMetadata: what one step's attention needs to know of the batch, the same for every layer."""
+"""AttentionMetadata: the description of one step's batch for attention, the same for every layer."""
 
 from dataclasses import dataclass
 

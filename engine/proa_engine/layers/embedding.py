@@ -1,4 +1,4 @@
-"""The two ends of a model, cut over ranks by vocabulary: token id -> vector, and vector -> logits."""
+"""Token embedding and LM head, sharded over ranks by vocabulary."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from proa_engine.layers.weights import Slice, Weights
 
 
 def take_vocab_share(weights: Weights, vocab_size: int, hidden_size: int, parallel: ParallelContext) -> torch.Tensor:
-    """This rank's rows [ceil(vocab_size / world_size), hidden_size]; the last rank's may end in zeros."""
+    """Take this rank's rows [ceil(vocab_size / world_size), hidden_size]; the last rank's may end in zeros."""
     share = -(-vocab_size // parallel.world_size)
     start = min(parallel.rank * share, vocab_size)
     length = min(share, vocab_size - start)
@@ -18,7 +18,7 @@ def take_vocab_share(weights: Weights, vocab_size: int, hidden_size: int, parall
 
 
 class VocabParallelEmbedding:
-    """Token id -> vector; each rank holds a range of the vocabulary and the ranks' results are summed."""
+    """Token embedding; each rank holds a range of the vocabulary, and the ranks' results are summed."""
 
     def __init__(self, rows: torch.Tensor, parallel: ParallelContext) -> None:
         self.rows = rows
@@ -35,7 +35,7 @@ class VocabParallelEmbedding:
 
 
 class LMHead:
-    """Vector -> logits over the whole vocabulary, on every rank."""
+    """Logits over the whole vocabulary, on every rank."""
 
     def __init__(
         self, rows: torch.Tensor, vocab_size: int, parallel: ParallelContext, *, batch_invariant: bool

@@ -1,6 +1,7 @@
-"""Linear layers cut over tensor parallel ranks: by output features (column), or by input features (row, then summed).
+"""Linear layers sharded over tensor parallel ranks: by output features (column), or by input features (row, then
+summed).
 
-Projections that read the same input are merged into one matrix: q, k and v; gate and up.
+Projections of the same input are merged into one matrix: q, k and v; gate and up.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice,
 class Unquantized:
     """The `LinearMethod` of weights that are stored and multiplied in the model's own type."""
 
-    batch_invariant: bool = False  # products, not those of experts
+    batch_invariant: bool = False  # for linear layers, not for experts
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         linear = make_linear(take_weight(projections), bias, batch_invariant=self.batch_invariant)
@@ -38,7 +39,7 @@ class Unquantized:
 
 
 def take_weight(projections: Sequence[Projection]) -> torch.Tensor:
-    """The rank's parts of unquantized matrices, one below the other."""
+    """Take this rank's parts of unquantized matrices, concatenated: [sum of outputs, in_features]."""
     parts = [p.weights.take("weight", (p.out_features, p.in_features), p.part) for p in projections]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -77,7 +78,7 @@ class MergedColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """A projection whose input is already cut over the ranks; the output is summed over them."""
+    """A projection whose input is sharded over the ranks; their outputs are summed."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class RowParallelLinear:
     ) -> None:
         size = parallel.share(in_features, f"inputs of {weights.prefix}")
         projection = Projection(weights, out_features, in_features, Slice(1, parallel.rank * size, size))
-        # Added once, by rank 0, so that the sum holds it once.
+        # Only rank 0 adds the bias, because the ranks' outputs are summed.
         offset = weights.take("bias", (out_features,)) if bias else None
         loaded = weights.method.load([projection], offset if parallel.rank == 0 else None)
         self.linear, self.input_form = loaded.product, loaded.input_form

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer that Llama and its descendants share: down(silu(gate(x)) * up(x))."""
+"""The gated feed-forward layer (SwiGLU, Shazeer 2020): down(silu(gate(x)) * up(x))."""
 
 import torch
 

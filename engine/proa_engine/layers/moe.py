@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of the feed-forward layer; every rank holds a share of each expert's width."""
+"""Mixture of experts in place of the feed-forward layer; every rank holds a share of each expert's width."""
 
 import torch
 
@@ -10,7 +10,7 @@ from proa_engine.layers.weights import Projection, Slice, Weights
 
 
 class SparseMoE:
-    """down(silu(gate(x)) * up(x)) of the `num_chosen` experts that a token's router likes best."""
+    """The weighted sum of down(silu(gate(x)) * up(x)) over the `num_chosen` experts with the largest router logits."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class SparseMoE:
         *,
         normalize: bool,
     ) -> None:
-        """`intermediate_size` is an expert's; `normalize`: a token's weights are made to add up to 1."""
+        """`intermediate_size` is that of one expert. `normalize`: scale each token's weights to sum to 1."""
         self.router = make_linear((weights / "gate").take("weight", (num_experts, hidden_size)))
         size = parallel.share(intermediate_size, "inner width of an expert")
         start = parallel.rank * size
@@ -41,7 +41,7 @@ class SparseMoE:
         self.num_chosen = num_chosen
         self.normalize = normalize
         self.parallel = parallel
-        self.input_form = None  # the router reads the input as it is
+        self.input_form = None  # the router needs the plain tensor
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""

@@ -1,4 +1,4 @@
-"""RMSNorm, alone or after a residual add; quantized, or left to the next product, where that wants it so."""
+"""RMSNorm, optionally after a residual add, with its result quantized or deferred as the next product requires."""
 
 import torch
 
@@ -15,19 +15,20 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size], normalised over the last dimension."""
+        """x [..., size] -> the same shape, normalised over the last dimension."""
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (norm(x + residual), x + residual); may overwrite both inputs."""
+        """x, residual [T, size] -> (norm(x + residual), x + residual), [T, size] each; may overwrite both inputs."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def into(
         self, form: InputForm | None, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[Activation, torch.Tensor]:
-        """x [T, size] -> (norm(x + residual), x + residual), the norm in the form that the next product wants.
+        """x, residual [T, size] -> (norm(x + residual), x + residual), the norm in the form that the next product
+        requires.
 
-        May overwrite both inputs. The sum may be there only after that product.
+        May overwrite both inputs. If the product computes the norm, the sum is valid only after the product.
         """
         if isinstance(form, SkinnyGemm) and form.holds(x.shape[0]):
             rows = unnormed_rows(x, residual, self.weight, self.eps)

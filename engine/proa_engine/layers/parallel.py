@@ -1,4 +1,4 @@
-"""ParallelContext: which tensor parallel rank this is and how ranks exchange tensors. Knows nothing of layers.
+"""ParallelContext: the tensor parallel rank, and collectives between ranks.
 
 At world size 1 every method returns its input and no process group exists.
 """
@@ -11,23 +11,25 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
-    """One rank's place among the tensor parallel ranks. `group` is a gloo or NCCL group of `world_size` ranks."""
+    """One of `world_size` tensor parallel ranks. `group` is their gloo or NCCL process group."""
 
     rank: int = 0
     world_size: int = 1
     group: dist.ProcessGroup | None = None
 
     def share(self, total: int, what: str) -> int:
-        """This rank's part of `total` equal things. Raises ValueError, naming `what`, if they cannot be shared out."""
+        """Return this rank's share of `total`. Raises ValueError, naming `what`, if it is not divisible by the
+        ranks."""
         if total % self.world_size:
             raise ValueError(f"{what} ({total}) cannot be divided by tensor_parallel_size ({self.world_size})")
         return total // self.world_size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `x`, on every rank; may overwrite `x`.
+        """Sum x [...] over all ranks, on every rank; may overwrite `x`.
 
-        Two addends commute, so any algorithm gives the same bits. With more ranks gloo's order of addition depends on
-        an element's place in the buffer, which would make a token's result depend on its batch; there we add by rank.
+        The sum of two addends is commutative, so any algorithm gives the same bits. With more ranks gloo's order of
+        addition depends on an element's position in the buffer, so a token's result would depend on its batch; then
+        parts are gathered and added in rank order.
         """
         if self.world_size == 1:
             return x
@@ -41,7 +43,7 @@ class ParallelContext:
         return total
 
     def all_gather_last_dim(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' `x` [..., N] side by side in rank order, on every rank: [..., N * world_size]."""
+        """Concatenate all ranks' x [..., N] in rank order, on every rank: [..., N * world_size]."""
         return x if self.world_size == 1 else torch.cat(self._all_gather(x), dim=-1)
 
     def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:

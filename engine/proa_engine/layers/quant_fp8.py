@@ -1,6 +1,6 @@
-"""The `LinearMethod` of 8-bit floats (e4m3): matrices that are stored so, or are made so when they are loaded.
+"""The `LinearMethod`s of 8-bit floats (e4m3): matrices stored in them, or quantized when they are loaded.
 
-Knows what tensors stand for a matrix and how they are cut; the arithmetic is in kernels.fp8_linear.
+Defines the tensors of a matrix and how they are sharded; the products are in `kernels.fp8_linear`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Kind = type[Fp8Linear] | type[Fp8BlockLinear]
 
 
 class OnlineFp8:
-    """Unquantized weights on disk; in memory 8 bits and a scale for each output."""
+    """Unquantized weights on disk; in memory 8-bit floats with one scale for each output."""
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _linear(Fp8Linear, self._tensors(projections), bias, Fp8Form())
@@ -42,10 +42,10 @@ class OnlineFp8:
 
 @dataclass(frozen=True, slots=True)
 class StoredFp8:
-    """`weight` in 8 bits beside `weight_scale`, of the tensor or of each output.
+    """`weight` as 8-bit floats with `weight_scale`, one for the tensor or one for each output.
 
-    Scales of activations are those of the checkpoint (`input_scale`) if `static`, else of each token: finer than the
-    one for a whole batch that some checkpoints ask for, and independent of who else is in it.
+    Activation scales are the checkpoint's (`input_scale`) if `static`, else one for each token: finer than the one for
+    a whole batch that some checkpoints ask for, and independent of the other tokens.
     """
 
     scale_of: Literal["tensor", "channel"]
@@ -79,9 +79,10 @@ class StoredFp8:
 
 @dataclass(frozen=True, slots=True)
 class BlockFp8:
-    """`weight` in 8 bits beside a scale for each block of 128 x 128; activations have one for 128 inputs of a token."""
+    """`weight` as 8-bit floats with one scale for each 128 x 128 block; activations have one for each 128 inputs of a
+    token."""
 
-    scale_name: str  # "weight_scale_inv" of the Hugging Face format, which is no inverse, or "weight_scale"
+    scale_name: str  # "weight_scale_inv" in Hugging Face's format (not an inverse), or "weight_scale"
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _linear(Fp8BlockLinear, self._tensors(projections), bias, Fp8Form(group=BLOCK))
@@ -129,13 +130,14 @@ def _take_values(projections: Sequence[Projection]) -> torch.Tensor:
 
 
 def _input_scale(projections: Sequence[Projection]) -> torch.Tensor:
-    """Of the one input that they share: the largest, so that none overflows."""
+    """The scale of the input that the projections share: the largest of theirs, so that none overflows."""
     scales = [p.weights.take("input_scale", (1,), dtype=torch.float32) for p in projections]
     return torch.stack(scales).amax(0)
 
 
 def _check_blocks(projection: Projection, *, is_last: bool) -> None:
-    """Blocks must not cross what is cut or merged; only the outputs of the last matrix may end within one."""
+    """Require that no block crosses a shard or merge boundary; only the last matrix's outputs may end within a
+    block."""
     outputs, inputs = projection.local_shape
     whole = projection.part.dim == 1 or projection.part.length == projection.out_features
     if inputs % BLOCK or (outputs % BLOCK and not (is_last and whole)):

@@ -1,7 +1,8 @@
-"""The `LinearMethod`s of 4-bit weights: AWQ and GPTQ, brought to one layout when they are loaded.
+"""The `LinearMethod`s of 4-bit weights: AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022), repacked to one layout on
+load.
 
-Both store `qweight`, `qzeros` (eight numbers in an int32) and `scales` [groups, outputs], inputs first. AWQ packs
-neighbouring outputs, interleaved; GPTQ packs neighbouring inputs of the weight, neighbouring outputs of the zeros.
+Both store `qweight` and `qzeros` (eight numbers in an int32) and `scales` [groups, outputs], inputs first. AWQ packs
+neighbouring outputs, interleaved. GPTQ packs neighbouring inputs of the weight and neighbouring outputs of the zeros.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class Awq:
 @dataclass(frozen=True, slots=True)
 class Gptq:
     group_size: int | None  # inputs; None: all
-    desc_act: bool  # inputs were quantized by importance, so that a group's lie anywhere
+    desc_act: bool  # inputs were quantized by importance, so the inputs of a group are not contiguous
     symmetric: bool  # every zero is 8, whatever is stored: writers disagree on the version
     zero_offset: int  # what is added to stored zeros: 1 in version 1, 0 in version 2
 
@@ -59,7 +60,7 @@ class Gptq:
                 _pass_over_bias(projection)
         if not self.desc_act:
             return _load([self._weight(projection) for projection in projections], bias)
-        # Each matrix has an order of its own, so they are not one product.
+        # Each matrix has its own input order, so they cannot be merged into one product.
         offsets = bias.split([p.local_shape[0] for p in projections]) if bias is not None else [None] * len(projections)
         products = [
             Int4Linear(self._weight(projection), offset)
@@ -93,7 +94,7 @@ class Gptq:
 
 
 class SideBySide:
-    """Products of one input whose outputs stand one after the other."""
+    """Several products of one input; their outputs are concatenated."""
 
     def __init__(self, products: Sequence[Int4Linear]) -> None:
         self.products = list(products)
@@ -139,7 +140,7 @@ def _pass_over_bias(projection: Projection) -> None:
     if not weights.has("bias"):
         return
     stored = weights.take("bias", (projection.out_features,))
-    # The first rank looks; a later one may hold none because the first adds it for all.
+    # Only rank 0 checks: it alone adds the bias, so the other ranks have none.
     if projection.part.start == 0 and bool(stored.any()):
         raise ValueError(f"{weights.prefix}.bias is not zero, but the model has no bias there")
 
@@ -153,13 +154,13 @@ def _check_packs(projection: Projection) -> None:
 
 
 def _unpack_outputs(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """[rows, n / 8] int32 -> [rows, n] of 0 to 15; `places`: where of eight each output is"""
+    """[rows, n / 8] int32 -> [rows, n], 0 to 15. `places`: the position of each output in its group of eight."""
     shifts = torch.tensor([4 * place for place in places], dtype=torch.int32, device=packed.device)
     return ((packed[:, :, None] >> shifts) & 15).flatten(1)
 
 
 def _pack_inputs(q: torch.Tensor) -> torch.Tensor:
-    """[inputs, outputs] of 0 to 15 -> [inputs / 8, outputs] int32"""
+    """[inputs, outputs], 0 to 15 -> [inputs / 8, outputs] int32"""
     eights = q.view(-1, PACKED, q.shape[1])
     packed = eights[:, 0].clone()
     for place in range(1, PACKED):

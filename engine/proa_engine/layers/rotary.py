@@ -1,7 +1,5 @@
-"""Rotary embedding's angles: a table of cos and sin by position, for each kind of context extension we know.
-
-Knows configuration and arithmetic; the rotation itself is a kernel.
-"""
+"""Rotary position embedding (RoPE): tables of cos and sin by position, with linear, Llama 3 and YaRN context
+extension."""
 
 import math
 from dataclasses import dataclass
@@ -31,8 +29,8 @@ class RopeConfig:
 
 
 class RotaryTable:
-    """cos and sin of each position's angles as the kernel wants them, [max_positions, head_dim] float32 each: the first
-    half again as the second, in sin with the sign turned."""
+    """cos and sin of each position's angles, [max_positions, head_dim] float32 each, in the layout of
+    `rotate_and_cache`: the D/2 values twice, sin with its first half negated."""
 
     def __init__(self, config: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
         frequencies = _frequencies(config, head_dim)
@@ -61,7 +59,7 @@ def _frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: slow frequencies are divided by the factor, fast ones kept, those between blended."""
+    """Llama 3.1: divide low frequencies by the factor, keep high ones, interpolate between. [head_dim / 2]"""
     turns = config.original_max_position_embeddings * plain / (2 * math.pi)  # over the original context
     blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     blend = blend.clamp(0, 1)
@@ -81,7 +79,7 @@ def _yarn(config: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tenso
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # no division by zero
+        high += 0.001  # avoids a division by zero
     interpolated = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return plain / config.factor * interpolated + plain * (1 - interpolated)
 

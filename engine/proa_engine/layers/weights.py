@@ -1,8 +1,8 @@
-"""Weights: where layers take their parameters from while they are built. Knows neither files nor formats.
+"""Weights: the interface through which layers take their parameters while they are built.
 
-A layer asks for the full shape that it expects and the slice that its rank needs, so that a source can refuse a wrong
-shape, read only the slice, and draw random weights that are the same for every number of ranks. How the matrix of a
-linear layer is stored and multiplied is the business of a `LinearMethod`.
+A layer asks for the full shape that it expects and the slice that its rank needs. So a source can reject a wrong shape,
+read only the slice, and draw random weights that do not depend on the number of ranks. A `LinearMethod` defines how the
+matrix of a linear layer is stored and multiplied.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ class Slice:
 
 
 class WeightSource(Protocol):
-    """A checkpoint, or something that plays one."""
+    """Where tensors come from: a checkpoint, or random numbers."""
 
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return `part` (default: all) of tensor `name`, whose full shape is `shape`, as a new contiguous tensor.
 
-        `dtype` is what it is wanted as: floats may be converted to another width of floats, but 8-bit floats and
-        integers must be stored as such; default: the model's own type.
+        `dtype` is the requested type (default: the model's). Floats may be converted to another width of floats; 8-bit
+        floats and integers must be stored in that type.
         """
         ...
 
@@ -41,7 +41,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A view of a source under a name prefix, as a file system's folder: `weights / "mlp" / "up_proj"`."""
+    """A view of a source under a name prefix; `/` appends to it: `weights / "mlp" / "up_proj"`."""
 
     source: WeightSource
     method: "LinearMethod"
@@ -61,7 +61,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One matrix [out_features, in_features] of a model, and the part of it that a rank holds."""
+    """One matrix [out_features, in_features] of a model, and the part of it that this rank holds."""
 
     weights: Weights
     out_features: int  # full sizes
@@ -77,26 +77,28 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLinear:
-    """A product by a matrix that is loaded."""
+    """A product by a loaded matrix."""
 
-    product: Callable[..., torch.Tensor]  # [T, in_features], or the same as `input_form` has it -> [T, out_features]
-    input_form: InputForm | None = None  # set: what the product turns its input into, unless it comes so already
-    gated: Callable[..., torch.Tensor] | None = None  # and silu(gate) * up of [gate | up], if in one
+    product: Callable[..., torch.Tensor]  # [T, in_features], or its `input_form` -> [T, out_features]
+    input_form: InputForm | None = None  # the form to which the product converts its input, if it has one
+    gated: Callable[..., torch.Tensor] | None = None  # the product and silu(gate) * up of [gate | up], if fused
 
 
-Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # as `FusedExperts` is called
+Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # arguments of `FusedExperts.__call__`
 
 
 class LinearMethod(Protocol):
     """How the matrices of linear layers are stored and multiplied."""
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        """Several projections of one input, all cut along the same dimension, as one product: outputs side by side.
+        """Load several projections of one input, sharded along the same dimension, as one product with concatenated
+        outputs.
 
-        Raises ValueError where the format cannot be cut so.
+        Raises ValueError if the format cannot be sharded so.
         """
         ...
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        """Gate and up, and down, of each expert. Raises ValueError where the format cannot be cut so or has none."""
+        """Load gate and up, and down, of each expert. Raises ValueError if the format has no experts or cannot be
+        sharded so."""
         ...

@@ -1,4 +1,4 @@
-"""CausalLM: what a worker needs of a model, and nothing more."""
+"""CausalLM: the interface of models."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from proa_engine.layers.attention_metadata import AttentionMetadata
 
 
 class CausalLM(Protocol):
-    """One rank's part of a language model whose weights are loaded. Stateless: the KV cache comes with each call."""
+    """One rank's shard of a language model with loaded weights. Stateless: the KV cache is passed to each call."""
 
     def __call__(
         self,
@@ -20,7 +20,7 @@ class CausalLM(Protocol):
     ) -> torch.Tensor:
         """input_ids, positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
 
-        Writes the tokens' keys and values to `kv_caches`, one tensor of `kv_cache_shape` a layer.
+        Writes the tokens' keys and values to `kv_caches`, one tensor of `kv_cache_shape` for each layer.
         """
         ...
 
@@ -33,5 +33,5 @@ class CausalLM(Protocol):
         ...
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """This rank's weights, each once."""
+        """Yield each of this rank's weights once."""
         ...

@@ -1,4 +1,4 @@
-"""Which models a GPU can compute so that a token's bits do not depend on its batch, and the form that says so."""
+"""Check that a GPU can run a model batch-invariantly, and configure it so."""
 
 from dataclasses import replace
 
@@ -7,7 +7,8 @@ from proa_engine.models.config import ModelConfig
 
 
 def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> ModelConfig:
-    """Raises ValueError, naming what cannot be had with it: products and sums that are cut by the size of a batch."""
+    """Return the batch-invariant configuration. Raises ValueError, naming the feature, if it is not supported with
+    it."""
     if not isinstance(config.linear_method, Unquantized):
         raise ValueError("batch_invariant on a GPU is not supported with quantized weights")
     if config.moe is not None:

@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files, memory-mapped, of which a rank reads its share; or random numbers."""
+"""Weight sources: memory-mapped safetensors files, of which a rank reads its share; and random numbers."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from proa_engine.layers.weights import Slice
 
 PROGRESS_SECONDS = 2.0  # between progress lines
 DUMMY_STD = 0.02
-DUMMY_SCALE = 0.005  # of dummy weights that are stored in few bits
+DUMMY_SCALE = 0.005  # scale of dummy quantized weights
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 STORED_AS = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",)}  # all other types: FLOATS
 
 
 class SafetensorsCheckpoint:
-    """The *.safetensors files of a folder as a `WeightSource`, counting what is asked for and what is left."""
+    """The *.safetensors files of a folder as a `WeightSource`. Tracks which tensors were taken."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, report: Callable[[str], None]) -> None:
         self._dtype = dtype
@@ -40,7 +40,8 @@ class SafetensorsCheckpoint:
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """What is missing, misshapen or of another kind is noted for `finish`, so that one error names them all."""
+        """Missing tensors and wrong shapes or types are collected, so that `finish` can name all of them in one
+        error."""
         dtype = dtype or self._dtype
         wanted = list(shape)
         if part is not None:
@@ -55,7 +56,7 @@ class SafetensorsCheckpoint:
             index[part.dim] = slice(part.start, part.start + part.length)
         file = self._file_of[name]
         view = file.get_slice(name)  # type: ignore[no-untyped-call]
-        # A number alone is stored with a dimension or without, and then cannot be sliced.
+        # A scalar may be stored without dimensions and then cannot be sliced.
         tensor: torch.Tensor = (
             view[tuple(index)] if view.get_shape() else file.get_tensor(name)  # type: ignore[no-untyped-call]
         )
@@ -73,7 +74,8 @@ class SafetensorsCheckpoint:
         return None
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        """Raise ValueError naming what was missing, misshapen, or left over and not `ignored`. Closes the files."""
+        """Close the files. Raises ValueError naming tensors that were missing, wrong, or left over and not
+        `ignored`."""
         left = sorted(name for name in self._file_of.keys() - self._taken if not ignored(name))
         problems = self._problems + [f"unexpected {name}" for name in left]
         self._files.clear()
@@ -91,8 +93,11 @@ class SafetensorsCheckpoint:
 
 
 class RandomWeights:
-    """A `WeightSource` of random numbers: each tensor is drawn whole from its own seed, then cut, so that it does not
-    depend on the number of ranks nor on the order of asking. On the meta device: of shapes alone."""
+    """A `WeightSource` of random numbers; on the meta device, of shapes only.
+
+    Each tensor is drawn whole from its own seed, then sliced, so it depends neither on the ranks nor on the loading
+    order.
+    """
 
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self._seed = seed
@@ -100,7 +105,7 @@ class RandomWeights:
         self._device = device
 
     def __contains__(self, name: str) -> bool:
-        return False  # nothing beyond what is asked for
+        return False  # has no tensors besides those that layers ask for
 
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
@@ -129,7 +134,7 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """By the index where there is one (a folder may hold other files too), else all."""
+    """The files that the index lists, because a folder may hold others; without an index, all of them."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))

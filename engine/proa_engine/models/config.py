@@ -1,6 +1,6 @@
-"""ModelConfig: what a Hugging Face folder's config.json says of an architecture, checked and with defaults filled in.
+"""ModelConfig: an architecture's parameters from config.json, checked and with defaults filled in.
 
-Knows JSON, not tensors. What the engine cannot run is refused here, by name, before any weight is read.
+Raises ValueError, naming the field, for what the engine does not support, before any weight is read.
 """
 
 import json
@@ -22,18 +22,18 @@ TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
-    """A mixture of experts."""
+    """Parameters of a mixture of experts."""
 
     num_experts: int
-    num_chosen: int  # experts of a token
+    num_chosen: int  # experts for each token
     intermediate_size: int  # of each expert
-    normalize: bool  # a token's weights are made to add up to 1
-    layers: tuple[int, ...]  # that have one; the others are plain
+    normalize: bool  # scale each token's weights to sum to 1
+    layers: tuple[int, ...]  # layers with experts; the others have a plain MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Full sizes, before any cut over ranks."""
+    """Parameters of a model. Sizes are full sizes, before sharding."""
 
     architecture: str
     vocab_size: int
@@ -50,17 +50,20 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     moe: MoEConfig | None
-    sliding_window: int | None  # of the layers that have one
-    layer_windows: tuple[int | None, ...]  # one a layer; None: the layer sees everything
+    sliding_window: int | None  # window of the layers that have one, tokens
+    layer_windows: tuple[int | None, ...]  # window of each layer; None: full attention
     eos_token_ids: tuple[int, ...]
-    torch_dtype: torch.dtype  # of the weights on disk, where they are not quantized
+    torch_dtype: torch.dtype  # type of the unquantized weights on disk
     linear_method: LinearMethod  # how matrices are stored and multiplied
-    batch_invariant: bool = False  # on a GPU, attention and logits, as the linear method says for itself
+    batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
 
     @classmethod
     def from_folder(cls, folder: Path | str, quantization: str | None = None) -> "ModelConfig":
-        """Read `folder`/config.json, and generation_config.json for the end tokens. `quantization` is what the user
-        asks for. Raises ValueError, with a sentence that names what is not supported, or FileNotFoundError."""
+        """Read `folder`/config.json, and the end tokens from generation_config.json. `quantization` is the user's
+        option.
+
+        Raises ValueError, naming what is not supported, or FileNotFoundError.
+        """
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
@@ -111,7 +114,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """From `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`."""
+    """Read `rope_parameters`, or the older fields `rope_theta` and `rope_scaling`."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = given.get("rope_type", given.get("type", "default"))
     if rope_type not in SUPPORTED_ROPE_TYPES:
@@ -146,7 +149,7 @@ def _moe(config: Mapping[str, Any], architecture: str, num_layers: int) -> MoECo
         return None
     step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return MoEConfig(
-        # The older name, and that of transformers 5.
+        # `num_experts` is the older name, `num_local_experts` that of transformers 5.
         num_experts=config["num_experts"] if "num_experts" in config else config["num_local_experts"],
         num_chosen=config["num_experts_per_tok"],
         intermediate_size=config["moe_intermediate_size"],

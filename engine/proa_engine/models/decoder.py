@@ -1,5 +1,5 @@
-"""The pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share. Each says only how its attention differs, and its
-feed-forward layers where they are not plain."""
+"""The pre-norm decoder that all architectures here share. Each architecture defines its attention options, and its
+feed-forward layers if they are not `GatedMLP`."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -25,7 +25,7 @@ def make_gated_mlp(weights: Weights, config: ModelConfig, parallel: ParallelCont
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the sums are carried along as `residual`."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the running sum is passed on as `residual`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DecoderLayer:
 
 
 class DecoderForCausalLM:
-    """A `CausalLM`. Complete once constructed: every layer takes its weights as it is built."""
+    """A `CausalLM`. The constructor loads all weights."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class DecoderForCausalLM:
         options: Callable[[int], AttentionOptions],
         mlp: MakeMLP = make_gated_mlp,
     ) -> None:
-        """`options` and `mlp` give each layer's, by its number."""
+        """`options` and `mlp` return the attention options and the feed-forward layer of a layer by its number."""
         rows = take_vocab_share(weights / "model" / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
         self.embedding = VocabParallelEmbedding(rows, parallel)
         self.layers = [
@@ -115,7 +115,7 @@ class DecoderForCausalLM:
 
 
 def _tensors(owner: object) -> Iterator[torch.Tensor]:
-    """Every tensor that `owner`, its layers and lists of them hold."""
+    """Yield every tensor that `owner`, its layers and lists of them hold."""
     if isinstance(owner, torch.Tensor):
         yield owner
     elif isinstance(owner, list | tuple):

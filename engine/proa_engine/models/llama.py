@@ -1,4 +1,4 @@
-"""Llama 2, 3 and their kin (also Proa's built-in model): biases only where the config says so."""
+"""Llama 2 and 3 (also Proa's built-in model): biases only if the config sets them."""
 
 from proa_engine.layers.attention import AttentionOptions
 from proa_engine.layers.parallel import ParallelContext

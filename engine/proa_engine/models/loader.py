@@ -1,4 +1,4 @@
-"""From a model's name to a model on a device: find the folder, build the architecture over its weights."""
+"""Load a model by name: find its folder and build the architecture with its weights."""
 
 import time
 from collections.abc import Callable
@@ -22,8 +22,10 @@ WEIGHT_FILES = ["*.safetensors"]
 
 
 def resolve_model(model: str, revision: str | None = None, load_format: LoadFormat = "auto") -> Path:
-    """The folder of `model`: "builtin", a folder's path, or a Hugging Face hub id, which is downloaded (without weights
-    if `load_format` is "dummy"). Raises ValueError with a sentence for the user."""
+    """Return the folder of `model`: "builtin", a folder's path, or a Hugging Face hub id, which is downloaded.
+
+    If `load_format` is "dummy", weights are not downloaded. Raises ValueError with a message for the user.
+    """
     if model == "builtin":
         return builtin_model_folder()
     folder = Path(model).expanduser()
@@ -61,8 +63,11 @@ def load_model(
     seed: int = 0,
     report: Callable[[str], None],
 ) -> CausalLM:
-    """This rank's share of the model, ready to run. `seed` is that of dummy weights, which are the same for any number
-    of ranks on the same kind of device. Raises ValueError or FileNotFoundError if the weights do not fit `config`."""
+    """Build this rank's shard of the model, ready to run.
+
+    `seed` is that of dummy weights, which are the same for any number of ranks on the same kind of device. Raises
+    ValueError or FileNotFoundError if the weights do not fit `config`.
+    """
     build = model_class(config.architecture)
     if load_format == "dummy":
         report("making random weights")
@@ -76,5 +81,5 @@ def load_model(
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Tensors that some checkpoints carry although they follow from others."""
+    """Whether a checkpoint's tensor is not needed because it can be derived from others."""
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

@@ -1,4 +1,4 @@
-"""Mistral 7B and its kin: Llama with a sliding window on every layer, where the config gives one."""
+"""Mistral: Llama with a sliding window on every layer, if the config sets one."""
 
 from proa_engine.layers.attention import AttentionOptions
 from proa_engine.layers.parallel import ParallelContext

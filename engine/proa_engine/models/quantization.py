@@ -1,6 +1,6 @@
-"""From a config.json's `quantization_config`, or the user's word, to the `LinearMethod` of each matrix.
+"""Choose the `LinearMethod` of each matrix from config.json's `quantization_config` and the user's option.
 
-Knows names and options, no tensors. What the engine cannot run is refused here, by name.
+Raises ValueError, naming the field, for what is not supported.
 """
 
 import re
@@ -19,8 +19,10 @@ STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
 
 
 def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> LinearMethod:
-    """`stored` is a checkpoint's quantization_config; `wanted` is the user's `quantization`: of a checkpoint that is
-    quantized it can only name the method; "fp8" quantizes any other while it is loaded."""
+    """Return the method for `stored`, a checkpoint's quantization_config, and `wanted`, the user's `quantization`.
+
+    For a quantized checkpoint `wanted` may only repeat its method. For others, "fp8" quantizes them while loading.
+    """
     if not stored:
         if wanted not in (None, "fp8"):
             raise ValueError(f"quantization {wanted} needs a checkpoint of that format; this one is not quantized")
@@ -42,7 +44,7 @@ def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> Linea
 
 @dataclass(frozen=True, slots=True)
 class ExceptFor:
-    """`inner`, but for the matrices of some modules, which are stored unquantized."""
+    """`inner`, except for the matrices of some modules, which are stored unquantized."""
 
     ignored: tuple[str, ...]  # a module's name or the last part of it, or "re:" and a pattern of the whole name
     inner: LinearMethod
@@ -105,7 +107,7 @@ def _group_size(stored: Mapping[str, Any]) -> int | None:
 
 
 def _fp8(stored: Mapping[str, Any]) -> LinearMethod:
-    """Blocks where `weight_block_size` says so, else one scale for each matrix."""
+    """128 x 128 blocks if `weight_block_size` is set, else one scale for each matrix."""
     _only("activation_scheme", stored.get("activation_scheme", "dynamic"), ("dynamic", "static"))
     _only("fmt", stored.get("fmt", "e4m3"), ("e4m3",))
     block = stored.get("weight_block_size")

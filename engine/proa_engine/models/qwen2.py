@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: q, k and v with a bias, the output without; upper layers may have a sliding window."""
+"""Qwen2 and Qwen2.5: biases on q, k and v, none on the output; upper layers may have a sliding window."""
 
 from proa_engine.layers.attention import AttentionOptions
 from proa_engine.layers.parallel import ParallelContext

@@ -1,4 +1,4 @@
-"""Qwen3 (dense): q and k normalised by head; biases only where the config says so."""
+"""Qwen3 (dense): q and k are normalised by head; biases only if the config sets them."""
 
 from proa_engine.layers.attention import AttentionOptions
 from proa_engine.layers.parallel import ParallelContext

@@ -1,4 +1,4 @@
-"""Qwen3 with a mixture of experts in the place of most feed-forward layers: 30B-A3B, 235B-A22B and their kin."""
+"""Qwen3 with a mixture of experts in place of most feed-forward layers (30B-A3B, 235B-A22B)."""
 
 from proa_engine.layers.moe import SparseMoE
 from proa_engine.layers.parallel import ParallelContext
