@@ -43,13 +43,13 @@ tools: ## compile buf and helm into .tools if they are not installed
 test: setup tools ## all checks, unit and integration tests: under six minutes on two cores
 	@$(MAKE) -j2 unit lint types imports verify-protos chart-checks
 
-test-all: test system ## test, then the tests that start engines, gateways and ranks as processes
+test-all: test system ## test, then the tests that start processes or compile for Hopper
 
 # One thread a process: tests share the cores with the processes they start, and torch's idle threads spin.
 unit: setup ## only the unit and integration tests (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest $(PYTEST_ARGS)
 
-system: setup ## only the tests that start processes (PYTEST_ARGS)
+system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest tests/system $(PYTEST_ARGS)
 
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
