@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 AMONG_THEM = {
     "plain": {
         "decode_attention_kernel",
