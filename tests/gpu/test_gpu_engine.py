@@ -30,7 +30,7 @@ def prompts() -> list[list[int]]:
 
 
 def generate(folder: Path, params: SamplingParams, **config: Any) -> dict[str, list[int]]:
-    """Tokens of all prompts; fails where a kernel was compiled after the engine was ready."""
+    """Generate tokens for all prompts. Fails if a kernel was compiled after the engine was ready."""
     settings: dict[str, Any] = {"device": "cuda", "max_num_seqs": 20, "max_num_batched_tokens": 256}
     with build_core(folder, poison=True, block_seed=3, **settings | config) as engine:
         compiled: list[str] = []

@@ -96,7 +96,7 @@ def test_tokens_and_logprobs_of_a_request_do_not_depend_on_the_engine_s_other_wo
 
 
 def generate(folder: Path, resumed: list[list[int]] | None = None, **config: Any) -> list[list[TokenLogprobs]]:
-    """What is known of each new token of each prompt, behind those that it is resumed with."""
+    """Return the log probabilities of each prompt's new tokens, after those with which it is resumed."""
     rows = random.Random(7)
     prompts = [rows.choices(range(BYTES), k=length) for length in PROMPT_LENGTHS]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)

@@ -125,7 +125,7 @@ def test_attention_reaches_over_128k_tokens(query_len: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decodes_cut_into_many_splits_equal_those_in_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also many times over: whoever of the splits comes last merges them all, in the same order."""
+    """Repeated, because the split that finishes last varies; it merges all splits in the same order."""
     lens = [(1, n) for n in (1, 127, 128, 129, 5000, 2500, 900)]
     case = attention_case(lens, num_heads=16, num_kv_heads=8, head_dim=128, dtype=dtype, device="cuda")
     split = attend(case)
@@ -165,7 +165,7 @@ def test_choice_of_tokens(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_chosen_of_nan_is_a_token_of_the_vocabulary(dtype: torch.dtype) -> None:
-    """One request's overflow must not become an index out of bounds, which ends the device for all."""
+    """NaN logits of one request must not become an index out of bounds, which is a sticky CUDA error."""
     for case in sampling_cases(dtype, "cuda"):
         logits = torch.full_like(case.logits, torch.nan)
         for has_limits in (False, True):

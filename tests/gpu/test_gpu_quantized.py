@@ -41,7 +41,7 @@ def on_gpu(form: Fp8Form) -> Fp8Form:
 
 
 def near(ours: torch.Tensor, theirs: torch.Tensor, share: float = 0.01) -> None:
-    """By the mean: single numbers follow roundings of what lies in the middle of two of 8 bits."""
+    """Compare mean errors: single values may differ where a number lies midway between two 8-bit floats."""
     ours, theirs = ours.float().cpu(), theirs.float().cpu()
     assert ours.isfinite().all()
     error = (ours - theirs).abs().mean() / theirs.abs().mean()

@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU: against their reference, and as parts of a chain of kernels that start early."""
+"""Skinny products on a GPU: against their reference, and in a chain of dependent launches."""
 
 from collections.abc import Callable, Iterator
 
@@ -40,7 +40,7 @@ def test_products_with_all_that_may_come_around_them(shape: tuple[int, int], dty
 @pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (4096, 14336)])
 @torch.inference_mode()  # as engines record: the generator's state is theirs too
 def test_a_captured_chain_equals_its_kernels_launched_one_by_one(hidden: int, inner: int) -> None:
-    """Each starts before the one ahead of it has ended; memory is used over and over, as in a CUDA graph."""
+    """Each kernel starts before the previous one has ended; memory is reused, as in a CUDA graph."""
     layers = [
         (
             torch.randn(hidden, device="cuda").bfloat16(),

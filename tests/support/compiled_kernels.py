@@ -61,7 +61,7 @@ CASES = {
 
 
 def variants_of(case: Case) -> set[Variant]:
-    """Those of an engine's start."""
+    """The variants that an engine compiles when it starts."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_shape_model(Path(folder), case.model))
         worker = MetaWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))

@@ -1,4 +1,4 @@
-"""Inputs for kernels, and what they must give: shared by the tests in Triton's interpreter and those on a GPU."""
+"""Kernel inputs with expected outputs, shared by the tests in Triton's interpreter and on a GPU."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ def attention_case(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> AttentionCase:
-    """Of requests with (query length, sequence length) each, decodes first, in blocks handed out at random."""
+    """Requests with the given (query length, sequence length), decodes first, in randomly ordered blocks."""
     generator = torch.Generator().manual_seed(len(lens) + num_heads)
     num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lens) + 3
     free = list(range(num_blocks))
@@ -64,7 +64,7 @@ def attention_case(
 
 
 def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25) -> torch.Tensor:
-    """The case by the backend of its device."""
+    """Compute the case with the backend of its device, [T, heads, D]."""
     metadata = case.metadata
     batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
     plan = plan_attention(*batch, metadata.num_decodes, case.key_cache.shape, window)

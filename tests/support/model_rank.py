@@ -1,4 +1,4 @@
-"""One rank of a tensor parallel model as a process: loads its share, runs a prompt, saves what a test looks at."""
+"""One rank of a tensor parallel model as a process: load its shard, run a prompt, save the results for a test."""
 
 import os
 from pathlib import Path

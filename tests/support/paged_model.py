@@ -1,4 +1,4 @@
-"""Drives a model as a worker would, over a paged KV cache whose blocks are handed out at random and begin as NaN."""
+"""Run a model as a worker does, over a paged KV cache with randomly ordered blocks that are filled with NaN."""
 
 import random
 from collections.abc import Sequence

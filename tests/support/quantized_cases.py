@@ -1,4 +1,4 @@
-"""Inputs for the kernels of 8 and 4 bits and of experts: for Triton's interpreter and for a GPU alike."""
+"""Inputs of the 8-bit, 4-bit and expert kernels, for the tests in Triton's interpreter and on a GPU."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ def assert_same_rows(ours: QuantizedRows, theirs: QuantizedRows, share: float = 
 
 
 def matrix_in_blocks(outputs: int, inputs: int) -> Quantized:
-    """[outputs, inputs] in 8 bits, and its scales, no two alike."""
+    """A weight [outputs, inputs] of 8-bit floats and its block scales, all different."""
     values = torch.randn(outputs, inputs).to(FP8)
     return values, torch.rand(-(-outputs // 128), inputs // 128) * 0.1 + 0.01
 
@@ -53,7 +53,7 @@ class ExpertCase:
 
 
 def expert_case(tokens: int, *, hidden: int, inner: int, experts: int, k: int, dtype: torch.dtype) -> ExpertCase:
-    """Random, with one expert that nobody chose."""
+    """Random experts and routing; one expert gets no token."""
     chosen = torch.stack([torch.randperm(experts - 1)[:k] for _ in range(tokens)]).to(torch.int32)
     return ExpertCase(
         x=torch.randn(tokens, hidden).to(dtype),

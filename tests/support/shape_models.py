@@ -1,4 +1,4 @@
-"""Folders of real models' shapes: a config.json and nothing else."""
+"""Model folders with the shapes of real models: only a config.json."""
 
 import json
 from pathlib import Path

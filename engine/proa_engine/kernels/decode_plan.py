@@ -27,8 +27,8 @@ class DecodePlan:
     window: int | None
     item_row: torch.Tensor  # [max_items] int32; -1: no item
     first_item: torch.Tensor  # [num_rows + 1] int32
-    split_length: torch.Tensor  # [1] int32: tokens in an item, the last of a row may have fewer
-    arrived: torch.Tensor  # [num_rows * kv_heads] int32: items of a row that are done, zero between layers
+    split_length: torch.Tensor  # [1] int32: tokens of an item; the last of a row may have fewer
+    arrived: torch.Tensor  # [num_rows * kv_heads] int32: finished items of a row; zero between layers
 
 
 def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, window: int | None) -> DecodePlan:

@@ -135,7 +135,7 @@ def _load(weights: list[Int4Weight], bias: torch.Tensor | None) -> LoadedLinear:
 
 
 def _pass_over_bias(projection: Projection) -> None:
-    """Some writers store one for every matrix, zeros where the model has none."""
+    """Accept a stored bias of zeros, which some writers add to every matrix. Raises ValueError if it is not zero."""
     weights = projection.weights
     if not weights.has("bias"):
         return

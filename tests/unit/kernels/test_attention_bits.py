@@ -1,4 +1,4 @@
-"""The CPU's attention gives a token the same bits as a decode and in a prompt, whoever is beside it."""
+"""Attention on the CPU gives a token the same bits as a decode and in a prompt, in every batch."""
 
 import pytest
 import torch

@@ -84,7 +84,7 @@ def use_products_with(error: Inexact, monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "policy"),
     [
         (lambda x: 0.0, RowPolicy()),
-        (lambda x: 0.1 * (x.shape[0] == 1), RowPolicy(min_rows=2)),
+        (lambda x: 0.1 * (x.shape[0] == 1), RowPolicy(min_rows=4)),
         (lambda x: 0.1 * (x.shape[0] < 8), RowPolicy(min_rows=8)),
         (lambda x: 0.1 * x.shape[0], RowPolicy(tile_rows=16)),
     ],
@@ -105,7 +105,7 @@ def test_the_first_policy_that_holds_is_used(
 def test_a_policy_must_hold_with_one_thread_and_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     use_products_with(lambda x: 0.1 * (x.shape[0] == 1 and torch.get_num_threads() > 1), monkeypatch)
     assert find_row_policy(3, 2, False, torch.float32, 1).policy == RowPolicy()
-    assert find_row_policy(3, 2, False, torch.float32, 2).policy == RowPolicy(min_rows=2)
+    assert find_row_policy(3, 2, False, torch.float32, 2).policy == RowPolicy(min_rows=4)
 
 
 def test_one_warning_is_logged_where_no_policy_holds(

@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup, on the CPU, against their definition."""
+"""N-gram drafts on the CPU against their definition."""
 
 import random
 

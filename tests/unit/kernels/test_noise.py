@@ -1,4 +1,4 @@
-"""The sampling noise: published vectors, and what makes it noise."""
+"""The sampling noise: test vectors and statistical properties."""
 
 import math
 
@@ -22,7 +22,7 @@ WORD = 2**32 - 1
 
 
 def mix(word: int) -> int:
-    """The mixer in plain integers, the definition to compare with."""
+    """The mixer's definition in Python integers."""
     word ^= word >> 16
     word = word * 0x7FEB352D & WORD
     word ^= word >> 15

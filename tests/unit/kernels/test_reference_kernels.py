@@ -1,4 +1,4 @@
-"""The plain-torch kernels, which are the CPU's backend, against their definitions."""
+"""The plain-torch kernels, the CPU's backend, against their definitions."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""How products of few rows are cut, and which products take their rows before the norm."""
+"""Tiling of skinny products, and which products fuse the norm of their rows."""
 
 import pytest
 import torch

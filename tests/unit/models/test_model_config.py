@@ -1,4 +1,4 @@
-"""What config.json may say, and the sentences that refuse the rest."""
+"""Supported fields of config.json, and the errors for unsupported ones."""
 
 import json
 from pathlib import Path

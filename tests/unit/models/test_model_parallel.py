@@ -1,4 +1,4 @@
-"""Two ranks, as processes over gloo, give the logits of one, and each holds half of what is cut."""
+"""Two ranks, as processes over gloo, give the logits of one rank, and each holds half of the sharded weights."""
 
 import multiprocessing
 from pathlib import Path

@@ -50,7 +50,7 @@ def logits_of_transformers(folder: Path, prepare: Callable[[str, torch.nn.Linear
 
 
 def round_inputs(group: int | None, static: bool) -> Callable[..., Any]:
-    """A hook before a linear layer: its input as 8-bit floats would have it."""
+    """Forward pre-hook of a linear layer: round its input to 8-bit floats."""
 
     def hook(module: torch.nn.Linear, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         (x,) = args
@@ -158,7 +158,7 @@ def test_a_cache_of_8_bits_gives_nearly_the_logits_of_one_of_floats(tmp_path: Pa
 
 
 def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path) -> None:
-    """Scales of powers of two change nothing but the range: numbers far beyond it are as near as they were within."""
+    """Scales that are powers of two change only the range: values outside e4m3's range keep their relative error."""
     folder = make_tiny_model(tmp_path, "llama", seed=3, **SIZES)
     tensors = load_file(folder / "model.safetensors")
     for layer in range(2):

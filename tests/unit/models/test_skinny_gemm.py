@@ -1,4 +1,4 @@
-"""Layers that leave their norms and activations to products of few rows compute what layers on a CPU do."""
+"""Layers whose norms and activations are fused into skinny products give the results of unfused layers."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def load(folder: Path) -> CausalLM:
 
 
 def decode(model: CausalLM, num_layers: int) -> torch.Tensor:
-    """Logits of a prompt of many rows, then of decodes of few."""
+    """Logits of a prompt with many rows, then of decodes with few rows."""
     paged, sequences = PagedModel(model, num_layers), [CachedSequence(list(range(3, 30))) for _ in range(MAX_ROWS)]
     hidden = [*paged.step([(sequence, 20) for sequence in sequences])]
     for count in (MAX_ROWS, 1):
