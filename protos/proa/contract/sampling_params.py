@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from proa.contract.outputs import LOCAL
+
 MAX_KEY = 2**64 - 1
-LOCAL = {"wire": False}  # metadata of a field that is not sent
 
 
 def _checked(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> Any:
