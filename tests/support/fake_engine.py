@@ -291,11 +291,12 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             while (message := await session.queue.get()) is not None:
                 await context.write(message)
         finally:
+            # First what needs no await: the call may be cancelled again while it ends.
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
             if session in self._sessions:
                 self._sessions.remove(session)
             await self._leave(session)
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def Generate(self, request: service_pb2.GenerateRequest, context: Any) -> None:
         if not request.request.request_id:
