@@ -8,7 +8,7 @@ import torch
 from proa_engine.kernels.skinny_gemm import MAX_ROWS, unnormed_rows
 from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.worker.decode_graphs import CudaGraphCapture
-from support.kernel_cases import few_rows_cases
+from support.kernel_cases import skinny_gemm_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -28,7 +28,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_with_all_that_may_come_around_them(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    for case in few_rows_cases([shape], MAX_ROWS, dtype, device="cuda"):
+    for case in skinny_gemm_cases([shape], MAX_ROWS, dtype, device="cuda"):
         products = case.products(MAX_ROWS, skinny_gemm_linear)
         for ours, theirs in zip(products, case.products(MAX_ROWS, skinny_gemm_linear_reference), strict=True):
             torch.testing.assert_close(ours, theirs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

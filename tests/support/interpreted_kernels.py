@@ -16,7 +16,7 @@ from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_ge
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close, run_checks
-from support.kernel_cases import attention_case, few_rows_cases, sampling_cases
+from support.kernel_cases import attention_case, skinny_gemm_cases, sampling_cases
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
@@ -48,7 +48,7 @@ def check_silu_and_mul(dtype: torch.dtype) -> None:
 
 def check_skinny_gemm_linear(dtype: torch.dtype) -> None:
     with mock.patch.object(skinny_gemm, "num_multiprocessors", return_value=1):  # several rounds a program
-        for case in few_rows_cases(((6, 123), (60, 300)), 3, dtype):
+        for case in skinny_gemm_cases(((6, 123), (60, 300)), 3, dtype):
             three = case.products(3, skinny_gemm_linear)
             for ours, theirs in zip(three, case.products(3, skinny_gemm_linear_reference), strict=True):
                 close(ours, theirs)

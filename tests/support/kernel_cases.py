@@ -157,7 +157,7 @@ class FewRowsCase:
         return [*products, added.total]
 
 
-def few_rows_cases(
+def skinny_gemm_cases(
     shapes: Iterable[tuple[int, int]], num_rows: int, dtype: torch.dtype, **to: Any
 ) -> Iterator[FewRowsCase]:
     """`shapes`: outputs and inputs. `to`: where the tensors live."""
