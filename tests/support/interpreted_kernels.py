@@ -16,7 +16,7 @@ from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_ge
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close, run_checks
-from support.kernel_cases import attention_case, skinny_gemm_cases, sampling_cases
+from support.kernel_cases import attention_case, sampling_cases, skinny_gemm_cases
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
