@@ -1,18 +1,19 @@
 """The gateway's Prometheus metrics.
 
-To add a metric of the engines, add a line to `ENGINE_GAUGES`; otherwise declare it in `GatewayMetrics.__init__` and set
-it in the `observe_` method of the event. Names follow the GenAI semantic conventions, and vLLM's metrics where
-autoscalers and endpoint pickers read them. Nothing is updated per token; gauges of engines are read when scraped.
+To add a metric of the engines, add a line to `ENGINE_GAUGES` (`engine_gauges.py`); otherwise declare it in
+`GatewayMetrics.__init__` and set it in the `observe_` method of the event. Names follow the GenAI semantic conventions,
+and vLLM's metrics where autoscalers and endpoint pickers read them. Nothing is updated per token; gauges of engines are
+read when scraped.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from proa.contract import SchedulerStats
 from proa.telemetry import PROVIDER_NAME
+from proa_gateway.observability.engine_gauges import ENGINE_GAUGES, Engine
 
 # Seconds. Buckets start at 1 ms, the time of a short decode step.
 REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -20,22 +21,7 @@ QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 
-
-class Engine(Protocol):
-    """What the gauges read of an engine. `model_name` None: there is no session."""
-
-    address: str
-    load_stats: SchedulerStats
-    kv_cache_usage: float
-
-    @property
-    def model_name(self) -> str | None: ...
-
-    @property
-    def breaker_state(self) -> int: ...
-
-    @property
-    def suspect(self) -> bool: ...
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
 class Index(Protocol):
@@ -46,24 +32,6 @@ class Index(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
-
-
-ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
-    "vllm:num_requests_running": ("Requests in the engine's batch.", lambda one: one.load_stats.num_running_reqs),
-    "vllm:num_requests_waiting": ("Requests in the engine's queue.", lambda one: one.load_stats.num_waiting_reqs),
-    "vllm:kv_cache_usage_perc": ("Used fraction of the engine's KV cache, 0 to 1.", lambda one: one.kv_cache_usage),
-    "proa_gateway_engine_breaker_state": (
-        "Circuit breaker of the engine: 0 closed, 1 half-open, 2 open.",
-        lambda one: one.breaker_state,
-    ),
-    "proa_gateway_engine_suspect": (
-        "1 if other engines are preferred, because this one is silent or its step takes long; else 0.",
-        lambda one: one.suspect,
-    ),
-}
-"""Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`."""
-
-_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
 class GatewayMetrics:
