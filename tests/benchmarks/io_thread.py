@@ -11,15 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from core_step import InstantExecutor
-
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
@@ -28,8 +28,19 @@ NUM_REQUESTS = 256
 MAX_MODEL_LEN = 1 << 20
 
 
-class ServedExecutor(InstantExecutor):
-    """The instant executor with the properties of a loaded one."""
+@dataclass
+class InstantFuture:
+    output: ModelRunnerOutput
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        return self.output
+
+
+class InstantExecutor:
+    """Samples the same token for every row."""
 
     model_config = SimpleNamespace(vocab_size=1000)
     max_model_len = MAX_MODEL_LEN
@@ -38,12 +49,21 @@ class ServedExecutor(InstantExecutor):
     longest_warm_up_step = 0.0
     failure: str | None = None
 
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self._request_ids = list(scheduler_output.num_scheduled_tokens)
+
+    def sample_tokens(self) -> InstantFuture:
+        tokens = [[7] for _ in self._request_ids]
+        return InstantFuture(ModelRunnerOutput(request_ids=self._request_ids, sampled_token_ids=tokens))
+
+    def shutdown(self) -> None: ...
+
     def fail(self, reason: str) -> None: ...
 
 
 def make_parts() -> EngineParts:
     config = EngineConfig(model="none", enable_prefix_caching=False, max_num_seqs=NUM_REQUESTS)
-    return assemble_engine(config, ServedExecutor(), None)
+    return assemble_engine(config, InstantExecutor(), None)
 
 
 def submit_all(parts: EngineParts) -> None:
