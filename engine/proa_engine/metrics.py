@@ -48,7 +48,7 @@ class EngineMetrics:
         self._last_token: dict[str, float] = {}  # request_id -> Unix seconds of an unfinished request's last token
         self._stats = SchedulerStats()
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
-        self._finishes = CounterByLabel("finished_reason", (reason.name.lower() for reason in FinishReason))
+        self._finishes = CounterByLabel("finished_reason", (reason.public_name for reason in FinishReason))
         self._rejections = CounterByLabel("reason")
         self._histograms: list[Histogram] = []
         add = self._add_histogram
@@ -181,7 +181,7 @@ class EngineMetrics:
             self._cached_tokens += output.num_cached_tokens or 0
 
     def _observe_finish(self, times: _RequestTimes, output: EngineCoreOutput, reason: FinishReason, now: float) -> None:
-        self._finishes.counts[reason.name.lower()] += 1
+        self._finishes.counts[reason.public_name] += 1
         num_output_tokens = output.num_output_tokens or 0
         self._request_prompt_tokens.observe(output.num_prompt_tokens or 0)
         self._request_output_tokens.observe(num_output_tokens)

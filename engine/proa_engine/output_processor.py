@@ -33,7 +33,7 @@ class Choice:
         self.token_ids.extend(output.new_token_ids)
         self.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
-            self.finish_reason = output.finish_reason.name.lower()
+            self.finish_reason = output.finish_reason.public_name
             self.stop_reason = output.stop_reason
         if self.stream is None:
             self.num_kept = len(self.token_ids)

@@ -106,7 +106,7 @@ class EngineTracer:
 
     def _finish(self, output: EngineCoreOutput, reason: FinishReason) -> None:
         traced = self._traced.pop(output.request_id)
-        error_type = reason.name.lower() if reason in (FinishReason.ABORT, FinishReason.ERROR) else None
+        error_type = reason.public_name if reason in (FinishReason.ABORT, FinishReason.ERROR) else None
         finished = [event.timestamp for event in traced.events if event.type is EventType.FINISHED]
         end = _nanoseconds(finished[-1]) if finished else time.time_ns()
         self._stages(traced, end, error_type, cached_tokens=output.num_cached_tokens)
@@ -115,7 +115,7 @@ class EngineTracer:
                 "gen_ai.usage.input_tokens": output.num_prompt_tokens or 0,
                 "gen_ai.usage.output_tokens": output.num_output_tokens or 0,
                 "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens or 0,
-                "gen_ai.response.finish_reasons": [reason.name.lower()],
+                "gen_ai.response.finish_reasons": [reason.public_name],
             }
         )
         if error_type is not None:

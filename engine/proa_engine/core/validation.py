@@ -33,7 +33,9 @@ def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
 
 
 def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
-    """Check token ids against the vocabulary, and the numbers of log probabilities."""
+    """Check token ids against the vocabulary and the numbers of log probabilities, and refuse grammars."""
+    if params.grammar is not None:
+        raise ValueError("this engine does not support grammars")
     _check_vocabulary("logit_bias", params.logit_bias, limits)
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)

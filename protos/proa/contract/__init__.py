@@ -1,5 +1,6 @@
 """The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
 
+from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -21,11 +22,13 @@ __all__ = [
     "Event",
     "EventType",
     "FinishReason",
+    "Grammar",
     "Hello",
     "KvEvents",
     "ModelInfo",
     "Rejected",
     "SamplingParams",
     "SchedulerStats",
+    "StructuredOutputsParams",
     "TokenLogprobs",
 ]

@@ -14,6 +14,12 @@ class FinishReason(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    COMPLETE = 5  # the grammar allows no further token; unlike with STOP, the last token is part of the text
+
+    @property
+    def public_name(self) -> str:
+        """Its name for clients, in metrics and in traces: vLLM's, which has none of its own for COMPLETE."""
+        return "stop" if self is FinishReason.COMPLETE else self.name.lower()
 
 
 class EventType(IntEnum):

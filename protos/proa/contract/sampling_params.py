@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from proa.contract.grammar import Grammar
 from proa.contract.outputs import LOCAL
 
 MAX_KEY = 2**64 - 1
@@ -121,6 +122,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = _integer(None, low=0, optional=True)  # most likely tokens beside the sampled one; None: none
     prompt_logprobs: int | None = _integer(None, low=0, optional=True)
+    grammar: Grammar | None = None  # what the output must match
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS:

@@ -18,6 +18,7 @@ _NAMES: dict[FinishReason, FinishName] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "abort",
+    FinishReason.COMPLETE: "stop",
 }
 
 
@@ -144,7 +145,7 @@ class OutputProcessor:
         else:
             delta = self._stream.finish(token_ids, stop_token=output.finish_reason is FinishReason.STOP)
         self.num_tokens += delta.num_tokens
-        if self._discards and output.finish_reason is FinishReason.STOP:
+        if self._discards and output.finish_reason in (FinishReason.STOP, FinishReason.COMPLETE):
             self._emit(delta, FinishReason.LENGTH, None)
         elif token_ids or output.finish_reason is not None:
             self._emit(delta, output.finish_reason, output.stop_reason)

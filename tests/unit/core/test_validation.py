@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from proa.contract import Grammar
 from proa_engine.core.validation import ModelLimits, check_request
 from support.core import make_request
 
@@ -41,6 +42,7 @@ def test_accepts_valid_requests(request_: Any) -> None:
         (make_request(allowed_token_ids=[100]), "token id 100 in allowed_token_ids"),
         (make_request(stop_token_ids=[100]), "token id 100 in stop_token_ids"),
         (make_request(bad_words_token_ids=[[1, 100]]), "token id 100 in bad_words_token_ids"),
+        (make_request(grammar=Grammar(text='start: "a"')), "this engine does not support grammars"),
         (make_request(resumed=[100]), "token id 100 in resumed_token_ids"),
         (
             make_request(resumed=[1, 2], max_tokens=2),

@@ -88,6 +88,15 @@ def test_the_end_token_counts_and_adds_no_text() -> None:
     assert recorder.events == ["started", "ended"]
 
 
+def test_the_last_token_of_a_complete_output_is_part_of_the_text() -> None:
+    sequence, recorder = make()
+    all_ids = ids("one two")
+    sequence.output(EngineCoreOutput(new_token_ids=all_ids, finish_reason=FinishReason.COMPLETE))
+    assert "".join(recorder.texts) == "one two"
+    assert (recorder.deltas[-1].finish_reason, recorder.deltas[-1].stop_reason) == ("stop", None)
+    assert sequence.num_tokens == len(all_ids)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_a_stop_string_cuts_text_tokens_and_logprobs_alike(size: int) -> None:
     all_ids = ids("one two three four five six")
@@ -155,7 +164,7 @@ def test_a_sequence_continues_on_another_engine_where_it_stopped() -> None:
     assert (sequence.num_tokens, sequence.num_cached_tokens) == (len(whole), 16)
 
 
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, FinishReason.COMPLETE])
 def test_a_discarded_output_has_prompt_logprobs_and_finish_reason_length(reason: FinishReason) -> None:
     sequence, recorder = make_discarding()
     sequence.output(EngineCoreOutput(prompt_logprobs=logprobs([1, 2])))

@@ -14,6 +14,7 @@ from proa.contract import (
     Event,
     EventType,
     FinishReason,
+    Grammar,
     Hello,
     KvEvents,
     ModelInfo,
@@ -43,6 +44,7 @@ PARAMS = SamplingParams(
     ignore_eos=True,
     logprobs=2,
     prompt_logprobs=1,
+    grammar=Grammar(text='start: "a"', start_after=(5, 6), free_if_first=(4,), repeats=True),
 )
 OUTPUT = EngineCoreOutput(
     request_id="r",
@@ -104,6 +106,7 @@ KV_EVENTS = KvEvents(sequence=2, snapshot=True, stored=[b"a" * 16, b"b" * 16], r
 # A value of each class, none of its fields being the default, and its message's class.
 PAIRS: list[tuple[object, type[Any]]] = [
     (PARAMS, core_pb2.SamplingParams),
+    (PARAMS.grammar, core_pb2.Grammar),
     (REQUEST, core_pb2.EngineCoreRequest),
     (OUTPUT.events[0], core_pb2.Event),
     (OUTPUT.logprobs[0], core_pb2.TokenLogprobs),
