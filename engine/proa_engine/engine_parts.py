@@ -3,6 +3,7 @@
 The server and the offline `LLMEngine` both start here. Torch is imported only when a model is loaded.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -74,15 +75,20 @@ def load_engine(
 
     `report` is called with progress messages. `trace_steps` wraps the executor that the core steps. Raises
     `ValueError`, with a sentence for the user, for a model or configuration that cannot be loaded.
+
+    Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
     from proa_engine.executor import make_executor
     from proa_engine.models.loader import resolve_model
 
     executor = make_executor(config, report)
-    if config.skip_tokenizer_init:
-        return assemble_engine(config, executor, None, trace_steps)
-    folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
-    return assemble_engine(config, executor, folder, trace_steps)
+    folder = None
+    if not config.skip_tokenizer_init:
+        folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
+    parts = assemble_engine(config, executor, folder, trace_steps)
+    gc.collect()
+    gc.freeze()
+    return parts
 
 
 def assemble_engine(

@@ -1,5 +1,6 @@
 """LLMEngine: offline inference one step at a time, on the caller's thread. Prompts in, `RequestOutput`s out."""
 
+import gc
 import itertools
 import logging
 import random
@@ -15,7 +16,7 @@ from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission import Limits, refusal
 from proa_engine.core.validation import check_request
-from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.engine_parts import EngineParts, LoadedExecutor, load_engine
 from proa_engine.output_processor import OutputProcessor, RequestState
 from proa_engine.outputs import RequestOutput
 from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
@@ -51,7 +52,7 @@ class LLMEngine:
         self._processor = OutputProcessor(self.tokenizer)
         self._serial = itertools.count()
         self._seeds = random.Random(config.seed)  # for requests without a seed: equal in each run of a program
-        self.shutdown = weakref.finalize(self, parts.executor.shutdown)  # stops workers, frees the device; also at exit
+        self.shutdown = weakref.finalize(self, _shut_down, parts.executor)  # also at exit
 
     def add_request(
         self,
@@ -153,6 +154,12 @@ class LLMEngine:
                 bad_words_token_ids=bad_words,
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             )
+
+
+def _shut_down(executor: LoadedExecutor) -> None:
+    """Stop workers and free the device. `load_engine` excluded the engine's objects from garbage collection."""
+    executor.shutdown()
+    gc.unfreeze()
 
 
 def are_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:

@@ -1,5 +1,6 @@
 """The offline `LLM` with a tiny model, used as vLLM's is."""
 
+import gc
 import itertools
 import shutil
 from pathlib import Path
@@ -274,3 +275,10 @@ def test_llm_engine_is_stepped_by_its_caller(folder: Path) -> None:
     )
     assert not seen["long"][-1].finished
     assert seen["short"][-1].outputs[0].text == ""
+
+
+def test_an_engine_is_no_garbage_until_it_is_shut_down(folder: Path) -> None:
+    engine = LLM(str(folder), dtype="float32", max_model_len=128, num_gpu_blocks_override=64).llm_engine
+    assert gc.get_freeze_count() > 0
+    engine.shutdown()
+    assert gc.get_freeze_count() == 0

@@ -16,6 +16,7 @@ from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread
 from proa_engine.worker.kv_cache import WorkerSizes
 from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.worker.warmup import first_steps
 from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class UniProcExecutor:
         self._may_help = config.tensor_parallel_size == 1
         try:
             self._start(config)
+            self._run_first_steps(min(config.max_num_batched_tokens, self._worker.max_model_len - 1))
         except BaseException:
             self.shutdown()
             raise
@@ -120,6 +122,16 @@ class UniProcExecutor:
         self._call(lambda: self._worker.start(self.num_gpu_blocks))
         tokens = self.num_gpu_blocks * self.block_size
         self._log(f"KV cache: {self.num_gpu_blocks} blocks, {tokens} tokens")
+
+    def _run_first_steps(self, max_num_tokens: int) -> None:
+        """Run a request on the calling thread, where a GPU's steps are launched.
+
+        The warm-up ran on another one, and cuBLAS has a handle and a workspace for each thread.
+        """
+        plans = first_steps(block_size=self.block_size, num_blocks=self.num_gpu_blocks, max_num_tokens=max_num_tokens)
+        for plan in plans:
+            self.execute_model(plan)
+            self.sample_tokens().result()
 
     def _call(self, job: Callable[[], T]) -> T:
         """Run a job on the device thread and wait for it, or until `fail`: a hung device does not block the caller."""

@@ -5,7 +5,6 @@ engine until shutdown (see shutdown.py).
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -122,9 +121,6 @@ class EngineServer:
         """Load the model, then step on this thread until shutdown; return the exit status."""
         try:
             parts = self._load_engine()
-            # Objects alive now live as long as the process: exclude them from garbage collection.
-            gc.collect()
-            gc.freeze()
             watchdog = self._make_watchdog(parts)
             metrics = EngineMetrics(self._registry, parts.config, num_gpu_blocks=parts.executor.num_gpu_blocks)
             loop = EngineLoop(parts.core, self._make_output_queue(), metrics.observe_step)

@@ -4,8 +4,10 @@ A batch is padded to the next captured size. A graph reads and writes fixed memo
 one static tensor of rows. Results of padding rows are dropped, and padding rows write nothing to the KV cache.
 """
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -89,9 +91,22 @@ class CudaGraphCapture:
         with torch.cuda.stream(self._stream):
             work()  # one-time initialization must not be captured
             self._stream.synchronize()
-            # thread_local: NCCL's watchdog thread may query its events during the capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            result = work()
-            graph.capture_end()
+            with no_garbage_collection():
+                # thread_local: NCCL's watchdog thread may query its events during the capture.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                result = work()
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay, result
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect no cycles: freeing a graph, an event or a tensor of another stream is an error during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

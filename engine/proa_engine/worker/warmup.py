@@ -153,6 +153,14 @@ def prefill_step(
     return _step(new=requests, scheduled={request.request_id: len(request.token_ids) for request in requests})
 
 
+def first_steps(*, block_size: int, num_blocks: int, max_num_tokens: int) -> list[SchedulerOutput]:
+    """A prefill of at most `max_num_tokens` tokens, a decode of its request, and the end of that request."""
+    num_tokens = min(_FIRST_TOKENS, max_num_tokens)
+    prefill = prefill_step([num_tokens], block_size=block_size, num_blocks=num_blocks)
+    request_ids = list(prefill.num_scheduled_tokens)
+    return [prefill, decode_step(request_ids, num_tokens), finish_step(request_ids)]
+
+
 def decode_step(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
     """A step that computes `num_tokens` tokens of each of these requests."""
     cached = [

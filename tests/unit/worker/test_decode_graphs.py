@@ -1,5 +1,6 @@
 """Captured decodes: the size that a batch is padded to, padding rows, and the same tokens as without graphs."""
 
+import gc
 import weakref
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
-from proa_engine.worker.decode_graphs import PADDING, DecodeGraphs, capture_sizes, pad_rows
+from proa_engine.worker.decode_graphs import PADDING, DecodeGraphs, capture_sizes, no_garbage_collection, pad_rows
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import decode_step, prefill_step
@@ -120,3 +121,16 @@ def test_cleared_graphs_are_not_replayed_and_their_memory_is_freed() -> None:
 
 def test_rows_are_padded_to_the_capture_size() -> None:
     assert pad_rows(np.array([7, 3]), np.array([20, 0]), 4).tolist() == [7, 3, 0, 0, 20, 0, PADDING, PADDING]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collection_is_off_within_a_capture_and_then_as_before(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ValueError, match="kernel"), no_garbage_collection():
+            assert not gc.isenabled()
+            raise ValueError("no such kernel")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

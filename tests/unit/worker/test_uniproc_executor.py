@@ -78,11 +78,19 @@ class Harness:
         self.lines: list[str] = []
         monkeypatch.setattr(uniproc, "Worker", lambda *_, **__: self.worker)
         self.executor = UniProcExecutor(EngineConfig(model="fake", device="cpu"), self.lines.append)
+        self.log_of_start = list(self.worker.log)
+        self.worker.log.clear()
+        self.worker.threads.clear()
 
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> Harness:
     return Harness(monkeypatch)
+
+
+def test_the_caller_s_thread_has_run_a_prefill_and_a_decode_before_it_serves(harness: Harness) -> None:
+    assert harness.log_of_start == ["prepare", "execute", "sample"] * 2 + ["prepare"]
+    harness.executor.shutdown()
 
 
 def test_a_step_is_started_and_sampled_while_the_device_is_busy(harness: Harness) -> None:
