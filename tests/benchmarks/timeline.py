@@ -21,7 +21,7 @@ class Span(NamedTuple):
 class Kernel:
     name: str
     calls: float  # a step
-    microseconds: float  # a step
+    microseconds: float  # a step, without the time that an earlier kernel ran too
     gap: float  # mean idle microseconds before a launch
 
 
@@ -38,27 +38,32 @@ class Profile:
 
 
 def analyse(spans: Iterable[Span], count: int, wall: float, floor: dict[str, float]) -> Profile:
-    """`spans` are the launches of `count` steps. They may overlap. Time before the first one is not a gap."""
+    """`spans` are the launches of `count` steps. Time before the first one is not a gap.
+
+    They may overlap: a dependent launch starts before the previous kernel ends, and waits. A kernel's time counts from
+    the end of all kernels before it, so that the times add up to `busy`.
+    """
     calls: dict[str, int] = defaultdict(int)
     times: dict[str, float] = defaultdict(float)
     idle: dict[str, float] = defaultdict(float)
     gaps: list[float] = []
-    busy, reached = 0.0, None
+    reached: float | None = None
     for span in sorted(spans, key=lambda span: span.start):
         calls[span.name] += 1
-        times[span.name] += span.end - span.start
         if reached is None:
             reached = span.start
         else:
             gaps.append(max(0.0, span.start - reached))
             idle[span.name] += gaps[-1]
-        busy += max(0.0, span.end - max(span.start, reached))
+        times[span.name] += max(0.0, span.end - max(span.start, reached))
         reached = max(reached, span.end)
     kernels = [
         Kernel(name, calls[name] / count, times[name] / count, idle[name] / calls[name])
         for name in sorted(times, key=lambda name: -times[name])
     ]
-    return Profile(kernels, busy / count, sum(gaps) / count, statistics.median(gaps or [0.0]), wall, floor)
+    return Profile(
+        kernels, sum(times.values()) / count, sum(gaps) / count, statistics.median(gaps or [0.0]), wall, floor
+    )
 
 
 def table(profile: Mapping[str, Any]) -> str:

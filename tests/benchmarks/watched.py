@@ -38,7 +38,7 @@ def run_watched(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
+        process_group=0,  # not a new session: whatever ends this program's session ends the program too
     )
     tail: deque[str] = deque(maxlen=_TAIL)
 
@@ -62,6 +62,8 @@ def _follow(
         while True:
             left = started + seconds - time.monotonic()
             if not selector.select(max(0.0, min(left, silence))):
+                if rest:
+                    take(rest.decode(errors="replace"))  # an unfinished line names what hangs
                 return f"ran past {seconds:.0f} s" if left <= silence else f"no output for {silence:.0f} s"
             data = os.read(program.stdout.fileno(), 1 << 16)
             if not data:

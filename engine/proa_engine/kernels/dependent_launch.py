@@ -5,6 +5,9 @@ the next kernel's programs may start on free multiprocessors, load what no kerne
 returns when the previous kernel has ended and its writes are visible. Every program must call it before it reads or
 writes memory that the step's kernels write, and must call it even if it does neither, because the next kernel takes
 this kernel's end as the end of all earlier ones. Ordinary kernels wait for these kernels, and these for them.
+
+PROA_DEPENDENT_LAUNCH=0 in the environment turns it off, in all processes of an engine: to find out whether a hang or a
+wrong result comes from it.
 """
 
 import os
@@ -15,11 +18,12 @@ import triton
 
 FIRST_CAPABILITY = 90
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 
 
 def dependent_launch() -> dict[str, Any]:
     """Return the keyword arguments of a launch, for a kernel with the constant PDL."""
-    if INTERPRETED or not _is_known(triton.runtime.driver.active):
+    if INTERPRETED or _IS_OFF or not _is_known(triton.runtime.driver.active):
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}
 

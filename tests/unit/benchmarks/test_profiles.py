@@ -17,12 +17,12 @@ LLAMA_8B = {
 EXPERTS = LLAMA_8B | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 
 
-def test_gaps_are_when_nothing_runs_and_overlaps_count_once() -> None:
+def test_gaps_are_when_nothing_runs_and_overlaps_count_for_the_earlier_kernel() -> None:
     spans = [Span("a", 10, 14), Span("b", 12, 20), Span("a", 25, 26), Span("c", 26, 30)]
     profile = analyse(spans, 2, wall=20.0, floor={"all": 5.0})
     assert (profile.busy, profile.gaps) == (15 / 2, 5 / 2)
     assert [(kernel.name, kernel.calls, kernel.microseconds) for kernel in profile.kernels] == [
-        ("b", 0.5, 4.0),
+        ("b", 0.5, 3.0),
         ("a", 1.0, 2.5),
         ("c", 0.5, 2.0),
     ]

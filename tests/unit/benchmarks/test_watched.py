@@ -40,11 +40,11 @@ def test_a_silent_program_is_ended_with_its_children() -> None:
     program = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print(child.pid, flush=True)\n"
+        "print(child.pid, 'begins', sep='\\n', end='', flush=True)\n"
         "time.sleep(600)"
     )
     outcome, lines = watch(program, silence=2.0)
-    assert outcome.problem == "no output for 2 s"
+    assert (outcome.problem, outcome.tail[-1]) == ("no output for 2 s", "begins")
     while runs(int(lines[0])):
         time.sleep(0.05)
 

@@ -128,9 +128,8 @@ def test_collection_is_off_within_a_capture_and_then_as_before(enabled: bool) ->
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        with pytest.raises(ValueError, match="kernel"), no_garbage_collection():
+        with no_garbage_collection():
             assert not gc.isenabled()
-            raise ValueError("no such kernel")
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
