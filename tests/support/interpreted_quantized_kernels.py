@@ -26,7 +26,7 @@ from proa_engine.kernels.paged_attention_reference import paged_attention_refere
 from proa_engine.kernels.prefill_attention import prefill_attention
 from support.interpreter import TOLERANCE, close, run_checks
 from support.kernel_cases import AttentionCase, attention_case
-from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks
+from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks, routing
 
 
 def check_fp8_rounding(dtype: torch.dtype) -> None:
@@ -134,20 +134,22 @@ def check_route(dtype: torch.dtype) -> None:
 
 
 def check_align(dtype: torch.dtype) -> None:
-    for tokens, k, experts, block in ((1, 2, 8, 16), (300, 4, 8, 16), (1100, 1, 4, 64), (9, 3, 16, 32)):
-        chosen = torch.stack([torch.randperm(experts)[:k] for _ in range(tokens)]).to(torch.int32)
-        chosen[chosen == 1] = 0  # an expert that nobody chose
-        blocks = moe_align.align_pairs(chosen, experts, block)
-        used = int(blocks.num_blocks)
-        assert used <= blocks.max_blocks
-        seen = []
-        for number in range(used):
-            pairs = blocks.pairs[number * block : (number + 1) * block]
-            pairs = pairs[pairs < tokens * k]
-            assert len(pairs) > 0
-            assert (chosen.flatten()[pairs.long()] == blocks.experts[number]).all()
-            seen += pairs.tolist()
-        assert sorted(seen) == list(range(tokens * k))
+    for tokens, k, experts, block_size in (
+        (1, 2, 8, 16),
+        (3, 1, 1, 16),
+        (130, 3, 5, 16),
+        (300, 4, 24, 32),
+        (1025, 1, 4, 64),
+        (2500, 8, 9, 128),  # more than one chunk a segment
+    ):
+        chosen = routing(tokens, k, experts)
+        ours = moe_align.align_pairs(chosen, experts, block_size)
+        theirs = moe_align.align_pairs_reference(chosen, experts, block_size)
+        assert ours.max_blocks == theirs.max_blocks
+        assert torch.equal(ours.num_blocks, theirs.num_blocks)
+        used = int(theirs.num_blocks)
+        assert torch.equal(ours.experts[:used], theirs.experts[:used])
+        assert torch.equal(ours.pairs[: used * block_size], theirs.pairs[: used * block_size])
 
 
 def check_experts(dtype: torch.dtype) -> None:

@@ -54,7 +54,7 @@ class ExpertCase:
 
 def expert_case(tokens: int, *, hidden: int, inner: int, experts: int, k: int, dtype: torch.dtype) -> ExpertCase:
     """Random experts and routing; one expert gets no token."""
-    chosen = torch.stack([torch.randperm(experts - 1)[:k] for _ in range(tokens)]).to(torch.int32)
+    chosen = routing(tokens, k, experts - 1)
     return ExpertCase(
         x=torch.randn(tokens, hidden).to(dtype),
         weights=torch.rand(tokens, k),
@@ -62,6 +62,11 @@ def expert_case(tokens: int, *, hidden: int, inner: int, experts: int, k: int, d
         gate_up=(torch.randn(experts, 2 * inner, hidden) * hidden**-0.5).to(dtype),
         down=(torch.randn(experts, hidden, inner) * inner**-0.5).to(dtype),
     )
+
+
+def routing(tokens: int, k: int, experts: int) -> torch.Tensor:
+    """k different experts of each token [tokens, k] int32, uniform."""
+    return torch.rand(tokens, experts).topk(k).indices.to(torch.int32)
 
 
 def _in_channels(matrices: torch.Tensor) -> Quantized:

@@ -1,8 +1,8 @@
 """Group (token, expert) pairs by expert into blocks of rows, each of one expert, on the device: a counting sort.
 
-Two launches with one program for each expert. The first counts the expert's pairs. The second computes the expert's
-first block from the counts of the experts before it and writes its pairs there, in order. The host knows only an upper
-bound of the number of blocks.
+Two launches with one program for each expert and each segment of the pairs. The first counts the expert's pairs in the
+segment. The second computes from all counts the expert's first block and the number of its pairs in earlier segments,
+and writes the segment's pairs behind them, in order. The host knows only an upper bound of the number of blocks.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,15 @@ import triton.language as tl
 from proa_engine.kernels.dependent_launch import dependent_launch
 
 CHUNK = 1024  # pairs processed at once
+# More segments shorten each program, but each reads the counts of all.
+MAX_SEGMENTS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertBlocks:
     """Pair p is choice p % k of token p // k."""
 
-    pairs: torch.Tensor  # [max_blocks * block_size] int32, grouped by expert; the value num_pairs: padding
+    pairs: torch.Tensor  # [max_blocks * block_size] int32, grouped by expert, ascending; the value num_pairs: padding
     experts: torch.Tensor  # [max_blocks] int32: the expert of each block
     num_blocks: torch.Tensor  # [1] int32: blocks in use; what lies behind them has no meaning
     max_blocks: int
@@ -30,10 +32,11 @@ class ExpertBlocks:
 def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> ExpertBlocks:
     """experts [T, k] int32"""
     num_pairs = experts.numel()
-    # Each expert in use may leave one block partly empty.
-    max_blocks = min(num_pairs, num_pairs // block_size + num_experts)
+    segment_size = CHUNK * triton.cdiv(num_pairs, CHUNK * MAX_SEGMENTS)
+    grid = (num_experts, triton.cdiv(num_pairs, segment_size))
+    max_blocks = _max_blocks(num_pairs, num_experts, block_size)
     empty = experts.new_empty
-    counts = empty(num_experts)
+    counts = empty((grid[1], num_experts))
     blocks = ExpertBlocks(
         pairs=empty(max_blocks * block_size),
         experts=empty(max_blocks),
@@ -41,47 +44,56 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
         max_blocks=max_blocks,
         block_size=block_size,
     )
-    count_pairs_kernel[(num_experts,)](experts, counts, num_pairs, CHUNK=CHUNK, **dependent_launch())
-    align_pairs_kernel[(num_experts,)](
+    count_pairs_kernel[grid](experts, counts, num_pairs, segment_size, CHUNK=CHUNK, **dependent_launch())
+    align_pairs_kernel[grid](
         experts,
         counts,
         blocks.pairs,
         blocks.experts,
         blocks.num_blocks,
         num_pairs,
-        num_experts,
+        segment_size,
         BLOCK_SIZE=block_size,
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
+        MAX_SEGMENTS=MAX_SEGMENTS,
         CHUNK=CHUNK,
         **dependent_launch(),
     )
     return blocks
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def count_pairs_kernel(experts_ptr, counts_ptr, num_pairs, CHUNK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    expert = tl.program_id(0)
-    counts = tl.zeros([CHUNK], tl.int32)
-    for start in range(0, num_pairs, CHUNK):
-        pair = start + tl.arange(0, CHUNK)
-        counts += (tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts_ptr + expert, tl.sum(counts, axis=0))
+def align_pairs_reference(experts: torch.Tensor, num_experts: int, block_size: int) -> ExpertBlocks:
+    """As `align_pairs`, on any device; blocks that are not in use are padding of expert 0."""
+    chosen = experts.flatten().long()
+    counts = chosen.bincount(minlength=num_experts)
+    blocks_of = (counts + block_size - 1) // block_size
+    sorted_experts, sorted_pairs = chosen.sort(stable=True)
+    rank = torch.arange(len(chosen), device=chosen.device) - (counts.cumsum(0) - counts)[sorted_experts]
+    position = (blocks_of.cumsum(0) - blocks_of)[sorted_experts] * block_size + rank
+    max_blocks = _max_blocks(len(chosen), num_experts, block_size)
+    blocks = ExpertBlocks(
+        pairs=experts.new_full((max_blocks * block_size,), len(chosen)),
+        experts=experts.new_zeros(max_blocks),
+        num_blocks=blocks_of.sum(0, keepdim=True).to(torch.int32),
+        max_blocks=max_blocks,
+        block_size=block_size,
+    )
+    blocks.pairs[position] = sorted_pairs.to(torch.int32)
+    blocks.experts[position // block_size] = sorted_experts.to(torch.int32)
+    return blocks
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def align_pairs_kernel(
+def _max_blocks(num_pairs: int, num_experts: int, block_size: int) -> int:
+    """Each expert in use may leave one block partly empty."""
+    return min(num_pairs, num_pairs // block_size + num_experts)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "segment_size"])
+def count_pairs_kernel(
     experts_ptr,  # [num_pairs]
-    counts_ptr,  # [num_experts]
-    pairs_ptr,  # [max_blocks * BLOCK_SIZE]
-    block_experts_ptr,  # [max_blocks]
-    num_blocks_ptr,  # [1]
+    counts_ptr,  # [segments, experts]
     num_pairs,
-    num_experts,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr,
+    segment_size,
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -89,20 +101,59 @@ def align_pairs_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     expert = tl.program_id(0)
+    segment = tl.program_id(1)
+    counts = tl.zeros([CHUNK], tl.int32)
+    for start in range(segment * segment_size, min((segment + 1) * segment_size, num_pairs), CHUNK):
+        pair = start + tl.arange(0, CHUNK)
+        counts += (tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts_ptr + segment * tl.num_programs(0) + expert, tl.sum(counts, axis=0))
+
+
+@triton.jit(do_not_specialize=["num_pairs", "segment_size"])
+def align_pairs_kernel(
+    experts_ptr,  # [num_pairs]
+    counts_ptr,  # [segments, experts]
+    pairs_ptr,  # [max_blocks * BLOCK_SIZE]
+    block_experts_ptr,  # [max_blocks]
+    num_blocks_ptr,  # [1]
+    num_pairs,
+    segment_size,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    MAX_SEGMENTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    expert = tl.program_id(0)
+    num_experts = tl.num_programs(0)
+    segment = tl.program_id(1)
+    num_segments = tl.num_programs(1)
     other = tl.arange(0, BLOCK_EXPERTS)
-    blocks_of = (tl.load(counts_ptr + other, mask=other < num_experts, other=0) + BLOCK_SIZE - 1) // BLOCK_SIZE
+    row = tl.arange(0, MAX_SEGMENTS)
+    # [MAX_SEGMENTS, BLOCK_EXPERTS]
+    counts = tl.load(
+        counts_ptr + row[:, None] * num_experts + other[None, :],
+        mask=(row < num_segments)[:, None] & (other < num_experts)[None, :],
+        other=0,
+    )
+    blocks_of = (tl.sum(counts, axis=0) + BLOCK_SIZE - 1) // BLOCK_SIZE
     first_block = tl.sum(tl.where(other < expert, blocks_of, 0), axis=0)
-    num_blocks = tl.sum(tl.where(other == expert, blocks_of, 0), axis=0)
-    if expert == num_experts - 1:
-        tl.store(num_blocks_ptr, first_block + num_blocks)
-    for block in range(first_block, first_block + num_blocks):
-        tl.store(block_experts_ptr + block, expert)
-    place = first_block * BLOCK_SIZE
-    for start in range(0, num_pairs, CHUNK):
+    end_block = tl.sum(tl.where(other <= expert, blocks_of, 0), axis=0)
+    in_earlier = tl.load(counts_ptr + row * num_experts + expert, mask=row < segment, other=0)
+    place = first_block * BLOCK_SIZE + tl.sum(in_earlier, axis=0)
+    for start in range(segment * segment_size, min((segment + 1) * segment_size, num_pairs), CHUNK):
         pair = start + tl.arange(0, CHUNK)
         mine = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert
         number = mine.to(tl.int32)
-        tl.store(pairs_ptr + place + tl.cumsum(number, axis=0) - 1, pair, mask=mine)
+        position = place + tl.cumsum(number, axis=0) - 1
+        tl.store(pairs_ptr + position, pair, mask=mine)
+        tl.store(block_experts_ptr + position // BLOCK_SIZE, expert, mask=mine & (position % BLOCK_SIZE == 0))
         place += tl.sum(number, axis=0)
-    rest = place + tl.arange(0, BLOCK_SIZE)
-    tl.store(pairs_ptr + rest, num_pairs, mask=rest < (first_block + num_blocks) * BLOCK_SIZE)
+    if segment == num_segments - 1:
+        rest = place + tl.arange(0, BLOCK_SIZE)
+        tl.store(pairs_ptr + rest, num_pairs, mask=rest < end_block * BLOCK_SIZE)
+        if expert == num_experts - 1:
+            tl.store(num_blocks_ptr, end_block)
