@@ -1,9 +1,10 @@
-"""Blocks of (token, expert) pairs: how the pairs are grouped."""
+"""Blocks of (token, expert) pairs: how the pairs are grouped and how many rows a block has."""
 
 import pytest
 import torch
 
 from proa_engine.kernels.moe_align import align_pairs_reference
+from proa_engine.kernels.moe_matmul import rows_per_block
 from support.quantized_cases import routing
 
 
@@ -24,3 +25,20 @@ def test_every_pair_is_in_one_block_of_its_expert(
     of_expert = blocks.experts[:num_used, None].expand_as(pairs)[is_pair]
     assert torch.equal(chosen.flatten()[pairs[is_pair].long()], of_expert)
     assert torch.equal(pairs[is_pair], torch.arange(tokens * k)[chosen.flatten().argsort(stable=True)].int())
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 127, 128, 256, 319, 320, 512, 700])
+def test_decodes_read_each_experts_weights_once(tokens: int) -> None:
+    torch.manual_seed(0)
+    num_experts, k = 128, 8
+    block_size = rows_per_block(tokens * k, num_experts)
+    counts = torch.stack([routing(tokens, k, num_experts).flatten().bincount(minlength=num_experts) for _ in range(20)])
+    num_blocks = (counts + block_size - 1) // block_size
+    assert num_blocks.sum() <= 1.01 * (counts > 0).sum()
+
+
+@pytest.mark.parametrize(("num_experts", "k"), [(128, 8), (60, 4), (8, 2), (5, 3)])
+def test_powers_of_two_tokens_meet_every_block_size(num_experts: int, k: int) -> None:
+    """Warm-up compiles the kernels for these numbers of tokens."""
+    met = {rows_per_block(k << power, num_experts) for power in range(14)}
+    assert met == {rows_per_block(k * tokens, num_experts) for tokens in range(1, 8193)} == {16, 32, 64, 128}
