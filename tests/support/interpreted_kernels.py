@@ -1,14 +1,22 @@
 """Triton kernels against their references in Triton's interpreter, on CPU tensors of odd shapes."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from proa_engine.kernels import decode_inputs, ngram, rms_norm, rotate_and_cache, silu_and_mul, skinny_gemm
-from proa_engine.kernels.decode_attention import decode_attention
+from proa_engine.kernels import (
+    decode_attention,
+    decode_inputs,
+    ngram,
+    rms_norm,
+    rotate_and_cache,
+    silu_and_mul,
+    skinny_gemm,
+)
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
@@ -85,9 +93,51 @@ def check_decode_attention(dtype: torch.dtype) -> None:
         assert window is not None or splits[3] > 1
         for _ in range(2):  # two layers share a plan
             out = torch.full_like(query, torch.nan)
-            decode_attention(query, case.key_cache, case.value_cache, seq_lens, block_table, out, plan, 0.25)
+            decode_attention.decode_attention(
+                query, case.key_cache, case.value_cache, seq_lens, block_table, out, plan, 0.25
+            )
             close(out[: len(lens)].float(), case.expected, TOLERANCE[dtype])
             assert (out[len(lens) :] == 0).all()
+
+
+def check_attention_of_wide_decodes(dtype: torch.dtype) -> None:
+    """As wide as one program computes and wider; with splits that begin behind some of a row's query tokens, with rows
+    of padding, and with tokens of padding before a request's beginning."""
+    first, second, third = ATTENTION_SHAPES
+    check_wide_decodes(3, (3, 16, 150, 129), first, None, dtype)
+    check_wide_decodes(5, (200, 141, 5), second, 140, dtype)
+    with mock.patch.object(decode_attention, "MAX_TILE", 16 * 16):
+        check_wide_decodes(19, (19, 131), third, None, dtype)
+
+
+def check_wide_decodes(
+    width: int, seq_lens: Sequence[int], shape: dict[str, Any], window: int | None, dtype: torch.dtype
+) -> None:
+    case = attention_case([(width, seq_len) for seq_len in (*seq_lens, width)], window=window, dtype=dtype, **shape)
+    starts, lengths, block_table = (
+        case.metadata.query_start_loc,
+        case.metadata.seq_lens.clone(),
+        case.metadata.block_table,
+    )
+    caches = case.key_cache, case.value_cache
+    lengths[-1] = 0
+    plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
+    out = torch.full_like(case.query, torch.nan)
+    for _ in range(2):  # two layers share a plan
+        decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25)
+        close(out[:-width].float(), case.expected[:-width], TOLERANCE[dtype])
+        assert (out[-width:] == 0).all()
+    lengths.clamp_(max=2)
+    plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
+    decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25)
+    rows = out.view(len(lengths), width, -1)
+    assert (rows[:, : width - 2] == 0).all()
+    assert (rows[:-1, width - 2 :] != 0).all()
+    invariant = torch.full_like(case.query, torch.nan)
+    prefill_attention(
+        case.query, *caches, starts, lengths, block_table, invariant, 0, 0.25, window, batch_invariant=True
+    )
+    close(invariant, out)
 
 
 def check_prefill_attention(dtype: torch.dtype) -> None:
@@ -170,6 +220,7 @@ CHECKS = (
     check_skinny_gemm_linear,
     check_rotate_and_cache,
     check_decode_attention,
+    check_attention_of_wide_decodes,
     check_prefill_attention,
     check_invariant_products,
     check_invariant_attention,

@@ -105,13 +105,15 @@ class _Planner:
         self.num_tokens = [seq_len - first for seq_len, first in zip(seq_lens, self.firsts, strict=True)]
 
     def prefills(self, num_decodes: int) -> list[PrefillTile]:
-        return [self.prefill(r) for r in range(num_decodes, len(self.seq_lens)) if self.starts[r + 1] > self.starts[r]]
+        rows = range(num_decodes, len(self.seq_lens))
+        return [self.prefill(r) for r in rows if self.seq_lens[r] and self.starts[r + 1] > self.starts[r]]
 
     def prefill(self, r: int) -> PrefillTile:
         length = self.padded(self.num_tokens[r])
+        start = max(self.starts[r], self.starts[r + 1] - self.seq_lens[r])  # those before it are padding
         rows, _ = self.places([r], np.arange(0, length, self.block_size))
         block_rows = torch.from_numpy(rows.ravel())
-        return PrefillTile(self.starts[r], self.starts[r + 1], self.num_tokens[r], block_rows, length)
+        return PrefillTile(start, self.starts[r + 1], self.num_tokens[r], block_rows, length)
 
     def decodes(self, num_decodes: int) -> list[DecodeTile]:
         """Decodes by length, so that little is padding; a tile holds as many as stay in the caches."""

@@ -1,9 +1,11 @@
-"""Paged attention (Kwon et al. 2023) for decodes, one query token a request, split along the context (flash-decoding).
+"""Paged attention (Kwon et al. 2023) for decodes, split along the context (flash-decoding).
 
-Grid: (items, kv_heads), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and programs
-without an item return. A program computes all query heads of one KV head, so that K and V are read once for the group.
-If a row has several items, each stores its softmax state in scratch memory. The program that finishes last merges them
-in the order of the items, so the result does not depend on which program that is:
+A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens that a step verifies. Grid: (items,
+kv_heads, parts of the width), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and
+programs without an item return. A program computes all query heads of one KV head and as many query tokens as fit into
+its tile, so that K and V are read once for them. If a row has several items, each stores its softmax state in scratch
+memory. The program that finishes last merges them in the order of the items, so the result does not depend on which
+program that is:
 
     m = max(m_i);  out = sum(exp(m_i - m) * acc_i) / sum(exp(m_i - m) * total_i)
 """
@@ -17,6 +19,7 @@ from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_to
 from proa_engine.kernels.dependent_launch import dependent_launch
 
 MIN_ROWS = 16  # of tl.dot
+MAX_TILE = 64 * 128  # numbers of a program's queries: as many float32 sums stay in the registers of 4 warps
 
 
 def decode_attention(
@@ -29,7 +32,10 @@ def decode_attention(
     plan: DecodePlan,
     scale: float,
 ) -> None:
-    """Write rows 0 … plan.num_rows of out [T, heads, D] from the same rows of query [T, heads, D]."""
+    """Write rows 0 … plan.num_rows * plan.width of out [T, heads, D] from the same rows of query [T, heads, D].
+
+    Zeros for query tokens before their request's beginning, which are padding.
+    """
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     group = num_heads // num_kv_heads
@@ -39,13 +45,16 @@ def decode_attention(
     assert value_cache.is_contiguous()
     max_items = plan.item_row.numel()
     block_d = max(16, triton.next_power_of_2(head_dim))
-    decode_attention_kernel[(max_items, num_kv_heads)](
+    block_m = min(triton.next_power_of_2(group * plan.width), MAX_TILE // block_d)
+    block_m = max(MIN_ROWS, triton.next_power_of_2(group), block_m)
+    queries = min(block_m // group, plan.width)
+    decode_attention_kernel[(max_items, num_kv_heads, triton.cdiv(plan.width, queries))](
         query,
         key_cache,
         value_cache,
         out,
-        torch.empty(max_items, num_heads, head_dim, dtype=torch.float32, device=query.device),
-        torch.empty(2, max_items, num_heads, dtype=torch.float32, device=query.device),
+        torch.empty(max_items, plan.width, num_heads, head_dim, dtype=torch.float32, device=query.device),
+        torch.empty(2, max_items, plan.width, num_heads, dtype=torch.float32, device=query.device),
         seq_lens,
         block_table,
         plan.item_row,
@@ -61,9 +70,12 @@ def decode_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        WIDTH=plan.width,
+        QUERIES=queries,
         WINDOW=plan.window or 0,
+        REACH=plan.reach,
         MULTIPLE=SPLIT_MULTIPLE,
-        BLOCK_M=max(MIN_ROWS, triton.next_power_of_2(group)),
+        BLOCK_M=block_m,
         BLOCK_D=block_d,
         TILE=_tile(block_d * query.element_size()),
         num_warps=4,
@@ -83,14 +95,14 @@ def decode_attention_kernel(
     key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     out_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
-    part_acc_ptr,  # [max_items, num_kv_heads * GROUP, HEAD_DIM] float32: what items of split rows leave
-    part_state_ptr,  # [2, max_items, num_kv_heads * GROUP] float32: maximum and total
+    part_acc_ptr,  # [max_items, WIDTH, num_kv_heads * GROUP, HEAD_DIM] float32: what items of split rows leave
+    part_state_ptr,  # [2, max_items, WIDTH, num_kv_heads * GROUP] float32: maximum and total
     seq_lens_ptr,  # [num_rows]
     block_table_ptr,  # [num_rows, max_blocks]
     item_row_ptr,  # [max_items]
     first_item_ptr,  # [num_rows + 1]
     split_length_ptr,  # [1]
-    arrived_ptr,  # [num_rows, num_kv_heads]
+    arrived_ptr,  # [num_rows, num_kv_heads, WIDTH]: the first of each part of the width is used
     max_items,
     scale_log2,
     stride_query_token,
@@ -100,7 +112,10 @@ def decode_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # query tokens of a row
+    QUERIES: tl.constexpr,  # of them in a program
     WINDOW: tl.constexpr,  # 0: no window
+    REACH: tl.constexpr,
     MULTIPLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -119,18 +134,22 @@ def decode_attention_kernel(
     first_item = tl.load(first_item_ptr + row)
     num_splits = tl.load(first_item_ptr + row + 1) - first_item
     length = tl.load(split_length_ptr)
-    start = first_token(seq_len, WINDOW, MULTIPLE) + (item - first_item) * length
+    start = first_token(seq_len, REACH, MULTIPLE) + (item - first_item) * length
     end = tl.minimum(start + length, seq_len)
 
-    head = tl.arange(0, BLOCK_M)
-    head_mask = head < GROUP
+    # The tile's rows are (query token, head in group) pairs.
+    first_query = tl.program_id(2) * QUERIES
+    query_index = first_query + tl.arange(0, BLOCK_M) // GROUP
+    head = kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP
+    row_mask = (query_index < WIDTH) & (query_index < first_query + QUERIES)
     dim = tl.arange(0, BLOCK_D)
-    mask = head_mask[:, None] & (dim < HEAD_DIM)[None, :]
-    query_offset = row.to(tl.int64) * stride_query_token + (kv_head * GROUP + head) * stride_query_head
+    mask = row_mask[:, None] & (dim < HEAD_DIM)[None, :]
+    token = row.to(tl.int64) * WIDTH + query_index
+    query_offset = token * stride_query_token + head * stride_query_head
     # [BLOCK_M, BLOCK_D]
     query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=mask, other=0.0)
     table_ptr = block_table_ptr + row.to(tl.int64) * stride_table_request
-    position = tl.zeros([BLOCK_M], tl.int32) + seq_len - 1
+    position = seq_len - WIDTH + query_index  # negative: padding, which attends to nothing
 
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -158,39 +177,42 @@ def decode_attention_kernel(
             MASKED=True,
         )
 
-    out_offset = (row.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP + head) * HEAD_DIM
+    out_offset = (token * NUM_KV_HEADS * GROUP + head) * HEAD_DIM
     if num_splits == 1:
-        store_rows(out_ptr, out_offset, head_mask, total, acc, HEAD_DIM, BLOCK_D)
+        store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)
     else:
-        part = (item.to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP + head
-        state_size = max_items.to(tl.int64) * NUM_KV_HEADS * GROUP
+        part_size: tl.constexpr = WIDTH * NUM_KV_HEADS * GROUP
+        state = query_index * NUM_KV_HEADS * GROUP + head
+        part = item.to(tl.int64) * part_size + state
+        state_size = max_items.to(tl.int64) * part_size
+        arrived_ptr += (row * NUM_KV_HEADS + kv_head) * WIDTH + first_query
         tl.store(part_acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], acc, mask=mask)
-        tl.store(part_state_ptr + part, maximum, mask=head_mask)
-        tl.store(part_state_ptr + state_size + part, total, mask=head_mask)
+        tl.store(part_state_ptr + part, maximum, mask=row_mask)
+        tl.store(part_state_ptr + state_size + part, total, mask=row_mask)
         # Every thread's stores come before the release, and every thread's loads after the acquire.
         tl.debug_barrier()
-        num_arrived = tl.atomic_add(arrived_ptr + row * NUM_KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
+        num_arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
         tl.debug_barrier()
         if num_arrived == num_splits - 1:
-            tl.store(arrived_ptr + row * NUM_KV_HEADS + kv_head, 0)  # for the next layer
+            tl.store(arrived_ptr, 0)  # for the next layer
             maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
             total = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            first_part = (first_item.to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP + head
+            first_part = first_item.to(tl.int64) * part_size + state
             for split in tl.range(0, num_splits, loop_unroll_factor=4):
-                part = first_part + split * (NUM_KV_HEADS * GROUP)
+                part = first_part + split * part_size
                 # From the L2 cache, because other multiprocessors wrote it.
-                part_maximum = tl.load(part_state_ptr + part, mask=head_mask, other=0.0, cache_modifier=".cg")
-                part_total = tl.load(
-                    part_state_ptr + state_size + part, mask=head_mask, other=0.0, cache_modifier=".cg"
-                )
+                part_maximum = tl.load(part_state_ptr + part, mask=row_mask, other=0.0, cache_modifier=".cg")
+                part_total = tl.load(part_state_ptr + state_size + part, mask=row_mask, other=0.0, cache_modifier=".cg")
                 part_acc = tl.load(
                     part_acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], mask=mask, other=0.0, cache_modifier=".cg"
                 )
                 new_maximum = tl.maximum(maximum, part_maximum)
-                rescale = tl.exp2(maximum - new_maximum)
-                part_scale = tl.exp2(part_maximum - new_maximum)
+                # A query token that sees nothing in the first parts has the maximum -inf: -inf - -inf would be NaN.
+                safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum) if WIDTH > 1 else new_maximum
+                rescale = tl.exp2(maximum - safe_maximum)
+                part_scale = tl.exp2(part_maximum - safe_maximum)
                 total = total * rescale + part_total * part_scale
                 acc = acc * rescale[:, None] + part_acc * part_scale[:, None]
                 maximum = new_maximum
-            store_rows(out_ptr, out_offset, head_mask, total, acc, HEAD_DIM, BLOCK_D)
+            store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)

@@ -21,28 +21,37 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Rows are the step's leading requests, one query token each. `items` of them, each row's side by side."""
+    """Rows are the step's leading requests, `width` query tokens each. `items` of them, each row's side by side."""
 
     num_rows: int
+    width: int
     window: int | None
     item_row: torch.Tensor  # [max_items] int32; -1: no item
     first_item: torch.Tensor  # [num_rows + 1] int32
     split_length: torch.Tensor  # [1] int32: tokens of an item; the last of a row may have fewer
-    arrived: torch.Tensor  # [num_rows * kv_heads] int32: finished items of a row; zero between layers
+    arrived: torch.Tensor  # [num_rows * kv_heads * width] int32: finished items of a row; zero between layers
+
+    @property
+    def reach(self) -> int:
+        """Tokens before a row's end that its queries attend to; 0: all."""
+        return 0 if self.window is None else self.window + self.width - 1
 
 
-def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, window: int | None) -> DecodePlan:
-    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding."""
+def plan_decodes(
+    seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, window: int | None, width: int = 1
+) -> DecodePlan:
+    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each."""
     device = seq_lens.device
     spare_items = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device), num_kv_heads)
     max_items = num_rows + spare_items
     plan = DecodePlan(
         num_rows=num_rows,
+        width=width,
         window=window,
         item_row=torch.empty(max_items, dtype=torch.int32, device=device),
         first_item=torch.empty(num_rows + 1, dtype=torch.int32, device=device),
         split_length=torch.empty(1, dtype=torch.int32, device=device),
-        arrived=torch.empty(num_rows * num_kv_heads, dtype=torch.int32, device=device),
+        arrived=torch.empty(num_rows * num_kv_heads * width, dtype=torch.int32, device=device),
     )
     if not num_rows:
         return plan
@@ -55,8 +64,8 @@ def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, windo
         num_rows,
         max_items,
         spare_items,
-        num_rows * num_kv_heads,
-        WINDOW=window or 0,
+        plan.arrived.numel(),
+        REACH=plan.reach,
         MULTIPLE=SPLIT_MULTIPLE,
         BLOCK=BLOCK,
         num_warps=4,
@@ -65,11 +74,11 @@ def plan_decodes(seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, windo
 
 
 @triton.jit
-def first_token(seq_len, WINDOW: tl.constexpr, MULTIPLE: tl.constexpr):
+def first_token(seq_len, REACH: tl.constexpr, MULTIPLE: tl.constexpr):
     """Return the position of the first token of a decode's first item."""
-    if WINDOW == 0:
+    if REACH == 0:
         return seq_len * 0
-    return tl.maximum(seq_len - WINDOW, 0) // MULTIPLE * MULTIPLE
+    return tl.maximum(seq_len - REACH, 0) // MULTIPLE * MULTIPLE
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_items", "spare_items", "num_arrived"])
@@ -83,7 +92,7 @@ def decode_plan_kernel(
     max_items,
     spare_items,
     num_arrived,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     MULTIPLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -91,7 +100,7 @@ def decode_plan_kernel(
     num_tokens = 0
     for base in range(0, num_rows, BLOCK):
         seq_len = tl.load(seq_lens_ptr + base + lane, mask=base + lane < num_rows, other=0)
-        num_tokens += tl.sum(seq_len - first_token(seq_len, WINDOW, MULTIPLE))
+        num_tokens += tl.sum(seq_len - first_token(seq_len, REACH, MULTIPLE))
     length = tl.maximum(tl.cdiv(tl.cdiv(num_tokens, spare_items), MULTIPLE) * MULTIPLE, MULTIPLE)
     tl.store(split_length_ptr, length)
 
@@ -101,7 +110,7 @@ def decode_plan_kernel(
         is_row = row < num_rows
         seq_len = tl.load(seq_lens_ptr + row, mask=is_row, other=0)
         # A padding row also has an item, which writes zeros.
-        num_splits = tl.maximum(tl.cdiv(seq_len - first_token(seq_len, WINDOW, MULTIPLE), length), 1)
+        num_splits = tl.maximum(tl.cdiv(seq_len - first_token(seq_len, REACH, MULTIPLE), length), 1)
         num_splits = tl.where(is_row, num_splits, 0)
         last = num_items + tl.cumsum(num_splits, axis=0)
         tl.store(first_item_ptr + row, last - num_splits, mask=is_row)

@@ -31,18 +31,20 @@ def plan_attention(
     cache_shape: torch.Size,
     window: int | None,
     *,
+    decode_width: int = 1,
     batch_invariant: bool = False,
 ) -> AttentionPlan:
     """Plan a step for the layers with this window (in tokens; None: no window).
 
     `cache_shape` is that of the keys, [num_blocks, kv_heads, block_size, D]. `batch_invariant`: a token has the same
-    bits as a decode and in any chunk of any batch. On a CPU it always has.
+    bits as a decode and in any chunk of any batch. On a CPU it always has, and computes wider decodes as prefills.
     """
     if seq_lens.is_cpu:
+        num_decodes = num_decodes if decode_width == 1 else 0
         return plan_reference(query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window)
     if batch_invariant:
         return InvariantPlan()
-    return plan_decodes(seq_lens, num_decodes, cache_shape[1], window)
+    return plan_decodes(seq_lens, num_decodes, cache_shape[1], window, decode_width)
 
 
 def paged_attention(

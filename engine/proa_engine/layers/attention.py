@@ -58,6 +58,7 @@ def plan_step(
             metadata.num_decodes,
             shape,
             window,
+            decode_width=metadata.decode_width,
             batch_invariant=batch_invariant,
         )
         for window in windows

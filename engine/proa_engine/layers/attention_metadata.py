@@ -7,13 +7,16 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """A batch of R requests with T tokens in all, decodes (one token each) first. Tensors lie on the model's device.
+    """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
 
-    Rows of `block_table` are read up to ceil(seq_len / block_size) entries; what lies behind has no meaning.
+    A request's tokens are its last ones: those that end at seq_len. Where decodes have more than one token, some may
+    lie before the request's beginning: these are padding. Rows of `block_table` are read up to
+    ceil(seq_len / block_size) entries; what lies behind has no meaning.
     """
 
     query_start_loc: torch.Tensor  # [R + 1] int32: request r's tokens are query_start_loc[r] … query_start_loc[r + 1]
     seq_lens: torch.Tensor  # [R] int32: tokens in the KV cache once this step has written its own
     block_table: torch.Tensor  # [R, max_blocks] int32
     slot_mapping: torch.Tensor  # [T] int64: block * block_size + offset of each token; -1: padding, written nowhere
-    num_decodes: int  # leading requests with one token each
+    num_decodes: int  # leading requests with `decode_width` tokens each
+    decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
