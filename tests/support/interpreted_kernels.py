@@ -31,6 +31,7 @@ ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20, "block_size": 4},
     {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8},
 ]
+WIDE_HEADS = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 136}  # have tiles of their own
 
 
 def check_norms(dtype: torch.dtype) -> None:
@@ -142,7 +143,7 @@ def check_wide_decodes(
 
 def check_prefill_attention(dtype: torch.dtype) -> None:
     lens = [(1, 33), (1, 5), (3, 3), (20, 50), (70, 90)]
-    for shape, window, num_decodes in itertools.product(ATTENTION_SHAPES, (None, 18), (0, 2)):
+    for shape, window, num_decodes in itertools.product((*ATTENTION_SHAPES, WIDE_HEADS), (None, 18), (0, 2)):
         case = attention_case(lens, window=window, dtype=dtype, **shape)
         metadata = case.metadata
         batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
@@ -159,7 +160,7 @@ def check_invariant_products(dtype: torch.dtype) -> None:
 
 def check_invariant_attention(dtype: torch.dtype) -> None:
     with mock.patch.object(InterpreterBuilder, "create_dot", ordered_dot):
-        for shape, window in zip(ATTENTION_SHAPES, (None, 40), strict=False):
+        for shape, window in zip((*ATTENTION_SHAPES[:2], WIDE_HEADS), (None, 40, None), strict=True):
             invariance.check_attention(90, dtype, TOLERANCE[dtype], window=window, **shape)
 
 

@@ -39,7 +39,7 @@ def prefill_attention(
     assert key_cache.is_contiguous()
     assert value_cache.is_contiguous()
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m, tile, num_warps = _tiling(block_d, query.element_size(), batch_invariant)
+    block_m, tile, num_warps = _tiling(block_d, query.element_size(), key_cache.element_size(), batch_invariant)
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
     num_requests = seq_lens.shape[0] - num_decodes
@@ -68,17 +68,19 @@ def prefill_attention(
         TILE=tile,
         ONE_LOOP=batch_invariant,
         num_warps=num_warps,
-        num_stages=4,
+        num_stages=5,  # two for the block table, three for keys and values: one tile of them is in flight
     )
 
 
-def _tiling(block_d: int, itemsize: int, batch_invariant: bool) -> tuple[int, int, int]:
-    """Rows and tokens of a tile, and warps: what registers and shared memory hold."""
+def _tiling(block_d: int, itemsize: int, cache_itemsize: int, batch_invariant: bool) -> tuple[int, int, int]:
+    """Rows and tokens of a tile, and warps: the most that registers hold without spilling. See docs/performance.md."""
     if itemsize == 4:
         return 32, 32, 4
+    is_fp8_cache = cache_itemsize == 1  # keys and values are converted in registers
     if block_d > 128:
-        return 64, 32, 4
-    return (64, 64, 4) if batch_invariant else (128, 64, 8)  # a decode uses few rows of a tile and pays for all of them
+        return (64, 32, 8) if batch_invariant or is_fp8_cache else (128, 32, 8)
+    # A decode uses few rows of a tile and pays for all of them.
+    return (64, 32 if is_fp8_cache else 64, 4) if batch_invariant else (128, 64, 8)
 
 
 @triton.jit
@@ -157,9 +159,7 @@ def prefill_attention_kernel(
     masked_start = (context_len + first_query + 1) // TILE * TILE  # every row attends to every token before it
     if WINDOW > 0:
         masked_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // TILE * TILE
-    elif (
-        ONE_LOOP
-    ):  # two loops would meet at a point that depends on the chunk, and the compiler may fuse their sums differently
+    elif ONE_LOOP:  # two would meet at a point that depends on the chunk, and the compiler may fuse sums differently
         masked_start = 0
     else:
         for tile in range(0, masked_start, TILE):
