@@ -16,7 +16,8 @@ from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe_align import align_pairs, align_pairs_reference
+from proa_engine.kernels.moe_matmul import ExpertMatrices, rows_per_block
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -26,7 +27,15 @@ from proa_engine.models.loader import load_model
 from support.kernel_cases import attention_case
 from support.paged_model import PagedModel
 from support.perplexity import perplexity, unseen_documents
-from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks
+from support.quantized_cases import (
+    FORMS,
+    assert_same_blocks,
+    assert_same_rows,
+    expert_case,
+    int4_case,
+    matrix_in_blocks,
+    routing,
+)
 from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import make_tiny_model
 
@@ -124,6 +133,15 @@ def test_experts_of_floats_and_of_8_bits(tokens: int, dtype: torch.dtype) -> Non
             ExpertMatrices(gate_up.cuda(), gate_up_scales.cuda()), ExpertMatrices(down.cuda(), down_scales.cuda()), form
         )
         near(fused(*on_device), looped(*arguments), 0.02)
+
+
+@pytest.mark.parametrize("experts", [9, 128])
+@pytest.mark.parametrize("tokens", [1, 3, 130, 256, 8192])
+def test_pairs_are_aligned_in_order(tokens: int, experts: int) -> None:
+    chosen = routing(tokens, 8, experts - 1)  # the last expert gets no token
+    block_size = rows_per_block(chosen.numel(), experts)
+    ours = align_pairs(chosen.cuda(), experts, block_size)
+    assert_same_blocks(ours, align_pairs_reference(chosen, experts, block_size))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -26,7 +26,15 @@ from proa_engine.kernels.paged_attention_reference import paged_attention_refere
 from proa_engine.kernels.prefill_attention import prefill_attention
 from support.interpreter import TOLERANCE, close, run_checks
 from support.kernel_cases import AttentionCase, attention_case
-from support.quantized_cases import FORMS, assert_same_rows, expert_case, int4_case, matrix_in_blocks, routing
+from support.quantized_cases import (
+    FORMS,
+    assert_same_blocks,
+    assert_same_rows,
+    expert_case,
+    int4_case,
+    matrix_in_blocks,
+    routing,
+)
 
 
 def check_fp8_rounding(dtype: torch.dtype) -> None:
@@ -145,11 +153,7 @@ def check_align(dtype: torch.dtype) -> None:
         chosen = routing(tokens, k, experts)
         ours = moe_align.align_pairs(chosen, experts, block_size)
         theirs = moe_align.align_pairs_reference(chosen, experts, block_size)
-        assert ours.max_blocks == theirs.max_blocks
-        assert torch.equal(ours.num_blocks, theirs.num_blocks)
-        used = int(theirs.num_blocks)
-        assert torch.equal(ours.experts[:used], theirs.experts[:used])
-        assert torch.equal(ours.pairs[: used * block_size], theirs.pairs[: used * block_size])
+        assert_same_blocks(ours, theirs)
 
 
 def check_experts(dtype: torch.dtype) -> None:

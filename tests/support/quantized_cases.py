@@ -6,6 +6,7 @@ import torch
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, dequantize_rows, quantize_reference
 from proa_engine.kernels.int4_linear import Int4Weight
+from proa_engine.kernels.moe_align import ExpertBlocks
 
 FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
 Quantized = tuple[torch.Tensor, torch.Tensor]
@@ -18,6 +19,16 @@ def assert_same_rows(ours: QuantizedRows, theirs: QuantizedRows, share: float = 
     differ = ours.values.float().cpu() != theirs.values.float().cpu()
     assert differ.float().mean() <= share, differ.float().mean()
     torch.testing.assert_close(ours_dense, theirs_dense, rtol=0.14, atol=float(theirs.scales.max()) * 2**-9)
+
+
+def assert_same_blocks(ours: ExpertBlocks, theirs: ExpertBlocks) -> None:
+    """The blocks in use are equal; what lies behind them has no meaning."""
+    assert (ours.max_blocks, ours.block_size) == (theirs.max_blocks, theirs.block_size)
+    assert ours.num_blocks.tolist() == theirs.num_blocks.tolist()
+    used = int(theirs.num_blocks)
+    assert torch.equal(ours.experts[:used].cpu(), theirs.experts[:used])
+    in_use = slice(used * theirs.block_size)
+    assert torch.equal(ours.pairs[in_use].cpu(), theirs.pairs[in_use])
 
 
 def matrix_in_blocks(outputs: int, inputs: int) -> Quantized:

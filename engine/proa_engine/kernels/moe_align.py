@@ -103,7 +103,7 @@ def count_pairs_kernel(
     expert = tl.program_id(0)
     segment = tl.program_id(1)
     counts = tl.zeros([CHUNK], tl.int32)
-    for start in range(segment * segment_size, min((segment + 1) * segment_size, num_pairs), CHUNK):
+    for start in range(segment * segment_size, tl.minimum((segment + 1) * segment_size, num_pairs), CHUNK):
         pair = start + tl.arange(0, CHUNK)
         counts += (tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
     tl.store(counts_ptr + segment * tl.num_programs(0) + expert, tl.sum(counts, axis=0))
@@ -144,7 +144,7 @@ def align_pairs_kernel(
     end_block = tl.sum(tl.where(other <= expert, blocks_of, 0), axis=0)
     in_earlier = tl.load(counts_ptr + row * num_experts + expert, mask=row < segment, other=0)
     place = first_block * BLOCK_SIZE + tl.sum(in_earlier, axis=0)
-    for start in range(segment * segment_size, min((segment + 1) * segment_size, num_pairs), CHUNK):
+    for start in range(segment * segment_size, tl.minimum((segment + 1) * segment_size, num_pairs), CHUNK):
         pair = start + tl.arange(0, CHUNK)
         mine = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert
         number = mine.to(tl.int32)
