@@ -147,16 +147,18 @@ class Listener:
 
 
 class Client:
-    """Streams chat completions and counts their events."""
+    """Streams chat completions and counts their events. The `Connection` of all of them, and its transport."""
 
     def __init__(self, session: GatewaySession, vocabulary: Vocabulary) -> None:
         self.num_events = 0
+        self.transport = self
+        self.writer: ResponseWriter | None = None
         self._session = session
         self._vocabulary = vocabulary
 
     async def add(self, index: int, max_tokens: int) -> None:
-        writer = ResponseWriter(self._send, self._send)
-        await writer.start_events(lambda: None, write_timeout=60)
+        writer = ResponseWriter(self._send, self)
+        await writer.start_events(write_timeout=60)
         envelope = Envelope(id="chatcmpl-1", object="chat.completion.chunk", created=0, model="m")
         choice = ChatChoice(envelope, 0, self._vocabulary, logprobs=False, token_ids=False)
         sink = ChoiceStream(choice, writer, interval=1, on_pending=lambda: None)
@@ -169,8 +171,10 @@ class Client:
         stream = TextStream(self._vocabulary)
         self._session.submit(request, OutputProcessor(stream, sink, Listener(), wants_tokens=False))
 
-    async def _send(self, message: Any) -> None:
+    def write(self, data: bytes) -> None:
         self.num_events += 1
+
+    async def _send(self, message: Any) -> None: ...
 
 
 async def measure(num_requests: int, num_steps: int) -> list[list[float]]:

@@ -1,80 +1,99 @@
 """CPU time of one SSE event in the gateway's `ResponseWriter`, and of the usual ways to send it.
 
-The server's `send` does nothing, so this is only the cost between the event's bytes and the server. 64 streams get an
-event each, then the event loop runs; the fastest of 25 rounds counts.
+The transport does nothing, so this is the cost between the event's bytes and the transport. 64 streams get an event
+each, then the event loop runs; the fastest of 25 rounds counts.
 
     PYTHONPATH=tests python tests/benchmarks/response_writer.py
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import uvloop
 from fastapi import FastAPI, Request, Response
 from starlette.types import Message, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proa_gateway.http import error_handlers
-from proa_gateway.streaming import ResponseWriter, ServerSendMiddleware, WriterResponse
+from proa_gateway.streaming import CONNECTION, ResponseWriter, WriterResponse
 
 EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" one"}}]}\n\n'
 NUM_STREAMS, NUM_STEPS, NUM_ROUNDS = 64, 300, 25
-Write = Callable[[bytes], None]
+Write = Callable[[bytes], Awaitable[None] | None]
+
+
+class Stream:
+    """A response that has begun, on a transport that does nothing."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.writer: ResponseWriter | None = None
+        self.wrapped_send: Send | None = None
+        transport: Any = self
+        self.cycle = RequestResponseCycle(
+            scope=cast(Any, {"method": "GET"}),
+            transport=transport,
+            flow=FlowControl(transport),
+            logger=cast(Any, None),
+            access_logger=cast(Any, None),
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=lambda: None,
+        )
+
+    def write(self, data: bytes) -> None: ...
+
+    async def open(self) -> None:
+        """Answer a request through FastAPI, until cancelled."""
+        app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None))  # type: ignore[arg-type]
+
+        async def respond(writer: ResponseWriter) -> None:
+            await writer.start_events(write_timeout=5)
+            self.wrapped_send = writer._send
+            await asyncio.Event().wait()
+
+        @app.get("/")
+        async def route(request: Request) -> Response:
+            return WriterResponse(respond)
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], CONNECTION: self}
+        await app(scope, receive, cast(Send, self.cycle.send))
 
 
 async def main() -> None:
-    sends, streams = await open_streams()
-    wrapped = [send for send, _ in sends]
-    server = [send for _, send in sends]
-    tasks: list[asyncio.Task[None]] = []
+    streams = [Stream() for _ in range(NUM_STREAMS)]
+    tasks = [asyncio.create_task(stream.open()) for stream in streams]
+    while not all(stream.wrapped_send for stream in streams):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    sends = [cast(Send, stream.cycle.send) for stream in streams]
+    wrapped = [cast(Send, stream.wrapped_send) for stream in streams]
 
     def queued(send: Send) -> Write:
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         tasks.append(asyncio.create_task(pump(queue, send)))
         return queue.put_nowait
 
-    print(f"ResponseWriter:                    {await measure(list(map(stepped, server))):.2f} µs/event")
-    print(f"the same over the wrapped send:    {await measure(list(map(stepped, wrapped))):.2f} µs/event")
-    print(f"queue and task:                    {await measure(list(map(queued, server))):.2f} µs/event")
-    print(f"queue and task, wrapped send:      {await measure(list(map(queued, wrapped))):.2f} µs/event")
-    for task in [*tasks, *streams]:
+    print(f"ResponseWriter:                {await measure([cast(Any, s.writer).write for s in streams]):.2f} µs/event")
+    print(f"uvicorn's send:                {await measure([awaited(send) for send in sends]):.2f} µs/event")
+    print(f"uvicorn's send, wrapped:       {await measure([awaited(send) for send in wrapped]):.2f} µs/event")
+    print(f"queue, task and wrapped send:  {await measure([queued(send) for send in wrapped]):.2f} µs/event")
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, *streams, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def open_streams() -> tuple[list[tuple[Send, Send]], list[asyncio.Task[None]]]:
-    """The application's `send` and the server's, for each stream that the returned tasks keep open."""
-    app = FastAPI(exception_handlers=error_handlers(lambda request, status, error_type: None))  # type: ignore[arg-type]
-    writers: list[ResponseWriter] = []
-
-    async def respond(writer: ResponseWriter) -> None:
-        await writer.start_events(lambda: None, write_timeout=5)
-        writers.append(writer)
-        await asyncio.Event().wait()
-
-    @app.get("/")
-    async def route(request: Request) -> Response:
-        return WriterResponse(respond)
-
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: Message) -> None:
-        pass
-
-    asgi = ServerSendMiddleware(app)
-    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
-    tasks = [asyncio.create_task(asgi(dict(scope), receive, send)) for _ in range(NUM_STREAMS)]
-    while len(writers) < NUM_STREAMS:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    return [(writer._send, writer._server_send) for writer in writers], tasks
-
-
-def stepped(send: Send) -> Write:
-    writer = ResponseWriter(send, send)
-    writer.blocked = False
-    return writer.write
+def awaited(send: Send) -> Write:
+    return lambda event: send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 async def pump(queue: "asyncio.Queue[bytes]", send: Send) -> None:
@@ -89,7 +108,8 @@ async def measure(writes: list[Write]) -> float:
         start = time.thread_time()
         for _ in range(NUM_STEPS):
             for write in writes:
-                write(EVENT)
+                if (sending := write(EVENT)) is not None:
+                    await sending
             await asyncio.sleep(0)
         fastest = min(fastest, time.thread_time() - start)
     return fastest / NUM_STEPS / len(writes) * 1e6

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
 from proa_gateway.config import GatewayConfig
@@ -14,16 +14,11 @@ from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
 from proa_gateway.http import BodyLimit, error_handlers
 from proa_gateway.routes import public_router, router
-from proa_gateway.streaming import ServerSendMiddleware
 
 
-def create_app(config: GatewayConfig) -> ASGIApp:
-    """The gateway runs from the application's startup to its shutdown."""
-    return ServerSendMiddleware(create_fastapi(config))
-
-
-def create_fastapi(config: GatewayConfig) -> FastAPI:
-    """The application inside `create_app`'s middleware; it has the OpenAPI description."""
+def create_app(config: GatewayConfig) -> FastAPI:
+    """The gateway runs from the application's startup to its shutdown. Streams need a server whose ASGI scope has a
+    `Connection`, see `HttpProtocol`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:

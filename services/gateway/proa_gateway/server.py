@@ -14,6 +14,7 @@ import uvloop
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway
+from proa_gateway.http_protocol import HttpProtocol
 
 BACKLOG = 2048
 KEEP_ALIVE = 75  # seconds; longer than load balancers keep idle connections, so that they close them first
@@ -57,7 +58,7 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
         create_app(config),
         host=config.host,
         port=config.port,
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -41,8 +41,8 @@ def completion_choice(echo: str | None = None) -> CompletionChoice:
 
 
 async def make_writer(server: AsgiServer) -> ResponseWriter:
-    writer = ResponseWriter(server.send, server.send)
-    await writer.start_events(lambda: None, write_timeout=5)
+    writer = ResponseWriter(server.send, server)
+    await writer.start_events(write_timeout=5)
     return writer
 
 
@@ -76,17 +76,17 @@ async def test_deltas_for_a_slow_client_are_merged_into_one_event() -> None:
     writer = await make_writer(server)
     stream = ChoiceStream(chat_choice(), writer, interval=1, on_pending=lambda: None)
     stream.text("a")
-    server.reading.clear()
+    server.stop_reading()
     for number in range(1000):
         stream.text(f"{number},")
     stream.delta(Delta("end", finish_reason="length"))
     assert writer.blocked
     assert len(server.sent) == 1
-    server.reading.set()
+    server.start_reading()
     await writer.drain()
     stream.flush()
     texts = [event["choices"][0]["delta"]["content"] for event in server.events()]
-    assert texts == ["a", "0,", "".join(f"{number}," for number in range(1, 1000)) + "end"]
+    assert texts == ["a", "".join(f"{number}," for number in range(1000)) + "end"]
 
 
 async def test_an_interval_merges_all_but_the_first_and_the_last_delta() -> None:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.http import error_handlers
-from proa_gateway.streaming import ResponseWriter, ServerSendMiddleware, WriterResponse
+from proa_gateway.streaming import CONNECTION, ResponseWriter, WriterResponse
 from support.asgi import AsgiServer
 from support.gateway import until
 
@@ -40,56 +40,71 @@ def make_app(respond: Respond) -> tuple[ASGIApp, CountingMiddleware]:
         return WriterResponse(respond)  # type: ignore[arg-type]
 
     counting = CountingMiddleware(app)
-    return ServerSendMiddleware(counting), counting
+    return counting, counting
 
 
 async def run(app: ASGIApp, server: AsgiServer) -> None:
-    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], CONNECTION: server}
     await app(scope, server.receive, server.send)
 
 
-async def start(writer: ResponseWriter, blocked: list[str] | None = None, *, write_timeout: float = 5.0) -> None:
-    calls = [] if blocked is None else blocked
-    await writer.start_events(lambda: calls.append("blocked"), write_timeout=write_timeout)
-
-
-async def test_an_event_is_sent_when_write_returns_and_passes_no_middleware() -> None:
+@pytest.mark.parametrize("size", [1, 15, 16, 1023, 1024, 70_000])
+async def test_an_event_is_sent_when_write_returns_and_passes_no_middleware(size: int) -> None:
     server = AsgiServer()
 
     async def respond(writer: ResponseWriter) -> None:
         assert writer.blocked
-        await start(writer)
-        for number in range(3):
-            writer.write(b"%d" % number)
-            assert server.sent[-1] == b"%d" % number
+        await writer.start_events(write_timeout=5)
+        for letter in (b"a", b"b"):
+            writer.write(letter * size)
+            assert server.sent[-1] == letter * size
         await writer.end(b"end")
 
     app, counting = make_app(respond)
     await run(app, server)
-    assert (server.status, server.sent) == (200, [b"0", b"1", b"2", b"end"])
-    assert counting.seen == ["http.response.start"]
+    assert (server.status, server.sent) == (200, [b"a" * size, b"b" * size, b"end"])
+    assert counting.seen == ["http.response.start", "http.response.body"]
 
 
-async def test_a_write_to_a_client_that_reads_nothing_blocks_until_it_reads() -> None:
+async def test_a_writer_is_blocked_until_the_client_reads_again() -> None:
     server = AsgiServer()
-    blocked: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
-        await start(writer, blocked)
+        await writer.start_events(write_timeout=5)
         writer.write(b"a")
         assert not writer.blocked
-        server.reading.clear()
-        writer.write(b"b")
+        server.stop_reading()
         assert writer.blocked
-        assert blocked == ["blocked"]
-        asyncio.get_running_loop().call_later(0.01, server.reading.set)
+        asyncio.get_running_loop().call_later(0.01, server.start_reading)
         await writer.drain()
         assert not writer.blocked
-        writer.write(b"c")
-        await writer.end(b"d")
+        writer.write(b"b")
+        await writer.end(b"c")
+        assert writer.blocked
 
     await run(make_app(respond)[0], server)
-    assert server.sent == [b"a", b"b", b"c", b"d"]
+    assert server.sent == [b"a", b"b", b"c"]
+
+
+async def test_a_client_that_reads_a_little_and_stops_again_still_blocks() -> None:
+    server = AsgiServer()
+
+    async def respond(writer: ResponseWriter) -> None:
+        await writer.start_events(write_timeout=5)
+        server.stop_reading()
+        draining = asyncio.create_task(writer.drain())
+        await asyncio.sleep(0)
+        server.start_reading()
+        server.stop_reading()
+        await asyncio.sleep(0.01)
+        assert writer.blocked
+        assert not draining.done()
+        server.start_reading()
+        await draining
+        await writer.end(b"end")
+
+    await run(make_app(respond)[0], server)
+    assert server.sent == [b"end"]
 
 
 async def test_a_client_that_reads_nothing_for_the_write_timeout_raises() -> None:
@@ -97,9 +112,8 @@ async def test_a_client_that_reads_nothing_for_the_write_timeout_raises() -> Non
     raised: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
-        await start(writer, write_timeout=0.05)
-        server.reading.clear()
-        writer.write(b"a")
+        await writer.start_events(write_timeout=0.05)
+        server.stop_reading()
         try:
             await writer.drain()
         except TimeoutError:
@@ -114,8 +128,8 @@ async def test_a_last_event_that_the_client_does_not_read_raises_too() -> None:
     raised: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
-        await start(writer, write_timeout=0.05)
-        server.reading.clear()
+        await writer.start_events(write_timeout=0.05)
+        server.stop_reading()
         try:
             await writer.end(b"end")
         except TimeoutError:
@@ -131,10 +145,9 @@ async def test_a_disconnect_cancels_the_response(blocked: bool) -> None:
     outcome: list[str] = []
 
     async def respond(writer: ResponseWriter) -> None:
-        await start(writer)
+        await writer.start_events(write_timeout=5)
         if blocked:
-            server.reading.clear()
-        writer.write(b"a")
+            server.stop_reading()
         try:
             await (writer.drain() if blocked else asyncio.Event().wait())
         except asyncio.CancelledError:

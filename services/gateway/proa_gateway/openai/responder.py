@@ -58,7 +58,7 @@ class Responder:
         ]
         self._start(streams)
         await generation.wait()
-        await writer.start_events(generation.wake, write_timeout=self._config.deadlines.slow_reader)
+        await writer.start_events(write_timeout=self._config.deadlines.slow_reader)
         if opening := b"".join(choice.opening() for choice in choices):
             writer.write(opening)
         try:
