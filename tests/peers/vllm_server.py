@@ -1,0 +1,112 @@
+"""`RemoteOpenAIServer` as vLLM's server tests use it: an engine and a gateway of Proa with the built-in model."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anthropic
+import httpx
+import openai
+
+from support.processes import free_port
+
+START_SECONDS = 120.0
+# vLLM's options that Proa has too, by their number of values. All others do not matter here.
+ENGINE_OPTIONS = {"--max-num-seqs": 1, "--max-logprobs": 1, "--no-enable-prefix-caching": 0, "--no-async-scheduling": 0}
+GATEWAY_OPTIONS = {"--api-key": 1, "--allowed-origins": 1, "--root-path": 1, "--tool-call-parser": 1}
+
+
+class RemoteOpenAIServer:
+    """A running Proa that serves the built-in model under the test's model name. A context manager."""
+
+    DUMMY_API_KEY = "token-abc123"
+
+    def __init__(self, model: str, vllm_serve_args: list[str], **unused: object) -> None:
+        arguments = [argument for option in vllm_serve_args for argument in option.split("=", 1)]
+        name = _values(arguments, "--served-model-name") or [os.fspath(model)]
+        self.host, self.port = "127.0.0.1", free_port()
+        engine_port = free_port()
+        listen = ["--host", self.host, "--port"]
+        self._processes = [
+            _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", "builtin",
+                   "--served-model-name", name[0], *_known(arguments, ENGINE_OPTIONS)),
+            _start("proa-gateway", *listen, str(self.port), "--engine", f"{self.host}:{engine_port}",
+                   *_known(arguments, GATEWAY_OPTIONS)),
+        ]  # fmt: skip
+        self._wait_until_ready()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    @property
+    def url_root(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def url_for(self, *parts: str) -> str:
+        return "/".join([self.url_root, *(part.strip("/") for part in parts if part)])
+
+    def get_client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(**self._client_options("v1", options))
+
+    def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._client_options("v1", options))
+
+    def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(**self._client_options("", options))
+
+    def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(**self._client_options("", options))
+
+    def _client_options(self, path: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "base_url": self.url_for(path),
+            "api_key": self.DUMMY_API_KEY,
+            "max_retries": 0,
+            "timeout": 60,
+        } | options
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            for process in self._processes:
+                if process.poll() is not None:
+                    raise RuntimeError(f"{process.args!r} exited with status {process.returncode}")
+            try:
+                if httpx.get(f"{self.url_root}/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        raise RuntimeError("the server did not become ready")
+
+
+def _start(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    with Path(f"{program}.log").open("ab") as log:
+        return subprocess.Popen([program, "serve", *arguments], stdout=log, stderr=subprocess.STDOUT)
+
+
+def _values(arguments: list[str], option: str) -> list[str]:
+    return [arguments[index + 1] for index, argument in enumerate(arguments) if argument == option]
+
+
+def _known(arguments: list[str], options: dict[str, int]) -> list[str]:
+    """Those of the arguments that are `options`, with their values."""
+    known: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument in options:
+            known += arguments[index : index + 1 + options[argument]]
+    return known

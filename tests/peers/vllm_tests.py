@@ -1,0 +1,112 @@
+"""Run vLLM's own server tests against Proa: `python tests/peers/vllm_tests.py vllm-0.33.0.tar.gz [pytest's arguments]`.
+
+The file is vLLM's source package from the Python package index (`pip download --no-binary :all:` or a browser); its
+tests are unpacked into a temporary folder. Of them run those that speak HTTP to a server of text: neither audio, images
+and video, nor pooling, nor a particular GPU. Each starts an engine with the built-in model under the name that it asks
+for, and a gateway. Prints each test's outcome and the error of those that fail.
+"""
+
+import argparse
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import transformers
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+BUILTIN = REPOSITORY / "engine" / "proa_engine" / "builtin" / "model"
+FOLDERS = ("anthropic", "openai", "serve", "tool_parsers")
+# What needs another kind of model, a GPU, or a feature that Proa does not have on purpose (DESIGN: refused by name).
+NOT_FOR_PROA = ("vision", "vlm", "audio", "image", "embeds", "tensorizer", "watermarking", "sagemaker", "lmeval", "uds",
+                "rpc", "render", "decisions", "lora", "mcp", "harmony", "orca", "profile")  # fmt: skip
+UTILS = """from vllm_server import RemoteOpenAIServer
+import pytest
+VLLM_PATH, ROCM_EXTRA_ARGS, ROCM_ENV_OVERRIDES = None, [], {}
+requires_fp8 = pytest.mark.skip("needs a GPU")
+def multi_gpu_only(num_gpus): return requires_fp8
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="vLLM's source package, vllm-VERSION.tar.gz")
+    options, pytest_arguments = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(options.source, Path(folder))
+        command = [sys.executable, __file__, "--inside", *pytest_arguments]
+        wide = os.environ | {"COLUMNS": "250"}  # pytest cuts the errors of its summary to the terminal's width
+        return subprocess.run(command, cwd=folder, env=wide, check=False).returncode
+
+
+def unpack(source: Path, folder: Path) -> None:
+    """Put the chosen tests into `folder`, as a package `tests` without vLLM's own helpers."""
+    with tarfile.open(source) as archive:
+        for member in archive:
+            path = Path(*Path(member.name).parts[1:])
+            if member.isfile() and path.parts[:2] == ("tests", "entrypoints") and _is_chosen(path):
+                archive.extract(_renamed(member, path), folder, filter="data")
+    for package in [folder / "tests", *(path for path in (folder / "tests").rglob("*") if path.is_dir())]:
+        (package / "__init__.py").touch()
+    (folder / "tests" / "utils.py").write_text(UTILS)
+    (folder / "tests" / "conftest.py").write_text("LocalAssetServer = None\n")
+
+
+def _is_chosen(path: Path) -> bool:
+    if path.name == "conftest.py" or not path.name.startswith("test_"):
+        return path.suffix == ".py"
+    return path.parts[2] in FOLDERS and not any(word in str(path) for word in NOT_FOR_PROA)
+
+
+def _renamed(member: tarfile.TarInfo, path: Path) -> tarfile.TarInfo:
+    member.name = str(path)
+    return member
+
+
+class ServerTests:
+    """A pytest plugin that leaves only the tests that start a server, in themselves or by a fixture."""
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        chosen = [item for item in items if isinstance(item, pytest.Function) and _starts_a_server(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+def _starts_a_server(item: pytest.Function) -> bool:
+    definitions = [definition for found in item._fixtureinfo.name2fixturedefs.values() for definition in found]
+    functions = [item.function, *(definition.func for definition in definitions)]
+    return any("RemoteOpenAIServer(" in inspect.getsource(function) for function in functions)
+
+
+def run_inside(arguments: list[str]) -> int:
+    """Run the unpacked tests, which are in the current folder."""
+    sys.path[:0] = [".", str(REPOSITORY / "tests"), str(HERE)]
+    use_builtin_tokenizer()
+    vllm_stubs = importlib.import_module("vllm_stubs")
+    vllm_stubs.install_stubs(
+        ["vllm", "rapidfuzz", "openai_harmony", "pybase64"], {"vllm.tokenizers": {"get_tokenizer": builtin_tokenizer}}
+    )
+    options = ["-p", "no:cacheprovider", "-q", "-rfE", "--tb=line", "-W", "ignore", "--timeout=180",
+               "-o", "asyncio_mode=auto", "--rootdir=.", "--continue-on-collection-errors"]  # fmt: skip
+    return pytest.main([*options, *(arguments or ["tests/entrypoints"])], plugins=[ServerTests()])
+
+
+def use_builtin_tokenizer() -> None:
+    """Give the built-in model's tokenizer to tests that load that of the model they name."""
+    transformers.AutoTokenizer.from_pretrained = builtin_tokenizer  # type: ignore[assignment, method-assign]
+    huggingface_hub.snapshot_download = lambda *_, **__: str(BUILTIN)  # type: ignore[assignment]
+
+
+def builtin_tokenizer(*_: object, **__: object) -> object:
+    return transformers.PreTrainedTokenizerFast.from_pretrained(BUILTIN)
+
+
+if __name__ == "__main__":
+    sys.exit(run_inside(sys.argv[2:]) if sys.argv[1:2] == ["--inside"] else main())
