@@ -103,9 +103,14 @@ class Detokenizer:
         """Add tokens; returns the text that is complete with them."""
         if self._at_start:
             return self._push_first(token_ids)
-        if len(token_ids) == 1:
-            return self._add(self._pieces[token_ids[0]])
         return "".join([self._add(self._pieces[token_id]) for token_id in token_ids])
+
+    def push_token(self, token_id: int) -> str:
+        """`push` one token: the common case, without a sequence for it."""
+        piece = self._pieces[token_id]
+        if piece.__class__ is str and not self._pending and not self._at_start:
+            return piece
+        return self.push((token_id,))
 
     def finish(self) -> str:
         """The rest of the text: U+FFFD for an incomplete character."""

@@ -97,14 +97,14 @@ class TextStream:
         if self._exempt:
             return self._push_exempt(token_ids)
         if len(token_ids) == 1 and not self._ends and not self._held:  # a shortcut for the common case: half the time
-            self._held = self._detokenizer.push(token_ids)
+            self._held = self._detokenizer.push_token(token_ids[0])
             if self._held and not self._stop_starts.search(self._held):
                 text, self._held = self._held, ""
                 return TextDelta(text, 1)
             self._ends.append(len(self._held))
             return self._release()
         for token_id in token_ids:
-            self._held += self._detokenizer.push((token_id,))
+            self._held += self._detokenizer.push_token(token_id)
             self._ends.append(len(self._held))
         return self._release()
 

@@ -99,7 +99,7 @@ class OutputProcessor:
         self._listener = listener
         self._wants_tokens = wants_tokens
         plain = self._stream.plain
-        self._plain_push = plain.push if plain is not None and not wants_tokens else None
+        self._plain_push = plain.push_token if plain is not None and not wants_tokens else None
         self._held_ids: list[int] = []  # received, but a stop string may still cut them off
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -114,7 +114,7 @@ class OutputProcessor:
         self.received.append(token_id)
         if self._plain_push is not None:
             self.num_tokens += 1
-            if text := self._plain_push((token_id,)):
+            if text := self._plain_push(token_id):
                 self._sink.text(text)
             return
         if self._wants_tokens:

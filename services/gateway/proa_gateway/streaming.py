@@ -49,11 +49,12 @@ class ResponseWriter:
     must not be called then.
     """
 
-    __slots__ = ("_connection", "_has_room", "_send", "_write_timeout", "blocked")
+    __slots__ = ("_connection", "_has_room", "_send", "_transport_write", "_write_timeout", "blocked")
 
     def __init__(self, send: Send, connection: Connection) -> None:
         self._send = send
         self._connection = connection
+        self._transport_write = connection.transport.write
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._write_timeout: float | None = None
@@ -74,7 +75,7 @@ class ResponseWriter:
     def write(self, event: bytes) -> None:
         size = len(event)
         head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
-        self._connection.transport.write(head + event + b"\r\n")
+        self._transport_write(head + event + b"\r\n")
 
     async def drain(self) -> None:
         """Wait until the client has read enough for the next `write`. Raises `TimeoutError`."""

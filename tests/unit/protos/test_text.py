@@ -82,6 +82,18 @@ def test_any_byte_level_ids_stream_to_their_decoded_text(token_ids: list[int], s
 
 
 @family
+@given(data=st.data(), skip=st.booleans(), num_context=st.integers(0, 3))
+def test_a_token_pushed_alone_adds_the_same_text_as_in_a_sequence(
+    name: str, data: st.DataObject, skip: bool, num_context: int
+) -> None:
+    token_ids = data.draw(st.lists(st.integers(0, tokenizer_of(name).get_vocab_size() + 1), max_size=30))
+    context, output = token_ids[:num_context], token_ids[num_context:]
+    alone, together = (Detokenizer(vocabulary_of(name), skip_special_tokens=skip, context=context) for _ in range(2))
+    pieces = [alone.push_token(token_id) for token_id in output]
+    assert "".join(pieces) + alone.finish() == together.push(output) + together.finish()
+
+
+@family
 @given(data=st.data(), skip=st.booleans())
 def test_division_into_calls_never_changes_text(name: str, data: st.DataObject, skip: bool) -> None:
     token_ids = data.draw(st.lists(st.integers(0, 399), max_size=20))
