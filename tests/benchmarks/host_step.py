@@ -39,7 +39,7 @@ from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session as EngineSession
 from proa_engine.telemetry import EngineTracer
 from proa_engine.worker.async_output import StepTensors, collect
-from proa_engine.worker.decode_graphs import DecodeGraphs, capture_sizes
+from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
 from proa_gateway.engines.session import Session as GatewaySession
@@ -70,8 +70,8 @@ class HostExecutor:
     def __init__(self, config: EngineConfig, token_id: int) -> None:
         self.seconds = 0.0
         self._token_ids = torch.full((config.max_num_seqs,), token_id)
-        self._graphs = DecodeGraphs(capture_sizes(config.max_num_seqs), torch.device("cpu"))
-        self._graphs.capture(lambda rows: rows, NoCapture())
+        self._graphs = DecodeGraphs(graph_shapes(config.max_num_seqs), torch.device("cpu"))
+        self._graphs.capture(lambda rows, _: rows, NoCapture())
         self._batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=self.max_model_len,

@@ -9,6 +9,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from proa_engine.kernels import (
+    accept_drafts,
     decode_attention,
     decode_inputs,
     ngram,
@@ -176,14 +177,15 @@ def ordered_dot(_builder: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
 def check_decode_inputs(dtype: torch.dtype) -> None:
     token_ids = torch.randint(500, (6, 90), dtype=torch.int32)
     block_table = torch.randint(40, (6, 23), dtype=torch.int32)
-    rows = torch.tensor([[5, 0, 2, 0], [88, 0, 37, -1]])
-    ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_table, 4)
-    theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_table, 4)
-    for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
-        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
-    for row, seq_len in enumerate(theirs.seq_lens.tolist()):
-        used = -(-seq_len // 4)
-        assert torch.equal(ours.block_table[row, :used], theirs.block_table[row, :used])
+    for width, counts in ((1, [1, 1, 1, 0]), (3, [1, 2, 3, 0])):
+        rows = torch.tensor([[5, 0, 2, 0], [89, 2, 37, 0], counts])
+        ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_table, 4, width)
+        theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_table, 4, width)
+        for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+        for row, seq_len in enumerate(theirs.seq_lens.tolist()):
+            used = -(-seq_len // 4)
+            assert torch.equal(ours.block_table[row, :used], theirs.block_table[row, :used])
 
 
 def check_propose_ngrams(_dtype: torch.dtype) -> None:
@@ -192,12 +194,34 @@ def check_propose_ngrams(_dtype: torch.dtype) -> None:
         (5, 90, 4, 5, (2, 4)),
         (2, 2 * ngram.BLOCK + 7, 50, 3, (1, 3)),
     ):
-        token_ids = torch.randint(0, vocabulary, (7, length + 3), dtype=torch.int32)
         lengths, slots = torch.randint(1, length + 1, (7,)), torch.randperm(7)[:rows]
-        num_drafts = torch.randint(0, width + 1, (rows,))
-        options = {"width": width, "min_ngram": min_ngram, "max_ngram": max_ngram}
-        ours = ngram._propose_ngrams_triton(token_ids, slots, lengths, num_drafts, **options)
-        theirs = ngram.propose_ngrams_reference(token_ids, slots, lengths, num_drafts, max_length=length, **options)
+        num_tokens = torch.randint(0, width + 2, (rows,))
+        ends = torch.where(num_tokens > 0, lengths[slots] + num_tokens + torch.randint(-2, 4, (rows,)), 0)
+        ours = [
+            torch.stack((slots, ends, num_tokens)),
+            torch.randint(0, vocabulary, (7, length + width), dtype=torch.int32),
+            lengths,
+            torch.zeros(7, width, dtype=torch.int64),
+        ]
+        theirs = [tensor.clone() for tensor in ours]
+        ngram._propose_ngrams_triton(*ours, min_ngram=min_ngram, max_ngram=max_ngram)
+        ngram.propose_ngrams_reference(*theirs, min_ngram=min_ngram, max_ngram=max_ngram)
+        assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def check_accept_drafts(_dtype: torch.dtype) -> None:
+    for num_rows, width in ((1, 1), (5, 3), (6, 4)):
+        num_samples = torch.randint(1, width + 2, (num_rows,))
+        slots = torch.randperm(9)[:num_rows]
+        drafts = torch.randint(-1, 2, (9, width))
+        drafts[(drafts == ngram.NONE).cumsum(1) > 0] = ngram.NONE
+        drafts[slots] = drafts[slots].masked_fill(torch.arange(width) >= num_samples[:, None] - 1, ngram.NONE)
+        token_ids = torch.randint(0, 2, (int(num_samples.sum()),))
+        first_samples = num_samples.cumsum(0) - num_samples
+        ours, theirs = torch.randint(1, 99, (9,)).repeat(2, 1)
+        arguments = token_ids, slots.repeat_interleave(num_samples), first_samples, drafts
+        counts = accept_drafts._accept_drafts_triton(*arguments, ours)
+        assert torch.equal(counts, accept_drafts.accept_drafts_reference(*arguments, theirs))
         assert torch.equal(ours, theirs)
 
 
@@ -227,6 +251,7 @@ CHECKS = (
     check_invariant_attention,
     check_decode_inputs,
     check_propose_ngrams,
+    check_accept_drafts,
     check_token_limits,
     check_draw_tokens,
 )

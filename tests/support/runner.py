@@ -10,7 +10,7 @@ from proa.contract import SamplingParams
 from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
-from proa_engine.worker.decode_graphs import DecodeGraphs, capture_sizes
+from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
@@ -47,10 +47,14 @@ class FakeModel:
 class FakeCapture:
     """Replays by calling `work` again. Like a CUDA graph it writes its result to the same tensor every time."""
 
+    def __init__(self) -> None:
+        self.num_replays = 0
+
     def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         result = work()
 
         def replay() -> None:
+            self.num_replays += 1
             result.copy_(work())
 
         return replay, result
@@ -78,16 +82,18 @@ class RunnerHarness:
             device=torch.device("cpu"),
             max_drafts=0 if drafts is None else drafts.num_speculative_tokens,
         )
+        max_drafts = self.batch.max_drafts
         self.runner = ModelRunner(
             self.model,  # type: ignore[arg-type]
             [],
             self.batch,
             max_logprobs=max_logprobs,
-            graphs=DecodeGraphs(capture_sizes(max_num_seqs), torch.device("cpu")) if graphs else None,
+            graphs=DecodeGraphs(graph_shapes(max_num_seqs, max_drafts), torch.device("cpu")) if graphs else None,
             drafter=None if drafts is None else Drafter(drafts, self.batch),
         )
+        self.capture = FakeCapture()
         if graphs:
-            self.runner.capture_graphs(FakeCapture())
+            self.runner.capture_graphs(self.capture)
         self.num_blocks = 0
 
     def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:

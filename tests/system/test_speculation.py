@@ -1,15 +1,21 @@
-"""N-gram speculation changes no token: greedy and sampled, asynchronous or not, with preemption, at every limit and on
-two ranks; and draft tokens are accepted where a text repeats."""
+"""N-gram speculation changes no token: greedy and sampled, asynchronous or not, with preemption, at every limit, on two
+ranks and in replayed graphs; and draft tokens are accepted where a text repeats."""
 
+import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from proa.contract import EngineCoreRequest, FinishReason, SamplingParams
 from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.worker.decode_graphs import graph_shapes
+from proa_engine.worker.worker import Worker
 from support.engine import Engine, Result, build_core, request, run, tokens
+from support.runner import FakeCapture
 from support.tiny_models import BYTES, make_tiny_model
 
 CONFIG: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "max_num_batched_tokens": 64, "block_seed": 4}
@@ -63,6 +69,18 @@ def drafting(folder: Path) -> Iterator[Engine]:
         yield engine
 
 
+@contextmanager
+def drafting_in_graphs(folder: Path, **settings: Any) -> Iterator[tuple[Engine, FakeCapture]]:
+    """A drafting engine that replays steps of decodes with up to four rows."""
+    shapes, capture = graph_shapes(4, DRAFTS.num_speculative_tokens), FakeCapture()
+    with (
+        mock.patch.object(Worker, "_graph_shapes", return_value=shapes),
+        mock.patch.object(Worker, "_graph_capture", return_value=capture),
+        build_core(folder, poison=True, speculative_config=DRAFTS, **CONFIG | settings) as engine,
+    ):
+        yield engine, capture
+
+
 def assert_same(actual: dict[str, Result], expected: dict[str, Result]) -> None:
     assert tokens(actual) == tokens(expected)
     for name, result in expected.items():
@@ -87,6 +105,47 @@ def test_tokens_and_logprobs_equal_those_without_speculation(
     assert (stats.num_preemptions > 0) == (num_blocks == 30)
     assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
     assert 0 < stats.spec_decode_num_drafts < stats.spec_decode_num_draft_tokens
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("num_blocks", [2000, 18])
+def test_tokens_and_logprobs_equal_those_of_replayed_steps(
+    folder: Path, expected: dict[str, Result], async_scheduling: bool, num_blocks: int
+) -> None:
+    settings = {"num_gpu_blocks_override": num_blocks, "async_scheduling": async_scheduling, "max_num_seqs": 5}
+    with drafting_in_graphs(folder, **settings) as (engine, capture):
+        assert_same(run(engine, requests()), expected)
+        assert len(engine.plans) / 4 < capture.num_replays < len(engine.plans)
+        assert engine.core.stats().spec_decode_num_accepted_tokens > 0
+        assert (engine.core.stats().num_preemptions > 0) == (num_blocks == 18)
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_replayed_steps_of_requests_that_come_and_are_aborted(
+    folder: Path, expected: dict[str, Result], async_scheduling: bool, seed: int
+) -> None:
+    rng = random.Random(seed)
+    settings = {"num_gpu_blocks_override": rng.choice([20, 40, 2000]), "max_num_seqs": rng.randint(2, 4)}
+    with drafting_in_graphs(folder, async_scheduling=async_scheduling, **settings) as (engine, capture):
+        waiting = rng.sample(requests(), 28)
+        received: dict[str, list[int]] = {}
+        aborted = set()
+        while waiting or engine.core.has_unfinished_requests():
+            if waiting and rng.random() < 0.2:
+                received[waiting[-1].request_id] = []
+                engine.core.submit(waiting.pop())
+            if received and rng.random() < 0.02:
+                aborted.add(name := rng.choice(list(received)))
+                engine.core.abort([name])
+            outputs = engine.core.step()
+            engine.core.check_integrity()
+            for output in () if outputs is None else outputs.outputs:
+                received[output.request_id] += output.new_token_ids
+        assert capture.num_replays > 0
+    for name, result in expected.items():
+        whole = result.token_ids
+        assert received[name] == (whole[: len(received[name])] if name in aborted else whole), name
 
 
 def test_a_repeating_text_takes_a_fraction_of_the_steps(plain: Engine, drafting: Engine) -> None:

@@ -16,54 +16,48 @@ NONE = -1
 
 
 def propose_ngrams(
+    rows: torch.Tensor,
     token_ids: torch.Tensor,
-    slots: torch.Tensor,
     lengths: torch.Tensor,
-    num_drafts: torch.Tensor,
+    drafts: torch.Tensor,
     *,
-    width: int,
-    max_length: int,
     min_ngram: int,
     max_ngram: int,
-) -> torch.Tensor:
-    """Return draft tokens [rows, width] int64: num_drafts[r] for row r if it has a match; the rest is NONE.
+) -> None:
+    """Write each row's draft tokens, and move the row to its request's true end.
 
-    Row r's tokens are the first lengths[slots[r]] of token_ids[slots[r]]. token_ids [slots, length] int32; lengths
-    [slots], slots [rows] and num_drafts [rows] int64. `max_length` is an upper bound of the rows' lengths that the host
-    knows.
+    rows [3, R] int64 are slots, ends, and numbers of tokens: 1 and as many draft tokens as the row may have; 0 is
+    padding. A request's tokens are the first lengths[slot] of token_ids[slot]. Draft tokens are written behind them,
+    0 where there are fewer than the row may have, and to drafts[slot], which has NONE for the rest. Ends are upper
+    bounds, in place replaced by the true ones. token_ids [slots, length] int32; lengths [slots] and
+    drafts [slots, width] int64.
     """
-    if token_ids.is_cpu:
-        return propose_ngrams_reference(
-            token_ids,
-            slots,
-            lengths,
-            num_drafts,
-            width=width,
-            max_length=max_length,
-            min_ngram=min_ngram,
-            max_ngram=max_ngram,
-        )
-    return _propose_ngrams_triton(
-        token_ids, slots, lengths, num_drafts, width=width, min_ngram=min_ngram, max_ngram=max_ngram
-    )
+    function = propose_ngrams_reference if rows.is_cpu else _propose_ngrams_triton
+    function(rows, token_ids, lengths, drafts, min_ngram=min_ngram, max_ngram=max_ngram)
 
 
 def propose_ngrams_reference(
+    rows: torch.Tensor,
     token_ids: torch.Tensor,
-    slots: torch.Tensor,
     lengths: torch.Tensor,
-    num_drafts: torch.Tensor,
+    drafts: torch.Tensor,
     *,
-    width: int,
-    max_length: int,
     min_ngram: int,
     max_ngram: int,
-) -> torch.Tensor:
-    tokens = token_ids[:, :max_length].index_select(0, slots)  # [rows, max_length]
-    length = lengths.index_select(0, slots)[:, None]
-    place = torch.arange(tokens.shape[1], device=tokens.device)
+) -> None:
+    slots, ends, num_tokens = rows
+    is_row, drafted = num_tokens > 0, (num_tokens > 1).nonzero()[:, 0]
+    true_ends = lengths.index_select(0, slots) + num_tokens - 1
+    ends.copy_(torch.where(is_row, torch.minimum(ends, true_ends), ends))
+    drafts.index_fill_(0, slots[is_row], NONE)
+    if not len(drafted):
+        return
+    slots = slots[drafted]
+    length = lengths[slots, None]
+    tokens = token_ids[:, : int(length.max())].index_select(0, slots)  # [drafted, longest]
+    place = torch.arange(tokens.shape[1])
     matches = place < length - 1  # positions where a match may end: before the last token
-    common = torch.zeros_like(tokens)  # [rows, max_length]: how many tokens up to here equal the row's last ones
+    common = torch.zeros_like(tokens)  # [drafted, longest]: how many tokens up to here equal the row's last ones
     for back in range(min(max_ngram, tokens.shape[1])):
         wanted = tokens.gather(1, (length - 1 - back).clamp(min=0))
         matches[:, back:] &= tokens[:, : tokens.shape[1] - back] == wanted
@@ -71,30 +65,36 @@ def propose_ngrams_reference(
         common += matches
     best = common.amax(1, keepdim=True)
     end = torch.where(common == best, place, NONE).amax(1, keepdim=True)
-    column = torch.arange(width, device=tokens.device)
+    column = torch.arange(drafts.shape[1])
     period = (length - 1 - end).clamp(min=1)
-    drafts = tokens.gather(1, (end + 1 + column % period).clamp(max=tokens.shape[1] - 1)).long()
-    return torch.where((best >= min_ngram) & (column < num_drafts[:, None]), drafts, NONE)
+    found = tokens.gather(1, (end + 1 + column % period).clamp(max=tokens.shape[1] - 1)).long()
+    has_room = column < num_tokens[drafted, None] - 1
+    found = torch.where((best >= min_ngram) & has_room, found, NONE)
+    drafts.index_copy_(0, slots, found)
+    token_ids[slots[:, None].expand_as(found)[has_room], (length + column)[has_room]] = (
+        found[has_room].clamp(min=0).int()
+    )
 
 
 def _propose_ngrams_triton(
+    rows: torch.Tensor,
     token_ids: torch.Tensor,
-    slots: torch.Tensor,
     lengths: torch.Tensor,
-    num_drafts: torch.Tensor,
+    drafts: torch.Tensor,
     *,
-    width: int,
     min_ngram: int,
     max_ngram: int,
-) -> torch.Tensor:
+) -> None:
+    num_rows, width = rows.shape[1], drafts.shape[1]
+    assert rows.is_contiguous()
     assert token_ids.stride(1) == 1
-    drafts = torch.empty(len(slots), width, dtype=torch.int64, device=token_ids.device)
-    propose_ngrams_kernel[(len(slots),)](
+    assert drafts.is_contiguous()
+    propose_ngrams_kernel[(num_rows,)](
+        rows,
         token_ids,
-        slots,
         lengths,
-        num_drafts,
         drafts,
+        num_rows,
         token_ids.stride(0),
         WIDTH=width,
         BLOCK_WIDTH=triton.next_power_of_2(width),
@@ -104,19 +104,18 @@ def _propose_ngrams_triton(
         BLOCK=BLOCK,
         num_warps=8,
     )
-    return drafts
 
 
 @triton.jit(
-    do_not_specialize=["stride_token_ids_slot"],
-    do_not_specialize_on_alignment=["slots_ptr", "num_drafts_ptr"],
+    do_not_specialize=["num_rows", "stride_token_ids_slot"],
+    do_not_specialize_on_alignment=["rows_ptr"],
 )
 def propose_ngrams_kernel(
+    rows_ptr,  # [3, num_rows] int64
     token_ids_ptr,  # [slots, …] int32
-    slots_ptr,  # [rows] int64
     lengths_ptr,  # [slots] int64
-    num_drafts_ptr,  # [rows] int64
-    drafts_ptr,  # [rows, WIDTH] int64
+    drafts_ptr,  # [slots, WIDTH] int64
+    num_rows,
     stride_token_ids_slot,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
@@ -126,14 +125,19 @@ def propose_ngrams_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + row)
+    num_drafts = tl.load(rows_ptr + 2 * num_rows + row) - 1
+    if num_drafts < 0:  # padding
+        return
+    slot = tl.load(rows_ptr + row)
     length = tl.load(lengths_ptr + slot).to(tl.int32)
-    num_drafts = tl.load(num_drafts_ptr + row)
+    end_ptr = rows_ptr + num_rows + row
+    tl.store(end_ptr, tl.minimum(tl.load(end_ptr), length + num_drafts))
     token_ids_ptr += slot * stride_token_ids_slot
 
     # Match length in the high bits, position in the low bits: the largest is the best match. Zero: no match.
     best = tl.zeros([BLOCK], tl.int64)
-    for first in range(0, length - 1, BLOCK):
+    num_places = tl.where(num_drafts > 0, length - 1, 0)
+    for first in range(0, num_places, BLOCK):
         place = first + tl.arange(0, BLOCK)
         common = tl.zeros([BLOCK], tl.int64)
         matches = place < length - 1
@@ -149,7 +153,9 @@ def propose_ngrams_kernel(
     end = (match & 0xFFFFFFFF).to(tl.int32)
 
     column = tl.arange(0, BLOCK_WIDTH)
-    is_draft = (match > 0) & (column < num_drafts)
+    has_room = column < num_drafts
     source = end + 1 + column % tl.maximum(length - 1 - end, 1)
-    drafts = tl.load(token_ids_ptr + source, mask=is_draft, other=NONE_ID)
-    tl.store(drafts_ptr + row * WIDTH + column, drafts.to(tl.int64), mask=column < WIDTH)
+    # [BLOCK_WIDTH]
+    drafts = tl.load(token_ids_ptr + source, mask=has_room & (match > 0), other=NONE_ID)
+    tl.store(drafts_ptr + slot * WIDTH + column, drafts.to(tl.int64), mask=column < WIDTH)
+    tl.store(token_ids_ptr + length + column, tl.maximum(drafts, 0), mask=has_room)

@@ -24,7 +24,7 @@ class StepTensors:
     token_ids: Tensor | None  # [samples] int64
     logprobs: LogprobTensors | None
     prompt_logprobs: list[LogprobTensors]  # slices, in order
-    drafts: Tensor | None = None  # [drafted rows, 2] int64: numbers of accepted and of proposed draft tokens
+    drafts: Tensor | None = None  # [sampling rows, 2] int64: numbers of accepted and of proposed draft tokens
 
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
@@ -54,7 +54,7 @@ def _collect_accepted(
     draft_counts: Iterator[list[int]] = iter(counts.tolist())
     logprob_rows = iter(()) if logprobs is None else _rows(logprobs)
     for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
-        accepted, proposed = next(draft_counts) if planned else (0, 0)
+        accepted, proposed = next(draft_counts) if is_sampled else (0, 0)
         num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
         output.sampled_token_ids.append(list(islice(ids, num_samples))[:num_kept])
         output.drafts.append(Drafts(planned, proposed))

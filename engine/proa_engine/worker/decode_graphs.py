@@ -1,13 +1,15 @@
 """CUDA graphs of decode steps, captured once for each of several batch sizes and replayed with one call.
 
-A batch is padded to the next captured size. A graph reads and writes fixed memory, so each step's input is copied into
-one static tensor of rows. Results of padding rows are dropped, and padding rows write nothing to the KV cache.
+A row has one token, or one and the draft tokens that the step verifies: a graph's rows all have the same width. A batch
+is padded to the next captured size, and rows to the width. A graph reads and writes fixed memory, so each step's input
+is copied into one static tensor of rows. Results of padding are dropped, and padding writes nothing to the KV cache.
 """
 
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,22 +18,42 @@ from torch import Tensor
 
 from proa_engine.worker.staging import IntArray
 
-PADDING = -1  # position of a padding row
 _SIZE_STEP = 8  # rows between capture sizes
+# Tokens of the largest graph with drafts. The device computes more tokens for longer than the host launches kernels.
+_MAX_TOKENS = 2048
 
 
-def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Batch sizes to capture: 1, 2, 4, the multiples of 8 and `max_num_seqs`."""
-    sizes = {1, 2, 4, *range(_SIZE_STEP, max_num_seqs + 1, _SIZE_STEP), max_num_seqs}
-    return sorted(size for size in sizes if size <= max_num_seqs)
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    num_rows: int
+    width: int  # tokens of a row, padding included
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.width
 
 
-def pad_rows(slots: IntArray, positions: IntArray, size: int) -> IntArray:
-    """[2 * size]: the slots, then the positions, as `DecodeGraphs.replay` takes them."""
-    rows = np.zeros((2, size), np.int64)
+def graph_shapes(max_num_seqs: int, max_drafts: int = 0, max_num_batched_tokens: int = _MAX_TOKENS) -> list[GraphShape]:
+    """Shapes to capture, smallest first: 1, 2, 4, a multiple of 8 or `max_num_seqs` rows of one token, and of one token
+    and `max_drafts` draft tokens.
+
+    Both widths, because requests that may not speculate would otherwise compute padding only.
+    """
+    counts = {1, 2, 4, *range(_SIZE_STEP, max_num_seqs + 1, _SIZE_STEP), max_num_seqs}
+    shapes = {GraphShape(count, width) for count in counts if count <= max_num_seqs for width in (1, 1 + max_drafts)}
+    most = min(_MAX_TOKENS, max_num_batched_tokens)
+    return sorted(
+        (shape for shape in shapes if shape.width == 1 or shape.num_tokens <= most),
+        key=lambda shape: (shape.num_tokens, shape.width),
+    )
+
+
+def pad_rows(slots: IntArray, ends: IntArray, num_tokens: IntArray | int, size: int) -> IntArray:
+    """[3 * size]: slots, ends and numbers of tokens, as `DecodeGraphs.replay` takes them. Padding has no tokens."""
+    rows = np.zeros((3, size), np.int64)
     rows[0, : slots.size] = slots
-    rows[1, : slots.size] = positions
-    rows[1, slots.size :] = PADDING
+    rows[1, : slots.size] = ends
+    rows[2, : slots.size] = num_tokens
     return rows.reshape(-1)
 
 
@@ -42,34 +64,41 @@ class GraphCapture(Protocol):
 
 
 class DecodeGraphs:
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        self.sizes = sorted(sizes)
-        self._rows = torch.empty(2 * self.sizes[-1], dtype=torch.int64, device=device)
-        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
+    def __init__(self, shapes: Sequence[GraphShape], device: torch.device) -> None:
+        self._shapes = sorted(shapes, key=lambda shape: shape.num_tokens)
+        self._sizes: dict[int, list[int]] = {}  # width -> numbers of rows, ascending
+        for shape in self._shapes:
+            self._sizes.setdefault(shape.width, []).append(shape.num_rows)
+        most = max(shape.num_rows for shape in shapes)
+        self._rows = torch.empty(3 * most, dtype=torch.int64, device=device)
+        self._graphs: dict[GraphShape, tuple[Callable[[], None], Tensor]] = {}
 
-    def capture(self, decode: Callable[[Tensor], Tensor], capture: GraphCapture) -> None:
-        """Capture `decode` for every size. It takes rows [2, size] int64 (slots, positions) and returns [size, …].
+    def capture(self, decode: Callable[[Tensor, int], Tensor], capture: GraphCapture) -> None:
+        """Capture `decode` for every shape. It takes rows [3, num_rows] int64 (slots, ends, numbers of tokens) and the
+        width, and returns [num_rows * width, …].
 
-        The largest size comes first, so that the smaller graphs reuse its memory.
+        The largest shape comes first, so that the smaller graphs reuse its memory.
         """
-        for size in reversed(self.sizes):
-            rows = self._rows[: 2 * size].view(2, size)
-            rows[0], rows[1] = 0, PADDING  # a slot that exists, and no token
-            self._graphs[size] = capture.capture(lambda rows=rows: decode(rows))  # type: ignore[misc]
+        for shape in reversed(self._shapes):
+            rows = self._rows[: 3 * shape.num_rows].view(3, -1)
+            rows.zero_()  # padding of a slot that exists
+            self._graphs[shape] = capture.capture(lambda rows=rows, width=shape.width: decode(rows, width))  # type: ignore[misc]
 
-    def size_for(self, num_rows: int) -> int | None:
-        """The smallest captured size of at least `num_rows`; None if there is none."""
-        if not self._graphs or num_rows > self.sizes[-1]:
+    def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
+        """The smallest captured shape for `num_rows` rows of at most `most_tokens` tokens; None if there is none."""
+        width = min((width for width in self._sizes if width >= most_tokens), default=None)
+        if not self._graphs or width is None or num_rows > self._sizes[width][-1]:
             return None
-        return self.sizes[bisect_left(self.sizes, num_rows)]
+        sizes = self._sizes[width]
+        return GraphShape(sizes[bisect_left(sizes, num_rows)], width)
 
-    def replay(self, size: int, rows: Tensor) -> Tensor:
-        """Run the graph of `size` on `rows` [2 * size] int64, as made by `pad_rows`. Returns [size, …].
+    def replay(self, shape: GraphShape, rows: Tensor) -> Tensor:
+        """Run the graph of this shape on `rows` [3 * num_rows] int64, as made by `pad_rows`.
 
-        The next replay overwrites the result.
+        Returns [num_rows * width, …]; the next replay overwrites it.
         """
-        self._rows[: 2 * size].copy_(rows)
-        replay, result = self._graphs[size]
+        self._rows[: 3 * shape.num_rows].copy_(rows)
+        replay, result = self._graphs[shape]
         replay()
         return result
 

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.decode_graphs import GraphCapture
+from proa_engine.worker.decode_graphs import GraphCapture, GraphShape
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.worker import Worker
 
@@ -41,8 +41,8 @@ class MetaWorker(Worker):
     def _resolve_device(self) -> torch.device:
         return torch.device("meta")
 
-    def _capture_sizes(self) -> list[int]:
-        return super()._capture_sizes()[:1]  # every size launches the same kernels
+    def _graph_shapes(self) -> list[GraphShape]:
+        return [shape for shape in super()._graph_shapes() if shape.num_rows == 1]  # as those of more rows of a width
 
     def _graph_capture(self) -> GraphCapture:
         return _RunOnce()

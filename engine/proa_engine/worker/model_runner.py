@@ -12,7 +12,7 @@ from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import num_parameters
@@ -40,7 +40,7 @@ class ModelRunner:
 
     `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
     of the steps. `graphs` replay steps of decodes only, once captured. A `drafter` is needed if and only if the batch
-    may have draft tokens, and excludes graphs.
+    may have draft tokens.
     """
 
     def __init__(
@@ -85,13 +85,14 @@ class ModelRunner:
             arrays = list(self._staging.ship(inputs.packer))
             self._batch.apply(inputs.edits, arrays)
             if self._drafter is not None:
-                self._drafter.propose(inputs, arrays)
+                self._drafter.begin(inputs, arrays)
             rows = inputs.rows
             if isinstance(rows, TokenRows):
                 hidden = self._forward(rows, arrays)
             else:
                 assert self._graphs is not None, "only captured graphs have DecodeRows"
-                hidden = self._graphs.replay(rows.size, arrays[rows.slots_and_positions])[: len(inputs.request_ids)]
+                hidden = self._graphs.replay(rows.shape, arrays[rows.rows])
+                hidden = hidden[: len(inputs.request_ids) * rows.shape.width]
         self._forward_result = _ForwardResult(inputs, arrays, hidden)
 
     @torch.inference_mode()
@@ -134,19 +135,24 @@ class ModelRunner:
         )
         return self._model(input_ids, arrays[rows.positions], self.kv_caches, metadata)
 
-    def _decode(self, rows: Tensor) -> Tensor:
-        """Hidden states [rows, hidden_size] of decodes only, from rows [2, rows] int64 (slots, positions).
+    def _decode(self, rows: Tensor, width: int) -> Tensor:
+        """Hidden states [rows * width, hidden_size] of decodes only, from rows [3, rows] int64: slots, ends and numbers
+        of tokens. With drafts these are moved to their true ends and get draft tokens.
 
         Can be captured: reads fixed memory and does not synchronize with the host.
         """
+        if self._drafter is not None:
+            self._drafter.propose(rows)
         batch, num_rows = self._batch, rows.shape[1]
-        inputs = decode_inputs(rows, batch.token_ids, batch.block_table, batch.block_size)
+        inputs = decode_inputs(rows, batch.token_ids, batch.block_table, batch.block_size, width)
+        starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
         metadata = AttentionMetadata(
-            query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device),
+            query_start_loc=starts,
             seq_lens=inputs.seq_lens,
             block_table=inputs.block_table,
             slot_mapping=inputs.slot_mapping,
             num_decodes=num_rows,
+            decode_width=width,
         )
         return self._model(inputs.input_ids, inputs.positions, self.kv_caches, metadata)
 
@@ -172,7 +178,7 @@ def make_model_runner(
     num_blocks: int,
     cache_dtype: torch.dtype,
     device: torch.device,
-    capture_sizes: list[int],
+    shapes: list[GraphShape],
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
     """Allocate the KV cache, the input batch and what the configuration needs beside them."""
@@ -193,7 +199,7 @@ def make_model_runner(
         kv_caches,
         batch,
         max_logprobs=config.max_logprobs,
-        graphs=DecodeGraphs(capture_sizes, device) if capture_sizes else None,
+        graphs=DecodeGraphs(shapes, device) if shapes else None,
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=tracer,

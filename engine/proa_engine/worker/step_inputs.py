@@ -3,13 +3,13 @@
 A step's rows are its requests, in the order of `SchedulerOutput.num_scheduled_tokens`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.worker.decode_graphs import DecodeGraphs, pad_rows
-from proa_engine.worker.draft_inputs import DraftInputs, lay_out_drafts
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, pad_rows
+from proa_engine.worker.draft_inputs import DraftInputs, count_drafts, lay_out_drafts, token_moves
 from proa_engine.worker.input_batch import BatchEdits, InputBatch, PackedEdits
 from proa_engine.worker.sampling_inputs import (
     PromptLogprobRows,
@@ -40,10 +40,10 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """A batch of decodes only, for which a graph of this size was captured; the device computes the rest."""
+    """A batch of decodes only, for which a graph of this shape was captured; the device computes the rest."""
 
-    size: int
-    slots_and_positions: int  # staged index of what `pad_rows` made, [2 * size]
+    shape: GraphShape
+    rows: int  # staged index of what `pad_rows` made, [3 * shape.num_rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,21 @@ def build_step_inputs(
     packer = Packer()
     is_sampled = rows.ends >= batch.num_tokens[rows.slots]
     sampled_rows = np.flatnonzero(is_sampled)
-    drafts, samples = None, last_samples(rows, sampled_rows)
-    if batch.max_drafts:
-        drafts, samples = lay_out_drafts(rows, counts, is_sampled, batch, edits, packer)
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
-    size = None
-    if graphs is not None and counts.size == scheduler_output.total_num_scheduled_tokens and prompt_logprobs is None:
-        size = graphs.size_for(counts.size)
+    num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
+    shape = None
+    if graphs is not None and prompt_logprobs is None:
+        shape = _graph_shape(counts, num_planned, graphs)
+    token_rows: TokenRows | DecodeRows
+    if shape is None:
+        token_rows = _token_rows(rows, counts, batch, packer)
+    else:
+        rows = replace(rows, query_start_loc=np.arange(0, (counts.size + 1) * shape.width, shape.width))
+        token_rows = DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, counts, shape.num_rows)))
+    drafts, samples = None, last_samples(rows, sampled_rows)
+    if num_planned is not None:
+        moves = token_moves(rows, counts, num_planned, packer) if shape is None else None
+        drafts, samples = lay_out_drafts(rows, sampled_rows, num_planned, edits, moves, packer)
     inputs = StepInputs(
         packer=packer,
         num_tokens=scheduler_output.total_num_scheduled_tokens,
@@ -90,9 +98,7 @@ def build_step_inputs(
         request_ids=rows.request_ids,
         is_sampled=is_sampled.tolist(),
         num_logprobs=num_logprobs(rows, sampled_rows, batch),
-        rows=_token_rows(rows, counts, batch, packer)
-        if size is None
-        else DecodeRows(size, packer.add(pad_rows(rows.slots, rows.starts, size))),
+        rows=token_rows,
         sampling=sampling_inputs(rows, samples, batch, packer) if sampled_rows.size else None,
         prompt_logprobs=prompt_logprobs,
         drafts=drafts,
@@ -100,6 +106,14 @@ def build_step_inputs(
     batch.num_computed_tokens[rows.slots] = rows.ends
     batch.num_tokens[rows.slots[sampled_rows]] += 1
     return inputs
+
+
+def _graph_shape(counts: IntArray, num_planned: IntArray | None, graphs: DecodeGraphs) -> GraphShape | None:
+    """The shape of the graph for a step; None if not all rows are decodes, or if none was captured for that many."""
+    num_drafts = 0 if num_planned is None else num_planned.sum()
+    if counts.size + num_drafts != counts.sum():
+        return None
+    return graphs.shape_for(counts.size, int(counts.max()))
 
 
 def _token_rows(rows: Rows, counts: IntArray, batch: InputBatch, packer: Packer) -> TokenRows:

@@ -14,9 +14,9 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
-from proa_engine.worker import auto_config, decode_graphs, distributed, kv_cache
+from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.compile_pool import CompilePool
-from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture
+from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.kv_cache import CacheLayout, WorkerSizes
@@ -111,15 +111,15 @@ class Worker:
     def start(self, num_blocks: int) -> None:
         """Allocate a KV cache of `num_blocks`, the same number on every rank, warm up and capture CUDA graphs."""
         started = time.monotonic()
-        sizes = self._capture_sizes()
-        self.model_runner = self._make_model_runner(num_blocks, sizes)
+        shapes = self._graph_shapes()
+        self.model_runner = self._make_model_runner(num_blocks, shapes)
         self._at_exit.callback(self.model_runner.clear_graphs)  # runs before distributed.leave
         self.longest_step_seconds = self._warm_up(self.model_runner, num_blocks).run()
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
-        if sizes:
+        if shapes:
             started = time.monotonic()
             self.model_runner.capture_graphs(self._graph_capture())
-            self._log(f"captured CUDA graphs of {len(sizes)} sizes in {time.monotonic() - started:.1f} s")
+            self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
         if self.device.type == "cuda":
             on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
 
@@ -127,7 +127,7 @@ class Worker:
         self._tracer.shutdown()
         self._at_exit.close()
 
-    def _make_model_runner(self, num_blocks: int, capture_sizes: list[int]) -> ModelRunner:
+    def _make_model_runner(self, num_blocks: int, shapes: list[GraphShape]) -> ModelRunner:
         return make_model_runner(
             self._config,
             self.model_config,
@@ -136,7 +136,7 @@ class Worker:
             num_blocks=num_blocks,
             cache_dtype=self._cache_dtype,
             device=self.device,
-            capture_sizes=capture_sizes,
+            shapes=shapes,
             tracer=self._tracer,
         )
 
@@ -146,11 +146,12 @@ class Worker:
     def _resolve_device(self) -> torch.device:
         return auto_config.resolve_device(self._config.device, self._rank)
 
-    def _capture_sizes(self) -> list[int]:
-        """Batch sizes of decodes to capture: none on a CPU, nor with speculation."""
-        if self.device.type == "cpu" or self._config.enforce_eager or self._config.speculative_config is not None:
+    def _graph_shapes(self) -> list[GraphShape]:
+        """Shapes of decode steps to capture: none on a CPU."""
+        config = self._config
+        if self.device.type == "cpu" or config.enforce_eager:
             return []
-        return decode_graphs.capture_sizes(self._config.max_num_seqs)
+        return graph_shapes(config.max_num_seqs, config.num_speculative_tokens, config.max_num_batched_tokens)
 
     def _graph_capture(self) -> GraphCapture:
         return CudaGraphCapture()
@@ -168,12 +169,12 @@ class Worker:
 
     def _cuda_budget(self) -> int:
         """Bytes for the KV cache, measured with a cache of one block and the two largest graphs."""
-        sizes = self._capture_sizes()
-        runner = self._make_model_runner(1, sizes[-2:])
+        shapes = self._graph_shapes()
+        runner = self._make_model_runner(1, shapes[-2:])
         usage = measure_memory(
             self._warm_up(runner, num_blocks=1).run_largest,
-            runner.capture_graphs if sizes else None,
-            num_graphs=len(sizes),
+            runner.capture_graphs if shapes else None,
+            num_graphs=len(shapes),
             utilization=self._config.gpu_memory_utilization,
         )
         self._log(str(usage))

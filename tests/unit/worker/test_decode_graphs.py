@@ -13,7 +13,7 @@ from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
-from proa_engine.worker.decode_graphs import PADDING, DecodeGraphs, capture_sizes, no_garbage_collection, pad_rows
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, no_garbage_collection, pad_rows
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import decode_step, prefill_step
@@ -29,16 +29,34 @@ PARAMS = [SamplingParams(temperature=0.0), SamplingParams(key=5, top_k=20, repet
     [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16, 20]), (32, [1, 2, 4, 8, 16, 24, 32])],
 )
 def test_capture_sizes_reach_from_one_row_to_the_largest_batch(max_num_seqs: int, sizes: list[int]) -> None:
-    assert capture_sizes(max_num_seqs) == sizes
+    assert graph_shapes(max_num_seqs) == [GraphShape(size, 1) for size in sizes]
+
+
+def test_with_drafts_both_widths_are_captured_up_to_the_token_budget() -> None:
+    assert graph_shapes(9, 4, max_num_batched_tokens=40) == [
+        *(GraphShape(1, 1), GraphShape(2, 1), GraphShape(4, 1), GraphShape(1, 5), GraphShape(8, 1), GraphShape(9, 1)),
+        *(GraphShape(2, 5), GraphShape(4, 5), GraphShape(8, 5)),
+    ]
+    assert max(shape.num_tokens for shape in graph_shapes(1024, 4, 1 << 20)) == 2040
 
 
 def test_a_batch_takes_the_next_size_once_graphs_are_captured() -> None:
-    graphs = DecodeGraphs([1, 2, 4, 8], CPU)
-    assert graphs.size_for(1) is None
+    graphs = DecodeGraphs(graph_shapes(8), CPU)
+    assert graphs.shape_for(1, 1) is None
     order: list[int] = []
-    graphs.capture(lambda rows: order.append(rows.shape[1]) or rows[1], FakeCapture())  # type: ignore[func-returns-value]
+    graphs.capture(lambda rows, _: order.append(rows.shape[1]) or rows[1], FakeCapture())  # type: ignore[func-returns-value]
     assert order == [8, 4, 2, 1], "the largest size first"
-    assert [graphs.size_for(count) for count in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, None]
+    shapes = [graphs.shape_for(count, 1) for count in (1, 2, 3, 5, 8, 9)]
+    assert shapes == [*(GraphShape(size, 1) for size in (1, 2, 4, 8, 8)), None]
+
+
+def test_rows_with_drafts_take_the_width_that_all_of_them_fit_into() -> None:
+    graphs = DecodeGraphs(graph_shapes(4, 3, max_num_batched_tokens=8), CPU)
+    graphs.capture(lambda rows, width: rows[1].repeat(width), FakeCapture())
+    assert graphs.shape_for(2, 1) == GraphShape(2, 1)
+    assert graphs.shape_for(1, 2) == graphs.shape_for(1, 4) == GraphShape(1, 4)
+    assert graphs.shape_for(3, 4) is None, "more tokens than the budget"
+    assert graphs.shape_for(1, 5) is None
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 11])
@@ -55,7 +73,7 @@ def test_replayed_steps_sample_the_same_tokens(count: int) -> None:
                 prompts.pop("r0")
         outputs.append(steps)
         if graphs:
-            assert harness.model.calls[-1][0].shape[0] in capture_sizes(12)
+            assert harness.model.calls[-1][0].shape[0] in [shape.num_rows for shape in graph_shapes(12)]
     assert outputs[0] == outputs[1]
 
 
@@ -72,12 +90,21 @@ def test_a_step_with_a_prefill_or_prompt_logprobs_is_not_replayed() -> None:
 def test_padding_rows_read_nothing_and_write_nothing() -> None:
     token_ids = torch.arange(40, dtype=torch.int32).view(4, 10)
     table = torch.tensor([[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
-    rows = torch.tensor([[1, 0, 0], [4, 0, PADDING]])
-    inputs = decode_inputs(rows, token_ids, table, BLOCK_SIZE)
+    inputs = decode_inputs(torch.tensor([[1, 0, 0], [5, 1, 0], [1, 1, 0]]), token_ids, table, BLOCK_SIZE)
     assert inputs.input_ids.tolist() == [14, 0, 0]
     assert inputs.positions.tolist() == [4, 0, 0]
     assert inputs.seq_lens.tolist() == [5, 1, 0]
     assert inputs.slot_mapping.tolist() == [2 * BLOCK_SIZE, 3 * BLOCK_SIZE, -1]
+
+
+def test_padding_before_a_rows_own_tokens_reads_nothing_and_writes_nothing() -> None:
+    token_ids = torch.arange(40, dtype=torch.int32).view(4, 10)
+    table = torch.tensor([[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
+    inputs = decode_inputs(torch.tensor([[1, 0, 0], [5, 1, 0], [2, 1, 0]]), token_ids, table, BLOCK_SIZE, 3)
+    assert inputs.input_ids.tolist() == [0, 13, 14, 0, 0, 0, 0, 0, 0]
+    assert inputs.positions.tolist() == [0, 3, 4, 0, 0, 0, 0, 0, 0]
+    assert inputs.seq_lens.tolist() == [5, 1, 0]
+    assert inputs.slot_mapping.tolist() == [-1, BLOCK_SIZE + 3, 2 * BLOCK_SIZE, -1, -1, 3 * BLOCK_SIZE, -1, -1, -1]
 
 
 def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
@@ -88,7 +115,7 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
         folder, config, dtype=torch.float32, device=CPU, parallel=ParallelContext(), report=lambda line: None
     )
     results = []
-    for graphs in (None, DecodeGraphs([4], CPU)):
+    for graphs in (None, DecodeGraphs([GraphShape(4, 1)], CPU)):
         caches = [torch.full(model.kv_cache_shape(8, 16), torch.nan) for _ in range(config.num_layers)]
         batch = InputBatch(
             max_num_seqs=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE, eos_token_ids=[], device=CPU
@@ -110,17 +137,19 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
 
 
 def test_cleared_graphs_are_not_replayed_and_their_memory_is_freed() -> None:
-    graphs = DecodeGraphs([2, 4], CPU)
-    graphs.capture(lambda rows: rows[0], FakeCapture())
-    result = weakref.ref(graphs._graphs[4][1])
-    assert graphs.size_for(3) == 4
+    four = GraphShape(4, 1)
+    graphs = DecodeGraphs([GraphShape(2, 1), four], CPU)
+    graphs.capture(lambda rows, _: rows[0], FakeCapture())
+    result = weakref.ref(graphs._graphs[four][1])
+    assert graphs.shape_for(3, 1) == four
     graphs.clear()
-    assert graphs.size_for(3) is None
+    assert graphs.shape_for(3, 1) is None
     assert result() is None
 
 
 def test_rows_are_padded_to_the_capture_size() -> None:
-    assert pad_rows(np.array([7, 3]), np.array([20, 0]), 4).tolist() == [7, 3, 0, 0, 20, 0, PADDING, PADDING]
+    rows = pad_rows(np.array([7, 3]), np.array([20, 1]), np.array([3, 1]), 4)
+    assert rows.tolist() == [7, 3, 0, 0, 20, 1, 0, 0, 3, 1, 0, 0]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
