@@ -122,7 +122,7 @@ class LLMEngine:
         if outputs is None:
             return []
         assert not outputs.rejections, "prepare has checked what the core rejects"
-        states, to_abort = self._processor.process(outputs.outputs)
+        states, to_abort = self._processor.process(outputs.outputs, outputs.plain)
         if to_abort:
             self._core.abort(to_abort)
         return [self._processor.make_output(state) for state in states if state.finished or not only_finished]

@@ -45,7 +45,10 @@ class EngineMetrics:
         self._labels = {"model_name": config.model_name, "engine": "0"}
         self._lock = threading.Lock()
         self._requests: dict[str, _RequestTimes] = {}  # request_id -> times of an unfinished request
-        self._last_token: dict[str, float] = {}  # request_id -> Unix seconds of an unfinished request's last token
+        # Unix seconds of an unfinished request's last token: of those in `_plain_ids` together, of the others by id.
+        self._plain_ids: Sequence[str] = ()
+        self._plain_time = 0.0
+        self._last_token: dict[str, float] = {}
         self._stats = SchedulerStats()
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._finishes = CounterByLabel("finished_reason", (reason.public_name for reason in FinishReason))
@@ -75,22 +78,11 @@ class EngineMetrics:
 
     def observe_outputs(self, outputs: StepOutputs) -> None:
         """Count one step's outputs, which are not changed."""
-        now = outputs.timestamp
-        # Outputs of one token and nothing else are counted together, in C: microseconds for 256 of them.
-        plain: list[str] = []
         with self._lock:
             self._stats = outputs.stats
+            self._observe_plain(outputs.plain.request_ids, outputs.timestamp)
             for output in outputs.outputs:
-                if len(output.new_token_ids) == 1 and not output.events and output.finish_reason is None:
-                    plain.append(output.request_id)
-                else:
-                    self._observe_output(output, now)
-            self._generation_tokens += len(plain)
-            last_token = self._last_token
-            for moment, count in Counter(map(last_token.get, plain)).items():
-                if moment is not None:
-                    self._inter_token.observe(now - moment, count)
-            last_token.update(dict.fromkeys(plain, now))
+                self._observe_output(output, outputs.timestamp)
 
     def observe_step(self, duration: float) -> None:
         """Count a step that took `duration` seconds from scheduling to its outputs."""
@@ -150,6 +142,18 @@ class EngineMetrics:
         yield self._e2e.family(labels, "gen_ai_server_request_duration_seconds")
         yield self._first_token.family(labels, "gen_ai_server_time_to_first_token_seconds")
         yield self._per_token.family(labels, "gen_ai_server_time_per_output_token_seconds")
+
+    def _observe_plain(self, request_ids: Sequence[str], now: float) -> None:
+        """Count one token for each request. Takes no time per request while the ids are the same object."""
+        if request_ids is self._plain_ids:
+            self._inter_token.observe(now - self._plain_time, len(request_ids))
+        else:
+            self._last_token.update(dict.fromkeys(self._plain_ids, self._plain_time))
+            for moment, count in Counter(map(self._last_token.get, request_ids)).items():
+                if moment is not None:
+                    self._inter_token.observe(now - moment, count)
+        self._generation_tokens += len(request_ids)
+        self._plain_ids, self._plain_time = request_ids, now
 
     def _observe_output(self, output: EngineCoreOutput, now: float) -> None:
         times = self._requests.get(output.request_id)

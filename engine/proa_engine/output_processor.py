@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proa.contract import EngineCoreOutput, FinishReason, SamplingParams, TokenLogprobs
-from proa.text import TextStream
+from proa.text import TextDelta, TextStream
+from proa_engine.core.types import PlainTokens
 from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
 from proa_engine.tokenizer import Tokenizer
 
@@ -37,14 +38,20 @@ class Choice:
             self.stop_reason = output.stop_reason
         if self.stream is None:
             self.num_kept = len(self.token_ids)
+        elif output.finish_reason is None:
+            self._add_text(self.stream.push(output.new_token_ids))
         else:
-            self._detokenize(self.stream, output)
+            is_stop = output.finish_reason is FinishReason.STOP
+            self._add_text(self.stream.finish(output.new_token_ids, stop_token=is_stop))
 
-    def _detokenize(self, stream: TextStream, output: EngineCoreOutput) -> None:
-        if output.finish_reason is None:
-            delta = stream.push(output.new_token_ids)
+    def append_plain(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        if self.stream is None:
+            self.num_kept = len(self.token_ids)
         else:
-            delta = stream.finish(output.new_token_ids, stop_token=output.finish_reason is FinishReason.STOP)
+            self._add_text(self.stream.push((token_id,)))
+
+    def _add_text(self, delta: TextDelta) -> None:
         self.text += delta.text
         self.num_kept += delta.num_tokens
         if delta.stop_string is not None:
@@ -106,11 +113,19 @@ class OutputProcessor:
         )
         return Choice(core_id, index, stream)
 
-    def process(self, outputs: Sequence[EngineCoreOutput]) -> tuple[list[RequestState], list[str]]:
+    def process(self, outputs: Sequence[EngineCoreOutput], plain: PlainTokens) -> tuple[list[RequestState], list[str]]:
         """Process a step's outputs. Returns the requests with new output, and the core_ids to abort: those whose text
         ended with a stop string."""
         updated: dict[str, RequestState] = {}
         to_abort: list[str] = []
+        for core_id, token_id in zip(plain.request_ids, plain.token_ids, strict=True):
+            if (found := self._choices.get(core_id)) is not None:
+                state, choice = found
+                choice.append_plain(token_id)
+                updated[state.request_id] = state
+                if choice.finish_reason is not None:
+                    del self._choices[core_id]
+                    to_abort.append(core_id)
         for output in outputs:
             found = self._choices.get(output.request_id)
             if found is None:  # ended by a stop string or aborted

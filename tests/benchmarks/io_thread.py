@@ -50,11 +50,10 @@ class InstantExecutor:
     failure: str | None = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._request_ids = list(scheduler_output.num_scheduled_tokens)
+        self._num_rows = len(scheduler_output.num_scheduled_tokens)
 
     def sample_tokens(self) -> InstantFuture:
-        tokens = [[7] for _ in self._request_ids]
-        return InstantFuture(ModelRunnerOutput(request_ids=self._request_ids, sampled_token_ids=tokens))
+        return InstantFuture(ModelRunnerOutput(plain_token_ids=[7] * self._num_rows))
 
     def shutdown(self) -> None: ...
 

@@ -48,23 +48,23 @@ class SimulatedDevice:
     def __init__(self) -> None:
         self.seconds: float | None = None  # of the last step
         self._num_tokens: dict[str, int] = {}  # known, by request
+        self._num_computed: dict[str, int] = {}  # by request
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         for request_id in (*scheduler_output.finished_request_ids, *scheduler_output.preempted_request_ids):
-            del self._num_tokens[request_id]
-        context, computed = 0, {}
+            del self._num_tokens[request_id], self._num_computed[request_id]
+        context = sum(self._num_computed.get(request_id, 0) for request_id in scheduler_output.num_scheduled_tokens)
+        self._output = ModelRunnerOutput(plain_token_ids=[])
         for new in scheduler_output.new_requests:
             self._num_tokens[new.request_id] = len(new.token_ids)
-            computed[new.request_id] = new.num_computed_tokens
-        for known in scheduler_output.cached_requests:
-            computed[known.request_id] = known.num_computed_tokens
-            context += known.num_computed_tokens
-        ids, sampled = list(scheduler_output.num_scheduled_tokens), []
+            self._num_computed[new.request_id] = new.num_computed_tokens
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            is_done = computed[request_id] + num_tokens == self._num_tokens[request_id]
-            self._num_tokens[request_id] += is_done
-            sampled.append([ANSWER_TOKEN] if is_done else [])
-        self._output = ModelRunnerOutput(request_ids=ids, sampled_token_ids=sampled)
+            self._num_computed[request_id] += num_tokens
+            if self._num_computed[request_id] == self._num_tokens[request_id]:
+                self._num_tokens[request_id] += 1
+                self._output.plain_token_ids.append(ANSWER_TOKEN)
+            else:
+                self._output.sampled_token_ids[request_id] = []
         self.seconds = 1e-3 + max(4e-3, 21.5e-6 * scheduler_output.total_num_scheduled_tokens) + 35e-9 * context
 
     def sample_tokens(self) -> Future:

@@ -14,7 +14,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler, SchedulerConfig
-from proa_engine.core.types import StepOutputs
+from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.metrics_server import serve_metrics
 from proa_gateway.engines.circuit_breaker import BreakerState
@@ -126,9 +126,10 @@ def test_latencies_are_counted_in_their_buckets() -> None:
     first = EngineCoreOutput(
         request_id="a", new_token_ids=[1], events=[Event(*each) for each in moments], num_prompt_tokens=3
     )
-    plain = EngineCoreOutput(request_id="a", new_token_ids=[1])
-    for output, now in ((first, 12.0), (plain, 12.0015), (plain, 12.0115)):
-        metrics.observe_outputs(StepOutputs([output], SchedulerStats(num_running_reqs=1), now, 1))
+    plain, stats = PlainTokens(["a"], [1]), SchedulerStats(num_running_reqs=1)
+    metrics.observe_outputs(StepOutputs([first], stats, 12.0, 1))
+    for now in (12.0015, 12.0115):
+        metrics.observe_outputs(StepOutputs([], stats, now, 1, plain))
     page = scrape(registry)
     assert page.value("vllm:request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert page.value("vllm:request_prefill_time_seconds_sum") == pytest.approx(1.75)

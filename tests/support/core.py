@@ -10,7 +10,7 @@ from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.scheduler import Scheduler, SchedulerConfig
-from proa_engine.core.types import Rejection
+from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import FakeExecutor, generate
 
@@ -105,7 +105,8 @@ class CoreRun:
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
-        self.outputs: dict[str, list[EngineCoreOutput]] = {}
+        self.outputs: dict[str, list[EngineCoreOutput]] = {}  # plain tokens included
+        self.plain: list[PlainTokens] = []
         self.rejections: list[Rejection] = []
         self.kv_events: list[KvEventBatch] = []
 
@@ -125,7 +126,12 @@ class CoreRun:
             self.rejections += outputs.rejections
             if outputs.kv_events is not None:
                 self.kv_events.append(outputs.kv_events)
-            for output in outputs.outputs:
+            self.plain.append(outputs.plain)
+            plain = zip(outputs.plain.request_ids, outputs.plain.token_ids, strict=True)
+            tokens = [
+                EngineCoreOutput(request_id=request_id, new_token_ids=[token_id]) for request_id, token_id in plain
+            ]
+            for output in [*outputs.outputs, *tokens]:
                 self.outputs.setdefault(output.request_id, []).append(output)
 
     def steps(self, count: int) -> None:

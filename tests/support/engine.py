@@ -145,6 +145,8 @@ def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Resu
         if outputs is None:
             continue
         assert not outputs.rejections, outputs.rejections
+        for request_id, token_id in zip(outputs.plain.request_ids, outputs.plain.token_ids, strict=True):
+            results[request_id].token_ids.append(token_id)
         for output in outputs.outputs:
             result = results[output.request_id]
             result.token_ids += output.new_token_ids

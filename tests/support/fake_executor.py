@@ -14,7 +14,6 @@ from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput,
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61
 NO_DRAFTS = Drafts(0, 0)
-NO_DRAFTS = Drafts(0, 0)
 
 
 def fingerprint(before: int, token_id: int) -> int:
@@ -79,15 +78,16 @@ class FakeFuture:
 class FakeExecutor:
     """Computes each step when it is told, and shows its result when the core waits for it.
 
-    `log` holds what happened in order: ("execute", step), ("host", step). `plans` are all plans. `while_waiting` is
-    called in the middle of a step, when the core waits for a result. `fail_at` is the step that fails. `accept` says
-    how many of so many draft tokens are right; without it there may be none.
+    `log` holds what happened in order: ("execute", step), ("host", step). `plans` are all plans. `on_execute` is called
+    when a step starts, and `while_waiting` in the middle of a step, when the core waits for a result. `fail_at` is the
+    step that fails. `accept` says how many of so many draft tokens are right; without it there may be none.
     """
 
     num_blocks: int = 64
     block_size: int = 4
     max_num_seqs: int = 256
     max_in_flight: int = 2
+    on_execute: Callable[[], None] | None = None
     while_waiting: Callable[[], None] | None = None
     fail_at: int | None = None
     accept: Callable[[int], int] | None = None
@@ -108,6 +108,8 @@ class FakeExecutor:
         self._started = plan
         self.plans.append(plan)
         self.log.append(("execute", plan.step))
+        if self.on_execute is not None:
+            self.on_execute()
         self.num_in_flight += 1
         assert self.num_in_flight <= self.max_in_flight, "too many steps in flight"
         self._apply(plan)
@@ -119,13 +121,9 @@ class FakeExecutor:
     def sample_tokens(self) -> FakeFuture:
         plan, self._started = self._started, None
         assert plan is not None, "execute_model must come first"
-        output = ModelRunnerOutput(request_ids=list(plan.num_scheduled_tokens), sampled_token_ids=[])
+        output = ModelRunnerOutput(plain_token_ids=[])
         for request_id in plan.num_scheduled_tokens:
-            row = self.rows[request_id]
-            output.sampled_token_ids.append(self._sample(row))
-            self._add_logprobs(output, request_id, row)
-        if any(self.rows[request_id].drafts.planned for request_id in plan.num_scheduled_tokens):
-            output.drafts.extend(self.rows[request_id].drafts for request_id in plan.num_scheduled_tokens)
+            self._add_row(output, request_id, self.rows[request_id])
         error = RuntimeError(f"step {plan.step} failed") if plan.step == self.fail_at else None
         return FakeFuture(output, lambda: self._reach_host(plan.step), error)
 
@@ -147,11 +145,12 @@ class FakeExecutor:
         for known in plan.cached_requests:
             self._update(known)
         assert len(self.rows) <= self.max_num_seqs, "more requests than slots"
-        planned = [new.request_id for new in plan.new_requests] + [known.request_id for known in plan.cached_requests]
-        assert sorted(planned) == sorted(plan.num_scheduled_tokens)
+        changed = [new.request_id for new in plan.new_requests] + [known.request_id for known in plan.cached_requests]
+        assert len(changed) == len(set(changed))
+        assert set(changed) <= set(plan.num_scheduled_tokens)
+        assert len(plan.num_scheduled_tokens) == len(plan.decode_request_ids) + len(plan.num_chunk_tokens)
         assert plan.total_num_scheduled_tokens == sum(plan.num_scheduled_tokens.values())
-        counts = [count > 1 for count in plan.num_scheduled_tokens.values()]
-        assert counts == sorted(counts), "rows of one token come first"
+        assert all(count > 1 for count in plan.num_chunk_tokens.values()), "rows of one token come first"
 
     def _add(self, new: NewRequestData) -> None:
         assert new.request_id not in self.rows, f"{new.request_id} is new twice"
@@ -187,6 +186,7 @@ class FakeExecutor:
         row.start = row.num_computed_tokens
         row.num_computed_tokens = min(row.start + num_tokens, len(row.contexts))
         self._check_drafts(request_id, row, num_tokens - (row.num_computed_tokens - row.start))
+        row.num_planned_tokens = end
         for position in range(row.start, row.start + num_tokens):
             block_id = row.block_ids[position // self.block_size]
             is_right = position < row.num_computed_tokens
@@ -213,6 +213,18 @@ class FakeExecutor:
             found = self._cache[row.block_ids[index]][: len(expected)]
             assert found == expected, f"{request_id} reads another's tokens in block {row.block_ids[index]}"
 
+    def _add_row(self, output: ModelRunnerOutput, request_id: str, row: FakeRow) -> None:
+        sampled = self._sample(row)
+        self._add_logprobs(output, request_id, row, sampled)
+        if row.drafts.planned:
+            output.drafts[request_id] = row.drafts
+        if len(sampled) == 1 and not any(
+            request_id in of_row for of_row in (output.drafts, output.logprobs, output.prompt_logprobs)
+        ):
+            output.plain_token_ids.append(sampled[0])
+        else:
+            output.sampled_token_ids[request_id] = sampled
+
     def _sample(self, row: FakeRow) -> list[int]:
         if row.num_computed_tokens < len(row.contexts):
             return []
@@ -220,8 +232,7 @@ class FakeExecutor:
         row.contexts.append(fingerprint(row.contexts[-1], token_id))
         return [*row.accepted, token_id]
 
-    def _add_logprobs(self, output: ModelRunnerOutput, request_id: str, row: FakeRow) -> None:
-        sampled = output.sampled_token_ids[-1]
+    def _add_logprobs(self, output: ModelRunnerOutput, request_id: str, row: FakeRow, sampled: list[int]) -> None:
         if row.params.logprobs is not None and sampled:
             output.logprobs[request_id] = [TokenLogprobs(token_id, -1.0, 1) for token_id in sampled]
         if row.params.prompt_logprobs is not None:

@@ -1,13 +1,14 @@
 """A ModelRunner over a fake model whose logits are a fixed function of the last token and its position."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proa.contract import SamplingParams
-from proa_engine.core.types import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa.contract import SamplingParams, TokenLogprobs
+from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
@@ -60,6 +61,24 @@ class FakeCapture:
         return replay, result
 
 
+@dataclass
+class StepResult:
+    """A step's result by row: a request's accepted drafts and its sampled token."""
+
+    request_ids: list[str]
+    sampled_token_ids: list[list[int]]
+    drafts: dict[str, Drafts]
+    logprobs: dict[str, list[TokenLogprobs]]
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
+
+    @classmethod
+    def of(cls, request_ids: list[str], output: ModelRunnerOutput) -> "StepResult":
+        others, plain = output.sampled_token_ids, iter(output.plain_token_ids)
+        sampled = [others[name] if name in others else [next(plain)] for name in request_ids]
+        assert not list(plain)
+        return cls(request_ids, sampled, output.drafts, output.logprobs, output.prompt_logprobs)
+
+
 class RunnerHarness:
     """Runs hand-made steps. Blocks are allocated in order and never reused."""
 
@@ -96,15 +115,15 @@ class RunnerHarness:
             self.runner.capture_graphs(self.capture)
         self.num_blocks = 0
 
-    def step(self, *arguments: Any, **options: Any) -> ModelRunnerOutput:
+    def step(self, *arguments: Any, **options: Any) -> StepResult:
         """Schedule a step, with the arguments of `schedule`, and run it."""
         return self.run(self.runner.prepare_inputs(self.schedule(*arguments, **options)))
 
-    def run(self, inputs: StepInputs | None) -> ModelRunnerOutput:
+    def run(self, inputs: StepInputs | None) -> StepResult:
         if inputs is None:
-            return ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
+            return StepResult([], [], {}, {}, {})
         self.runner.execute_model(inputs)
-        return collect(self.runner.sample_tokens(), inputs)
+        return StepResult.of(inputs.request_ids, collect(self.runner.sample_tokens(), inputs))
 
     def schedule(
         self,
@@ -122,7 +141,6 @@ class RunnerHarness:
         counts = {name: len(tokens) for name, (tokens, _, _) in (new or {}).items()}
         counts |= dict.fromkeys(known or {}, 1)
         counts |= scheduled or {}
-        counts = dict(sorted(counts.items(), key=lambda item: item[1] != 1))
         return SchedulerOutput(
             step=1,
             new_requests=[
@@ -144,8 +162,8 @@ class RunnerHarness:
                 )
                 for name, computed in (known or {}).items()
             ],
-            num_scheduled_tokens=counts,
-            total_num_scheduled_tokens=sum(counts.values()),
+            decode_request_ids=[name for name, count in counts.items() if count == 1],
+            num_chunk_tokens={name: count for name, count in counts.items() if count > 1},
             finished_request_ids=list(finished),
             preempted_request_ids=list(preempted),
         )

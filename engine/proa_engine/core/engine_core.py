@@ -14,7 +14,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.request import Request
 from proa_engine.core.scheduler import Scheduler
-from proa_engine.core.types import Rejection, SchedulerOutput, StepOutputs
+from proa_engine.core.types import PlainTokens, Rejection, SchedulerOutput, StepOutputs
 
 
 class _KvEvents(Enum):
@@ -42,6 +42,7 @@ class EngineCore:
         self._in_flight: deque[tuple[list[Request], StepFuture]] = deque()
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._outputs: list[EngineCoreOutput] = []
+        self._plain = PlainTokens()
         self._rejections: list[Rejection] = []
         self._num_steps = 0
 
@@ -113,13 +114,15 @@ class EngineCore:
             return False
         self._executor.execute_model(scheduler_output)
         self._in_flight.append((requests, self._executor.sample_tokens()))
+        self._scheduler.publish_blocks()
         return True
 
     def _finish_oldest(self) -> None:
         requests, future = self._in_flight.popleft()
         result = future.result()
         self._read_inbox()  # requests aborted since get no more tokens
-        self._outputs += self._scheduler.update_from_output(requests, result, self._clock())
+        outputs, self._plain = self._scheduler.update_from_output(requests, result, self._clock())
+        self._outputs += outputs
         self._num_steps += 1
 
     def _read_inbox(self) -> None:
@@ -141,8 +144,10 @@ class EngineCore:
 
     def _take_outputs(self) -> StepOutputs | None:
         kv_events = self._kv_events.take()
-        if not (self._outputs or self._rejections or kv_events):
+        if not (self._outputs or self._plain.token_ids or self._rejections or kv_events):
             return None
         outputs, self._outputs = self._outputs, []
+        plain, self._plain = self._plain, PlainTokens()
         rejections, self._rejections = self._rejections, []
-        return StepOutputs(outputs, self._scheduler.stats, self._clock(), self._num_steps, rejections, kv_events)
+        stats, now = self._scheduler.stats, self._clock()
+        return StepOutputs(outputs, stats, now, self._num_steps, plain, rejections, kv_events)

@@ -67,22 +67,19 @@ class KVCacheManager:
         `computed_blocks` are the cached prefix of a request that holds no blocks yet. Returns the ids of the added
         blocks, `computed_blocks` first. If there are not enough free blocks, returns None and changes nothing.
         """
-        num_new = -(-num_tokens // self.block_size) - len(request.blocks) - len(computed_blocks)
+        num_new = -(-(num_tokens - request.num_slots) // self.block_size) - len(computed_blocks)
         num_reused = sum(block.ref_count == 0 for block in computed_blocks)
         if num_new > self._pool.num_free_blocks - num_reused:
             return None
         self._pool.touch(computed_blocks)
         added = [*computed_blocks, *self._pool.get_new_blocks(max(0, num_new))]
         request.blocks += added
+        request.num_slots = len(request.blocks) * self.block_size
         request.num_published_blocks += len(computed_blocks)
         return [block.block_id for block in added]
 
     def publish(self, request: Request) -> None:
-        """Add the request's full blocks to the prefix cache if their tokens are scheduled and known to the host.
-
-        Call it after `schedule()` of the step that computes them: later steps run after that one, so they read the
-        blocks when they are filled.
-        """
+        """Add the request's full blocks to the prefix cache if their tokens are scheduled and known to the host."""
         first = request.num_published_blocks
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
         if self._hash_block is None or num_full <= first:
@@ -95,6 +92,7 @@ class KVCacheManager:
         """Free all blocks of the request. They stay in the prefix cache until they are allocated again."""
         self._pool.free_blocks(request.blocks)
         request.blocks = []
+        request.num_slots = 0
         request.num_published_blocks = 0
 
     def reset_prefix_cache(self, running: Iterable[Request] = ()) -> None:
@@ -117,8 +115,8 @@ class KVCacheManager:
         for request in requests:
             for block in request.blocks:
                 references[block.block_id] = references.get(block.block_id, 0) + 1
-            held = len(request.blocks) * self.block_size
-            assert request.num_computed_tokens <= held, f"{request.request_id!r} has tokens without a slot"
+            assert request.num_slots == len(request.blocks) * self.block_size
+            assert request.num_computed_tokens <= request.num_slots, f"{request.request_id!r} has tokens without a slot"
         used = {block.block_id: block.ref_count for block in self._pool.blocks if block.ref_count}
         assert references == used, "reference counts differ from the block tables"
 

@@ -1,12 +1,33 @@
 """Apply a step's sampled tokens to its requests and make their `EngineCoreOutput`s."""
 
 from collections.abc import Sequence
+from itertools import compress
 
 from proa.contract import EngineCoreOutput, EventType, TokenLogprobs
 from proa_engine.core.request import Request
 from proa_engine.core.types import ModelRunnerOutput
 
 Logprobs = Sequence[TokenLogprobs]
+
+
+def append_plain_tokens(
+    requests: list[Request], result: ModelRunnerOutput
+) -> tuple[list[Request], list[int], list[tuple[Request, Sequence[int]]]]:
+    """Append the tokens of the rows in which one token is all that changes.
+
+    Returns these rows' requests and tokens, and the other rows' requests, each with its tokens.
+    """
+    others: list[tuple[Request, Sequence[int]]] = []
+    token_ids, sampled = result.plain_token_ids, result.sampled_token_ids
+    if sampled:
+        others = [(request, sampled[request.request_id]) for request in requests if request.request_id in sampled]
+        requests = [request for request in requests if request.request_id not in sampled]
+    is_done = [request.append_plain_token(token_id) for request, token_id in zip(requests, token_ids, strict=True)]
+    if not all(is_done):
+        rows = zip(requests, token_ids, is_done, strict=True)
+        others += [(request, (token_id,)) for request, token_id, done in rows if not done]
+        requests, token_ids = list(compress(requests, is_done)), list(compress(token_ids, is_done))
+    return requests, token_ids, others
 
 
 def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:

@@ -27,8 +27,8 @@ FINISH_REASONS = {
 class Request:
     """A request from its arrival to its end.
 
-    `token_ids` are the tokens that the host knows. `num_placeholders` more are being sampled by steps in flight, and
-    only the device knows them. `num_computed_tokens` counts the tokens of all scheduled steps, finished or not.
+    `token_ids` are the tokens that the host knows. Steps in flight sample more, which only the device knows yet;
+    `num_planned_tokens` counts both. `num_computed_tokens` counts the tokens of all scheduled steps, finished or not.
     """
 
     __slots__ = (
@@ -43,11 +43,12 @@ class Request:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_placeholders",
+        "num_planned_tokens",
         "num_prompt_logprobs_received",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_slots",
         "order",
         "request_id",
         "sampling_params",
@@ -78,12 +79,13 @@ class Request:
         self.stop_reason: int | None = None
 
         self.num_computed_tokens = 0
-        self.num_placeholders = 0
+        self.num_planned_tokens = len(self.token_ids)
         self.num_cached_tokens = 0  # of those known when it was first scheduled
         self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
         self.num_prompt_logprobs_sent = 0
 
         self.blocks: list[Block] = []
+        self.num_slots = 0  # tokens that `blocks` can hold
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
         self.num_published_blocks = 0
 
@@ -101,10 +103,14 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_placeholders(self) -> int:
+        """Tokens that steps in flight sample."""
+        return self.num_planned_tokens - len(self.token_ids)
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens that the next step may compute. The last token of the output is never computed: none follows it."""
-        ahead = len(self.token_ids) + self.num_placeholders
-        return min(ahead, self.max_num_tokens - 1) - self.num_computed_tokens
+        return min(self.num_planned_tokens, self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
     def num_slots_to_start(self) -> int:
@@ -130,13 +136,40 @@ class Request:
     def schedule(self, num_tokens: int) -> None:
         """Record that the next step computes `num_tokens` tokens, and samples one if none are left."""
         self.num_computed_tokens += num_tokens
-        if self.num_computed_tokens == len(self.token_ids) + self.num_placeholders:
-            self.num_placeholders += 1
+        self.num_planned_tokens = max(self.num_planned_tokens, self.num_computed_tokens + 1)
+
+    def schedule_decode(self) -> bool:
+        """`schedule` one token if only the last one is left to compute and it has a slot. Returns whether it did."""
+        position = self.num_computed_tokens
+        if (
+            position + 1 != self.num_planned_tokens
+            or position == self.num_slots
+            or position + 1 == self.max_num_tokens  # the output's last token
+        ):
+            return False
+        self.num_computed_tokens = position + 1
+        self.num_planned_tokens = position + 2
+        return True
+
+    def append_plain_token(self, token_id: int) -> bool:
+        """`append_token` if the client has to get nothing else: neither the first token nor the last, and no event.
+
+        Returns whether it did.
+        """
+        if (
+            self.status is not RequestStatus.RUNNING
+            or token_id in self.ends
+            or len(self.token_ids) + 1 >= self.max_num_tokens
+            or self.events
+            or not self.has_output
+        ):
+            return False
+        self.token_ids.append(token_id)
+        return True
 
     def append_token(self, token_id: int) -> bool:
-        """Replace the oldest placeholder by its sampled token. Returns whether the request has finished."""
+        """Append the oldest of the tokens in flight. Returns whether the request has finished."""
         assert self.num_placeholders > 0, f"a token of {self.request_id!r} was never scheduled"
-        self.num_placeholders -= 1
         self.token_ids.append(token_id)
         if token_id in self.ends and self.num_output_tokens >= self.sampling_params.min_tokens:
             self.status = RequestStatus.FINISHED_STOPPED

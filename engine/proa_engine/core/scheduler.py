@@ -11,12 +11,12 @@ from typing import Literal
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core import admission
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.outputs import append_tokens, make_output, take_logprobs
+from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
-from proa_engine.core.step_plan import StepPlan
-from proa_engine.core.types import ModelRunnerOutput, Rejection, SchedulerOutput
+from proa_engine.core.step_plan import IdColumn, StepPlan
+from proa_engine.core.types import ModelRunnerOutput, PlainTokens, Rejection, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._num_added = 0
         self._num_steps = 0
+        self._decode_ids, self._plain_ids = IdColumn(), IdColumn()
+        self._filling: list[Request] = []  # by the last scheduled step
 
     @property
     def has_work(self) -> bool:
@@ -115,28 +117,26 @@ class Scheduler:
         plan = StepPlan(self.config.max_num_batched_tokens)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
-        output = self._seal(plan)
-        for request in plan.filling:
+        self._filling = plan.filling
+        return self._seal(plan), plan.rows
+
+    def publish_blocks(self) -> None:
+        """Add the blocks that the last scheduled step fills to the prefix cache, as far as the host knows their tokens.
+
+        Call it after that step has started, to hash while the device computes, and before the next `schedule`: a step
+        that hits a block must run after the one that fills it.
+        """
+        for request in self._filling:
             self._manager.publish(request)
-        return output, plan.requests
 
     def update_from_output(
-        self, requests: Sequence[Request], result: ModelRunnerOutput, now: float
-    ) -> list[EngineCoreOutput]:
+        self, requests: list[Request], result: ModelRunnerOutput, now: float
+    ) -> tuple[list[EngineCoreOutput], PlainTokens]:
         """Append a step's tokens to the `requests` of its rows, except to those that have finished since."""
-        outputs = []
         self._drafts.settle(requests, result)
-        for request, token_ids in zip(requests, result.sampled_token_ids, strict=True):
-            before = request.status
-            if before > RequestStatus.PREEMPTED:
-                continue
-            new_ids = append_tokens(request, token_ids, now)
-            logprobs, prompt_logprobs = take_logprobs(request, result, len(new_ids))
-            if request.status is not before:
-                self._table.retire(request, before, now)
-            if new_ids or prompt_logprobs:
-                outputs.append(make_output(request, new_ids, logprobs, prompt_logprobs))
-        return outputs
+        plain, plain_token_ids, others = append_plain_tokens(requests, result)
+        outputs = [self._append(request, token_ids, result, now) for request, token_ids in others]
+        return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, as after a change of weights."""
@@ -146,6 +146,19 @@ class Scheduler:
         """Raises `AssertionError` if the state is inconsistent. For tests: it takes longer than a step."""
         assert len(self._table.running) <= self._max_running
         self._table.check_integrity()
+
+    def _append(
+        self, request: Request, token_ids: Sequence[int], result: ModelRunnerOutput, now: float
+    ) -> EngineCoreOutput | None:
+        """Append a row's tokens and return what is to be sent, if anything."""
+        if request.is_finished:
+            return None
+        before = request.status
+        new_ids = append_tokens(request, token_ids, now)
+        logprobs, prompt_logprobs = take_logprobs(request, result, len(new_ids))
+        if request.status is not before:
+            self._table.retire(request, before, now)
+        return make_output(request, new_ids, logprobs, prompt_logprobs) if new_ids or prompt_logprobs else None
 
     def _make_request(self, request: EngineCoreRequest, order: tuple[int, ...], max_num_tokens: int) -> Request:
         max_drafts, eos = self.config.num_speculative_tokens, self._eos_token_ids
@@ -158,8 +171,10 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Schedule running requests. Returns False if one was preempted; then no waiting request may start."""
         running, num_preemptions = self._table.running, self._table.num_preemptions
-        block_size = self._manager.block_size
         for num_before, request in enumerate(running):  # preemption removes from its end
+            if request.schedule_decode():
+                plan.decodes.append(request)
+                continue
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:  # a chunk leaves one token for each request behind it
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_before - 1))
@@ -167,7 +182,7 @@ class Scheduler:
                 continue
             num_slots = request.num_computed_tokens + num_tokens
             block_ids: list[int] | None = []
-            if num_slots > len(request.blocks) * block_size:
+            if num_slots > request.num_slots:
                 block_ids = self._grow(request, num_slots, now)
             if block_ids is None:
                 break
@@ -203,4 +218,4 @@ class Scheduler:
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
         if plan.has_tokens or finished_ids or preempted_ids:
             self._num_steps += 1
-        return plan.seal(self._num_steps, finished_ids, preempted_ids)
+        return plan.seal(self._num_steps, self._decode_ids.of(plan.decodes), finished_ids, preempted_ids)

@@ -34,7 +34,7 @@ class SpeculatingRequest(Request):
 
         Zero if the request may have reached its end already.
         """
-        num_left = len(self.token_ids) + self.num_placeholders - self.num_computed_tokens
+        num_left = self.num_planned_tokens - self.num_computed_tokens
         if num_left == 1:
             num_left += self.max_drafts
         return min(num_left, self.max_num_tokens - 1 - self.num_computed_tokens)
@@ -47,15 +47,13 @@ class SpeculatingRequest(Request):
     def max_placeholders(self) -> int:
         return 2 * (1 + self.max_drafts)
 
-    def schedule(self, num_tokens: int) -> None:
-        self.num_computed_tokens += num_tokens
-        num_ahead = self.num_computed_tokens - len(self.token_ids) - self.num_placeholders
-        if num_ahead >= 0:
-            self.num_placeholders += num_ahead + 1
+    def schedule_decode(self) -> bool:
+        """False: a decode has drafts, and the workers do not know its upper bound."""
+        return False
 
     def reject_drafts(self, num_tokens: int) -> None:
         """Subtract drafts of the oldest step in flight that were rejected."""
-        self.num_placeholders -= num_tokens
+        self.num_planned_tokens -= num_tokens
         if self.num_computed_tokens:  # else it was preempted since
             self.num_computed_tokens -= num_tokens
 
@@ -72,14 +70,16 @@ class DraftCounter:
         """Subtract rejected drafts from their requests. Call it before the requests get the step's tokens."""
         if not result.drafts:
             return
-        for request, token_ids, drafts in zip(requests, result.sampled_token_ids, result.drafts, strict=True):
-            if drafts.planned == 0 or request.is_finished:
+        for request in requests:
+            drafts = result.drafts.get(request.request_id)
+            if drafts is None or request.is_finished:
                 continue
             assert isinstance(request, SpeculatingRequest)
-            request.reject_drafts(1 + drafts.planned - len(token_ids))
+            num_accepted = len(result.sampled_token_ids[request.request_id]) - 1
+            request.reject_drafts(drafts.planned - num_accepted)
             self.num_drafts += drafts.proposed > 0
             self.num_draft_tokens += drafts.proposed
-            self.num_accepted_tokens += len(token_ids) - 1
+            self.num_accepted_tokens += num_accepted
 
 
 def can_speculate(params: SamplingParams) -> bool:

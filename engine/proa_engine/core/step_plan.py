@@ -4,28 +4,52 @@ from proa_engine.core.request import Request
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 
 
+class IdColumn:
+    """The ids of requests in order, the same object as long as the requests are the same.
+
+    A batch of decodes stays the same for many steps. What is derived from its ids is kept as long as they are the same
+    object, which takes no time to check.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self._ids: list[str] = []
+
+    def of(self, requests: list[Request]) -> list[str]:
+        if requests != self._requests:  # compares identities
+            self._requests, self._ids = requests, [request.request_id for request in requests]
+        return self._ids
+
+
 class StepPlan:
-    """The requests of a step and their numbers of tokens. After `seal`, `requests` are in the order of the rows."""
+    """The requests of a step and their numbers of tokens."""
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget  # tokens that may still be scheduled
-        self.requests: list[Request] = []
+        self.decodes: list[Request] = []  # rows of one token
         self.filling: list[Request] = []  # those that may fill a block in this step
-        self._chunks: list[Request] = []
-        self._num_tokens: dict[str, int] = {}
+        self._budget = budget
+        self._chunks: list[Request] = []  # rows of several tokens
         self._num_chunk_tokens: dict[str, int] = {}
         self._new: list[NewRequestData] = []
         self._cached: list[CachedRequestData] = []
 
     @property
+    def budget(self) -> int:
+        """Tokens that may still be scheduled."""
+        return self._budget - len(self.decodes)
+
+    @property
     def has_tokens(self) -> bool:
-        return bool(self._new or self._cached)
+        return bool(self.decodes or self._chunks)
+
+    @property
+    def rows(self) -> list[Request]:
+        """The step's requests, those of one token first: decodes are computed together."""
+        return self.decodes + self._chunks if self._chunks else self.decodes
 
     def add_known(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
-        """Schedule tokens of a request that the workers hold."""
+        """Schedule tokens of a request that the workers hold, except a decode without a new block."""
         self._cached.append(CachedRequestData(request.request_id, request.num_computed_tokens, new_block_ids))
-        if new_block_ids or num_tokens > 1:
-            self.filling.append(request)
         self._add(request, num_tokens)
 
     def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
@@ -40,29 +64,28 @@ class StepPlan:
             trace_headers=request.trace_headers,
         )
         self._new.append(data)
-        self.filling.append(request)
         self._add(request, num_tokens)
 
-    def seal(self, step: int, finished_request_ids: list[str], preempted_request_ids: list[str]) -> SchedulerOutput:
-        """The step for the executor, with rows of one token first: decodes are computed together."""
-        self.requests += self._chunks
-        self._num_tokens.update(self._num_chunk_tokens)
+    def seal(
+        self, step: int, decode_ids: list[str], finished_request_ids: list[str], preempted_request_ids: list[str]
+    ) -> SchedulerOutput:
+        """The step for the executor."""
         return SchedulerOutput(
             step=step,
             new_requests=self._new,
             cached_requests=self._cached,
-            num_scheduled_tokens=self._num_tokens,
-            total_num_scheduled_tokens=sum(self._num_tokens.values()),
+            decode_request_ids=decode_ids,
+            num_chunk_tokens=self._num_chunk_tokens,
             finished_request_ids=finished_request_ids,
             preempted_request_ids=preempted_request_ids,
         )
 
     def _add(self, request: Request, num_tokens: int) -> None:
-        self.budget -= num_tokens
+        self.filling.append(request)
         if num_tokens == 1:
-            self.requests.append(request)
-            self._num_tokens[request.request_id] = 1
+            self.decodes.append(request)
         else:
+            self._budget -= num_tokens
             self._chunks.append(request)
             self._num_chunk_tokens[request.request_id] = num_tokens
         request.schedule(num_tokens)

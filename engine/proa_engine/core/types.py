@@ -20,6 +20,13 @@ class Rejection:
     message: str  # a sentence for the user
 
 
+class PlainTokens(NamedTuple):
+    """Outputs of one token and nothing else. `request_ids` is the same object as in the step before if it is equal."""
+
+    request_ids: Sequence[str] = ()
+    token_ids: Sequence[int] = ()  # one for each of `request_ids`
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
     """One step's results for all clients."""
@@ -28,6 +35,7 @@ class StepOutputs:
     stats: SchedulerStats
     timestamp: float  # Unix seconds, when the step ended
     step: int
+    plain: PlainTokens = field(default_factory=PlainTokens)  # the outputs of other requests than those in `outputs`
     rejections: Sequence[Rejection] = ()
     kv_events: KvEventBatch | None = None  # set only while there are subscribers
 
@@ -45,12 +53,9 @@ class NewRequestData:
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CachedRequestData:
-    """A scheduled request that the workers hold: only what changed. They have its tokens, sampled ones included.
-
-    Read-only, though not frozen: one is made for every request in every step, and freezing triples the cost.
-    """
+    """A scheduled request that the workers hold: only what changed. They have its tokens, sampled ones included."""
 
     request_id: str
     num_computed_tokens: int  # before this step
@@ -65,19 +70,31 @@ class SchedulerOutput:
     ones that the host does not know yet. Tokens scheduled beyond that last one are drafts to verify; such a request's
     `num_computed_tokens` is an upper bound, and only the workers know the exact number. A step without tokens has no
     rows and no forward pass; it only carries finished and preempted ids.
+
+    The batch's rows are `decode_request_ids`, then `num_chunk_tokens`. The list of decodes is the same object as in the
+    step before if the decodes are the same.
     """
 
     step: int
     new_requests: list[NewRequestData]
-    cached_requests: list[CachedRequestData]
-    num_scheduled_tokens: dict[str, int]  # by request id, in the order of the batch's rows: those of one token first
-    total_num_scheduled_tokens: int
+    cached_requests: list[CachedRequestData]  # the others' `num_computed_tokens` is what the workers have computed
+    decode_request_ids: list[str]  # rows of one token
+    num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id
     finished_request_ids: list[str]  # workers drop these before they run this step
     preempted_request_ids: list[str]  # likewise; they come back as new requests
 
     @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        """By request id, in the order of the rows."""
+        return dict.fromkeys(self.decode_request_ids, 1) | self.num_chunk_tokens
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return len(self.decode_request_ids) + sum(self.num_chunk_tokens.values())
+
+    @property
     def is_empty(self) -> bool:
-        return self.total_num_scheduled_tokens == 0
+        return not (self.decode_request_ids or self.num_chunk_tokens)
 
 
 class Drafts(NamedTuple):
@@ -89,11 +106,11 @@ class Drafts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """One step's result on the host. Rows are in the order of the step's `num_scheduled_tokens`."""
+    """One step's result on the host, in the order of its rows."""
 
-    request_ids: list[str]
-    # One list per request: accepted drafts, then the sampled token. Empty if some known tokens are not computed yet.
-    sampled_token_ids: list[list[int]]
-    drafts: list[Drafts] = field(default_factory=list)  # one per request; empty if the step had none
+    plain_token_ids: list[int]  # the sampled token of each row that has nothing else
+    # The other rows, by request id: accepted drafts, then the sampled token. Empty if known tokens are left to compute.
+    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, Drafts] = field(default_factory=dict)  # by request id; those with planned drafts
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # by request id, one per sampled token
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens

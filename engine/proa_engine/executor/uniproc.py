@@ -21,7 +21,7 @@ from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0
-_EMPTY_OUTPUT = ModelRunnerOutput(request_ids=[], sampled_token_ids=[])
+_EMPTY_OUTPUT = ModelRunnerOutput(plain_token_ids=[])
 
 
 class UniProcExecutor:

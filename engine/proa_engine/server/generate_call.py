@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest
+from proa_engine.core.types import PlainTokens
 from proa_engine.server.errors import EngineError
 from proa_engine.server.pending import merge_output
 from proa_engine.server.request_router import RequestRouter
@@ -16,6 +17,7 @@ class GenerateCall:
         self._router = router
         self._stream_id = router.add_stream(self)
         self._pending: EngineCoreOutput | None = None
+        self._last = EngineCoreOutput()  # not plain: it has the request's id and counts
         self._finished = False
         self._error: EngineError | None = None
         self._wake = asyncio.Event()
@@ -44,11 +46,19 @@ class GenerateCall:
 
     def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
         for output in outputs:
-            if self._pending is None:
-                self._pending = output
-            else:
-                merge_output(self._pending, output)
-        self._wake.set()
+            self._last = output
+            self._add(output)
+
+    def deliver_plain(self, tokens: PlainTokens, timestamp: float, step: int) -> None:
+        last = self._last
+        self._add(
+            EngineCoreOutput(
+                request_id=last.request_id,
+                new_token_ids=tokens.token_ids,
+                num_prompt_tokens=last.num_prompt_tokens,
+                num_cached_tokens=last.num_cached_tokens,
+            )
+        )
 
     def reject(self, request_id: str, error: EngineError) -> None:
         self.fail(error)
@@ -58,4 +68,11 @@ class GenerateCall:
 
     def fail(self, error: EngineError) -> None:
         self._error = error
+        self._wake.set()
+
+    def _add(self, output: EngineCoreOutput) -> None:
+        if self._pending is None:
+            self._pending = output
+        else:
+            merge_output(self._pending, output)
         self._wake.set()

@@ -32,20 +32,30 @@ class PendingOutputs:
         Returns the handles of finished requests.
         """
         finished = list[int]()
-        num_plain = len(self._plain_handles)
-        entries, add_handle, add_token = self._outputs, self._plain_handles.append, self._plain_token_ids.append
         for handle, output in outputs:
             if handle is None:
                 continue
-            if is_plain(output) and handle not in entries:
-                add_handle(handle)
-                add_token(output.new_token_ids[0])
+            if is_plain(output):
+                self.extend_plain(array("I", (handle,)), output.new_token_ids)
                 continue
             self._add_entry(handle, output)
             if output.finish_reason is not None:
                 finished.append(handle)
-        self.num_bytes += PLAIN_BYTES * (len(self._plain_handles) - num_plain)
         return finished
+
+    def extend_plain(self, handles: "array[int]", token_ids: Sequence[int]) -> None:
+        """Add one step's plain tokens."""
+        self.num_bytes += PLAIN_BYTES * len(handles)
+        if not self._outputs:
+            self._plain_handles.extend(handles)
+            self._plain_token_ids.extend(token_ids)
+            return
+        for handle, token_id in zip(handles, token_ids, strict=True):
+            if (entry := self._outputs.get(handle)) is not None:
+                entry.new_token_ids = _join(entry.new_token_ids, (token_id,))
+            else:
+                self._plain_handles.append(handle)
+                self._plain_token_ids.append(token_id)
 
     def take(self) -> EngineCoreOutputs:
         """Return everything as one message, without statistics, and start again from nothing."""

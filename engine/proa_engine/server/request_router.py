@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
-from proa_engine.core.types import StepOutputs
+from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.server.errors import (
     REJECTIONS,
     Draining,
@@ -24,6 +24,7 @@ from proa_engine.server.errors import (
 )
 from proa_engine.server.kv_events import KvEventPublisher, KvSubscription
 from proa_engine.server.loaded_engine import LoadedEngine
+from proa_engine.server.plain_columns import StreamShares
 
 
 class OutputStream(Protocol):
@@ -31,6 +32,10 @@ class OutputStream(Protocol):
 
     def deliver(self, outputs: Sequence[EngineCoreOutput], timestamp: float, step: int) -> None:
         """Take ownership of one step's outputs."""
+        ...
+
+    def deliver_plain(self, tokens: PlainTokens, timestamp: float, step: int) -> None:
+        """Take one step's plain tokens, which `deliver` does not get."""
         ...
 
     def reject(self, request_id: str, error: EngineError) -> None: ...
@@ -58,6 +63,7 @@ class RequestRouter:
         self._refusal: EngineError | None = NotReady("the model is still loading")
         self._streams: dict[int, _Stream] = {}
         self._stream_ids: dict[str, int] = {}  # by request id; kept until the core finishes or rejects the request
+        self._shares = StreamShares(self._stream_ids)
         self._num_streams = 0  # since the start; the last stream's id
         self._kv_events = KvEventPublisher()
         self._idle = asyncio.Event()
@@ -133,6 +139,9 @@ class RequestRouter:
         if self._engine is None:  # failed while this step was on its way from the main thread
             return
         self._engine.observer.on_outputs(outputs)
+        for stream_id, tokens in self._shares.split(outputs.plain):
+            if (stream := self._streams.get(stream_id)) is not None:
+                stream.output.deliver_plain(tokens, outputs.timestamp, outputs.step)
         by_stream: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
         for output in outputs.outputs:
             by_stream[output.client_index].append(output)

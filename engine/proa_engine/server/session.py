@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello
+from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
 from proa_engine.server.pending import PendingOutputs
+from proa_engine.server.plain_columns import HandleColumn
 from proa_engine.server.request_router import RequestRouter
 
 MAX_PENDING_BYTES = 8 * 1024 * 1024
@@ -35,6 +37,7 @@ class Session:
         self._stream_id = 0
         self._handles: dict[str, int] = {}  # request_id -> handle, of unfinished requests
         self._request_ids: dict[int, str] = {}  # handle -> request_id
+        self._column = HandleColumn((), {})  # of the last plain tokens
         self._pending = PendingOutputs()
         self._control: deque[convert.SessionResponse] = deque()  # Rejected and Draining, sent before pending outputs
         self._timestamp = 0.0
@@ -74,9 +77,13 @@ class Session:
         finished = self._pending.extend(zip(handles, outputs, strict=True))
         for handle in finished:
             self._forget(handle)
-        self._timestamp, self._step = timestamp, step
-        self._wake.set()
-        self._check_size()
+        self._on_outputs(timestamp, step)
+
+    def deliver_plain(self, tokens: PlainTokens, timestamp: float, step: int) -> None:
+        if tokens.request_ids is not self._column.request_ids:
+            self._column = HandleColumn(tokens.request_ids, self._handles)
+        self._pending.extend_plain(self._column.handles, self._column.select(tokens.token_ids))
+        self._on_outputs(timestamp, step)
 
     def reject(self, request_id: str, error: EngineError) -> None:
         handle = self._handles.get(request_id)
@@ -135,6 +142,11 @@ class Session:
             self._heartbeat_due = True
             self._wake.set()
 
+    def _on_outputs(self, timestamp: float, step: int) -> None:
+        self._timestamp, self._step = timestamp, step
+        self._wake.set()
+        self._check_size()
+
     def _send_control(self, message: convert.SessionResponse) -> None:
         self._control.append(message)
         self._wake.set()
@@ -147,6 +159,7 @@ class Session:
     def _forget(self, handle: int) -> str:
         request_id = self._request_ids.pop(handle)
         del self._handles[request_id]
+        self._column = HandleColumn((), {})
         return request_id
 
 

@@ -29,16 +29,18 @@ class StepTensors:
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     """The output, in the order of the step's rows. The tensors must be on the host and complete."""
-    ids: Iterator[int] = iter(()) if tensors.token_ids is None else iter(tensors.token_ids.tolist())
+    token_ids: list[int] = [] if tensors.token_ids is None else tensors.token_ids.tolist()
     prompt_logprobs = _prompt_logprobs(tensors.prompt_logprobs, inputs)
     if tensors.drafts is not None:
-        return _collect_accepted(ids, tensors.drafts, tensors.logprobs, prompt_logprobs, inputs)
-    return ModelRunnerOutput(
-        request_ids=inputs.request_ids,
-        sampled_token_ids=[[next(ids)] if is_sampled else [] for is_sampled in inputs.is_sampled],
-        logprobs=_logprobs(tensors.logprobs, inputs),
-        prompt_logprobs=prompt_logprobs,
-    )
+        return _collect_accepted(iter(token_ids), tensors.drafts, tensors.logprobs, prompt_logprobs, inputs)
+    logprobs = _logprobs(tensors.logprobs, inputs)
+    if len(token_ids) == len(inputs.request_ids) and not (logprobs or prompt_logprobs):
+        return ModelRunnerOutput(plain_token_ids=token_ids)
+    output = ModelRunnerOutput(plain_token_ids=[], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    ids = iter(token_ids)
+    for request_id, is_sampled in zip(inputs.request_ids, inputs.is_sampled, strict=True):
+        _add_row(output, request_id, [next(ids)] if is_sampled else [])
+    return output
 
 
 def _collect_accepted(
@@ -50,18 +52,28 @@ def _collect_accepted(
 ) -> ModelRunnerOutput:
     """Keep each row's samples of accepted draft tokens plus one; discard the rest."""
     assert inputs.drafts is not None
-    output = ModelRunnerOutput(request_ids=inputs.request_ids, sampled_token_ids=[], prompt_logprobs=prompt_logprobs)
+    output = ModelRunnerOutput(plain_token_ids=[], prompt_logprobs=prompt_logprobs)
     draft_counts: Iterator[list[int]] = iter(counts.tolist())
     logprob_rows = iter(()) if logprobs is None else _rows(logprobs)
     for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
         accepted, proposed = next(draft_counts) if is_sampled else (0, 0)
         num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
-        output.sampled_token_ids.append(list(islice(ids, num_samples))[:num_kept])
-        output.drafts.append(Drafts(planned, proposed))
+        if planned:
+            output.drafts[name] = Drafts(planned, proposed)
         if is_sampled and (num_top := inputs.num_logprobs.get(name)) is not None:
             rows = list(islice(logprob_rows, num_samples))[:num_kept]
             output.logprobs[name] = [_cut(row, num_top) for row in rows]
+        _add_row(output, name, list(islice(ids, num_samples))[:num_kept])
     return output
+
+
+def _add_row(output: ModelRunnerOutput, request_id: str, token_ids: list[int]) -> None:
+    """Add a row's tokens. The output has its drafts and log probabilities already."""
+    details = (output.drafts, output.logprobs, output.prompt_logprobs)
+    if len(token_ids) == 1 and not any(request_id in by_id for by_id in details):
+        output.plain_token_ids.append(token_ids[0])
+    else:
+        output.sampled_token_ids[request_id] = token_ids
 
 
 class AsyncOutput:

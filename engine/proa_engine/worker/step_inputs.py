@@ -1,6 +1,6 @@
 """StepInputs: a SchedulerOutput as arrays. Host work: numpy over all rows at once, one copy to the device.
 
-A step's rows are its requests, in the order of `SchedulerOutput.num_scheduled_tokens`.
+A step's rows are its requests: those of one token, then the others, in the scheduler's order.
 """
 
 from dataclasses import dataclass, replace
@@ -147,9 +147,9 @@ def _update_batch(scheduler_output: SchedulerOutput, batch: InputBatch) -> Batch
 
 def _rows(scheduler_output: SchedulerOutput, batch: InputBatch) -> tuple[Rows, IntArray]:
     """The step's rows, and the number of tokens that each computes, [rows]."""
-    request_ids = list(scheduler_output.num_scheduled_tokens)
-    counts = np.fromiter(scheduler_output.num_scheduled_tokens.values(), np.int64, len(request_ids))
-    assert (counts[: np.count_nonzero(counts == 1)] == 1).all(), "rows of one token must come first, for attention"
+    request_ids = [*scheduler_output.decode_request_ids, *scheduler_output.num_chunk_tokens]
+    counts = np.ones(len(request_ids), np.int64)
+    counts[len(scheduler_output.decode_request_ids) :] = list(scheduler_output.num_chunk_tokens.values())
     slots = batch.slots_of(request_ids)
     starts = batch.num_computed_tokens[slots]
     ends = starts + counts

@@ -182,12 +182,13 @@ def _step(
     scheduled: dict[str, int] | None = None,
     finished: list[str] | None = None,
 ) -> SchedulerOutput:
+    counts = scheduled or {}
     return SchedulerOutput(
         step=0,
         new_requests=new or [],
         cached_requests=cached or [],
-        num_scheduled_tokens=scheduled or {},
-        total_num_scheduled_tokens=sum((scheduled or {}).values()),
+        decode_request_ids=[request_id for request_id, num_tokens in counts.items() if num_tokens == 1],
+        num_chunk_tokens={request_id: num_tokens for request_id, num_tokens in counts.items() if num_tokens > 1},
         finished_request_ids=finished or [],
         preempted_request_ids=[],
     )

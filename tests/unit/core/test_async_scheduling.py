@@ -43,15 +43,40 @@ def test_without_async_scheduling_every_step_waits_for_its_tokens() -> None:
     assert run.executor.log[:4] == [("execute", 1), ("host", 1), ("execute", 2), ("host", 2)]
 
 
-def test_the_scheduler_output_of_a_decode_has_no_token_ids() -> None:
+def test_the_scheduler_output_of_a_decode_has_its_id_alone_until_it_gets_a_block() -> None:
     run = CoreRun()
     run.submit(make_request(max_tokens=3))
     run.finish()
     first, second, third = run.executor.plans[:3]
     assert first.new_requests[0].token_ids == PROMPT
     assert not second.new_requests
-    assert [(known.num_computed_tokens, known.new_block_ids) for known in second.cached_requests] == [(3, [])]
+    assert not second.cached_requests
+    assert second.decode_request_ids == ["a"]
     assert [(known.num_computed_tokens, len(known.new_block_ids)) for known in third.cached_requests] == [(4, 1)]
+
+
+def test_lists_of_ids_stay_the_same_objects_while_the_decodes_are_the_same() -> None:
+    run = CoreRun(block_size=16)
+    run.submit(make_request("a"), make_request("b"), make_request("c", max_tokens=4))
+    run.finish()
+    decodes = [plan.decode_request_ids for plan in run.executor.plans[1:]]
+    assert [len(ids) for ids in decodes] == [3, 3, 3, 2, 2, 2, 2, 0]
+    assert decodes[0] is decodes[1] is decodes[2]
+    assert decodes[3] is decodes[4] is decodes[6]
+    assert len({id(plain.request_ids) for plain in run.plain if len(plain.request_ids) == 2}) == 1
+
+
+def test_blocks_are_hashed_after_their_step_has_started_and_before_the_next_is_scheduled() -> None:
+    run = CoreRun()
+    run.executor.on_execute = lambda: num_cached.append(len(run.cached_hashes))
+    num_cached: list[int] = []
+    run.submit(make_request(prompt=range(9)))
+    run.step()
+    assert num_cached == [0]
+    assert len(run.cached_hashes) == 2
+    run.submit(make_request("b", prompt=range(9)))
+    run.step()
+    assert [new.num_computed_tokens for new in run.executor.plans[1].new_requests] == [8]
 
 
 def test_a_finished_requests_extra_step_is_dropped() -> None:

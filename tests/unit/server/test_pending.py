@@ -1,5 +1,7 @@
 """Unsent outputs merge into one message without loss."""
 
+from array import array
+
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, TokenLogprobs
 from proa_engine.server.pending import PendingOutputs
 
@@ -27,6 +29,21 @@ def test_later_steps_append_to_the_columns_in_order() -> None:
     batch = pending.take()
 
     assert (list(batch.plain_handles), list(batch.plain_token_ids)) == ([1, 1, 1], [10, 11, 12])
+
+
+def test_columns_of_plain_tokens_are_joined_but_for_requests_with_an_entry() -> None:
+    pending = PendingOutputs()
+    pending.extend_plain(array("I", (1, 2, 3)), [10, 20, 30])
+    pending.extend([(2, output(21, events=[Event(EventType.FIRST_TOKEN, 1.0)]))])
+    pending.extend_plain(array("I", (1, 2, 3)), [11, 22, 31])
+    num_bytes = pending.num_bytes
+
+    batch = pending.take()
+
+    assert list(batch.plain_handles) == [1, 2, 3, 1, 3]
+    assert list(batch.plain_token_ids) == [10, 20, 30, 11, 31]
+    assert [list(entry.new_token_ids) for entry in batch.outputs] == [[21, 22]]
+    assert num_bytes > 6 * 8
 
 
 def test_plain_token_after_an_entry_merges_into_the_entry() -> None:

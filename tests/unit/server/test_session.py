@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, ModelInfo, SchedulerStats
 from proa.engine.v1 import service_pb2
 from proa_engine.config import EngineConfig
-from proa_engine.core.types import Rejection, StepOutputs
+from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.errors import SlowReader
 from proa_engine.server.loaded_engine import LoadedEngine
@@ -107,7 +107,10 @@ class SessionUnderTest:
         self.running = asyncio.create_task(self.session.run(self.gateway.messages(), self.gateway.write))
 
     def step(self, *outputs: EngineCoreOutput, rejections: tuple[Rejection, ...] = ()) -> None:
-        self.router.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections))
+        self.router.deliver(StepOutputs(list(outputs), SchedulerStats(), 1.0, 1, rejections=rejections))
+
+    def plain_step(self, tokens: PlainTokens) -> None:
+        self.router.deliver(StepOutputs([], SchedulerStats(), 1.0, 1, tokens))
 
     def output(self, handle: int, *token_ids: int, **fields: object) -> EngineCoreOutput:
         client = self.core.submitted[0].client_index
@@ -144,6 +147,23 @@ async def test_one_message_a_step_for_all_requests() -> None:
         outputs = case.gateway.outputs[0].outputs
         assert outputs.plain_handles == b"\x01\0\0\0\x02\0\0\0"
         assert outputs.plain_token_ids == b"\x0a\0\0\0\x14\0\0\0"
+
+
+async def test_a_steps_plain_tokens_are_its_message_without_those_of_aborted_requests() -> None:
+    request_ids = ["r2", "r1", "r3", "another session's"]
+    async with open_session(num_requests=3) as case:
+        case.plain_step(PlainTokens(request_ids, [20, 10, 30, 40]))
+        await received(case, lambda: len(case.gateway.outputs) == 1)
+        case.plain_step(PlainTokens(request_ids, [21, 11, 31, 41]))
+        await received(case, lambda: len(case.gateway.outputs) == 2)
+        case.gateway.send(abort=service_pb2.AbortHandles(handles=[1]))
+        await wait_until(lambda: case.core.aborted)
+        case.plain_step(PlainTokens(request_ids, [22, 12, 32, 42]))
+        await received(case, lambda: len(case.gateway.outputs) == 3)
+
+        messages = [message.outputs for message in case.gateway.outputs]
+        assert [list(message.plain_handles[::4]) for message in messages] == [[2, 1, 3], [2, 1, 3], [2, 3]]
+        assert [list(message.plain_token_ids[::4]) for message in messages] == [[20, 10, 30], [21, 11, 31], [22, 32]]
 
 
 async def test_steps_merge_while_the_gateway_does_not_read() -> None:

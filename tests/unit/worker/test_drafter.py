@@ -35,7 +35,7 @@ def test_equal_draft_tokens_are_accepted_and_one_more_token_is_sampled() -> None
     harness.step({"a": ([10, 11, 12, 13, 14, 10, 11], 7, GREEDY)})
     output = harness.step(known={"a": 7}, scheduled={"a": 4})
     assert output.sampled_token_ids == [[13, 14, 10, 11]]
-    assert output.drafts == [Drafts(planned=3, proposed=3)]
+    assert output.drafts == {"a": Drafts(planned=3, proposed=3)}
 
 
 def test_draft_tokens_are_rejected_from_the_first_difference() -> None:
@@ -51,7 +51,7 @@ def test_without_a_matching_ngram_one_token_is_sampled() -> None:
     harness.step({"a": ([10, 11, 12], 3, GREEDY)})
     output = harness.step(known={"a": 3}, scheduled={"a": 4})
     assert output.sampled_token_ids == [[14]]
-    assert output.drafts == [Drafts(planned=3, proposed=0)]
+    assert output.drafts == {"a": Drafts(planned=3, proposed=0)}
 
 
 def test_rows_of_all_kinds_in_one_step() -> None:

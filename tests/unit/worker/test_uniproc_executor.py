@@ -105,7 +105,7 @@ def test_a_step_is_started_and_sampled_while_the_device_is_busy(harness: Harness
     with pytest.raises(TimeoutError):
         first.result(timeout=0.01)
     harness.worker.gate.set()
-    assert first.result(DEADLINE).sampled_token_ids == [[7]]
+    assert first.result(DEADLINE).plain_token_ids == [7]
     assert harness.worker.log == ["prepare", "prepare", "execute", "sample"]
     assert get_ident() not in harness.worker.threads
     harness.executor.shutdown()
@@ -117,7 +117,7 @@ def test_a_small_step_is_computed_by_the_thread_that_waits_for_it(harness: Harne
     step = harness.executor.sample_tokens()
     assert not step.done()
     assert harness.worker.log == ["prepare"]
-    assert step.result(DEADLINE).sampled_token_ids == [[7]]
+    assert step.result(DEADLINE).plain_token_ids == [7]
     assert harness.worker.threads == {get_ident()}
     harness.executor.shutdown()
 
@@ -133,7 +133,7 @@ def test_small_and_large_steps_run_in_order(harness: Harness) -> None:
     harness.executor.execute_model(decode_step(["warm-up-0"], 6))
     large = harness.executor.sample_tokens()
     harness.worker.gate.set()
-    assert large.result(DEADLINE).sampled_token_ids == [[7]]
+    assert large.result(DEADLINE).plain_token_ids == [7]
     assert small.done()
     assert harness.worker.log == ["prepare"] * 3 + ["execute", "sample"] * 3
     harness.executor.shutdown()

@@ -27,8 +27,8 @@ SCHEDULER_OUTPUT = SchedulerOutput(
         )
     ],
     cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=40, new_block_ids=[])],
-    num_scheduled_tokens={"b": 1, "ü": 2},
-    total_num_scheduled_tokens=3,
+    decode_request_ids=["b"],
+    num_chunk_tokens={"ü": 2},
     finished_request_ids=["c"],
     preempted_request_ids=[],
 )
