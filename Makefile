@@ -12,7 +12,9 @@ SOAK_ARGS ?=
 AGAINST ?= main
 STAGES ?=
 OUT ?= build/gpu-report
-LIMIT ?= 3600
+LIMIT ?= 560
+CALL ?=
+EARLIER ?=
 
 ##@ Use
 run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
@@ -55,8 +57,9 @@ system: setup ## only the tests that start processes or compile for Hopper (PYTE
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
-gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the python3 on PATH (STAGES, OUT, LIMIT)
-	@python3 tests/benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(STAGES),--stages $(STAGES))
+gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the python3 on PATH (CALL, STAGES, EARLIER, OUT, LIMIT)
+	@python3 tests/benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
+	  $(if $(STAGES),--stages $(STAGES)) $(if $(EARLIER),--earlier $(EARLIER))
 
 lint: setup ## check the style of the code and of the .proto files
 	ruff check

@@ -94,7 +94,9 @@ class Bench:
         steps = self._sizes.decode_steps
         with self.decoding(batch):
             seconds = timed(lambda: self.step(steps))
-        return Figure(seconds / steps * 1e3, "ms a step")
+            running = self._engine._core.stats().num_running_reqs
+        note = "" if running == batch else f"the KV cache holds {running} of {batch}"
+        return Figure(seconds / steps * 1e3, "ms a step", note)
 
     @contextmanager
     def decoding(self, batch: int) -> Iterator[None]:

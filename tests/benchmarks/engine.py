@@ -28,6 +28,7 @@ from typing import Any
 import engine_profile
 from bench import FULL, SMALL, Bench, Figure, Sizes
 from real_shapes import SHAPES, has_weights, write_model
+from records import write_json
 
 from floors import Card
 from timeline import table
@@ -81,6 +82,7 @@ def llm_arguments(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         "skip_tokenizer_init": True,
         "max_model_len": arguments.max_model_len,
         "tensor_parallel_size": arguments.tensor_parallel_size,
+        "enforce_eager": arguments.enforce_eager,
     }
     optional = {"quantization": arguments.quantization, "kv_cache_dtype": arguments.kv_cache_dtype}
     given = {name: value for name, value in optional.items() if value is not None}
@@ -103,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--options", default="{}", help="further arguments of LLM, as JSON")
     parser.add_argument("--workloads", nargs="+", default=TABLE, metavar="NAME", help=" ")
     parser.add_argument("--small", action="store_true", help="short lengths, only to check that everything runs")
@@ -127,9 +130,9 @@ def main(argv: Sequence[str]) -> None:
     print(f"{arguments.model}: {document['machine']}", flush=True)
     for workload, record in records(arguments, log, SMALL if arguments.small else FULL):
         document["records"][workload] = record
-        print(show(workload, record), flush=True)
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(document, indent=1))
+            write_json(arguments.json, document)
+        print(show(workload, record), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,168 +1,193 @@
-"""Everything that can only be seen on a GPU, in one go: tests, speed, profiles, the path over HTTP. See report_stages.
+"""Everything that can only be seen on a GPU: tests, speed, profiles, the path over HTTP. See report_stages.
 
-    make gpu-report STAGES="correctness Qwen3-0.6B" OUT=folder LIMIT=570
+    python3 tests/benchmarks/gpu_report.py --call 1 --out first
+    python3 tests/benchmarks/gpu_report.py --call 2 --out second --earlier first
+    python3 tests/benchmarks/gpu_report.py --call 3 --out third --earlier first second
 
-Writes a JSON file a stage, a log of all that was printed, and report.md. What the folder holds already is not measured
-again, so the same command goes on where the last one ended; delete a stage's file to measure it anew. What fails or
-takes too long is noted, tried again by the next command, and ends nothing else.
+Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); without --call, everything is
+run in one go. Writes results.json after every figure, log.txt with all that was printed, and report.md.
+
+What results.json or --earlier has, of the same kind of GPU, is not measured again, and tests that passed are not run
+again; --again names exceptions. What fails, hangs or takes too long is noted, tried again by the next run, and ends
+nothing else. Tests that fail are run without CUDA graphs and without dependent launch too. If only then the smoke tests
+pass, the rest of the run is measured so, and its records say it.
 """
 
 import argparse
-import json
 import os
 import re
 import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from report_stages import Stage, Step, all_stages, small_stages
+from records import Results, gpu_of, read_stages, write_json
+from report_stages import MODES, PREFLIGHT, Mode, Step, in_mode, small_steps, steps_of, trial
 
-from report_tables import read_results, report, yardstick
+from report_tables import report, tables, yardstick
 from watched import Outcome, run_watched
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("engine", "protos", "services/gateway", "tests", ".")
-_SILENCE = 150.0  # seconds without a line after which a program hangs
+_LIMIT = 560.0
 _ATTEMPTS = 2  # in a row that bring nothing
-_FIGURE = re.compile(r"[a-z0-9-]+: ")
-
-
-class StageFile:
-    """A stage's records and problems, on disk after every change."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._document: dict[str, Any] = {"machine": "", "records": {}, "problems": {}}
-        if path.is_file():
-            self._document = json.loads(path.read_text())
-
-    def missing(self, step: Step) -> list[str]:
-        records = self._document["records"]
-        done = {name for name, record in records.items() if record.get("complete", True)}
-        return [name for name in step.workloads if step.prefix + name not in done]
-
-    def take(self, step: Step, path: Path) -> None:
-        """What a program has recorded."""
-        if not path.is_file():
-            return
-        document = json.loads(path.read_text())
-        self._document["machine"] = document.get("machine", self._document["machine"])
-        for name, record in document["records"].items():
-            self._document["records"][step.prefix + name] = record
-            self._document["problems"].pop(step.prefix + name, None)
-        self._write()
-
-    def fail(self, step: Step, workload: str, problem: str, tail: Sequence[str]) -> None:
-        self._document["problems"][step.prefix + workload] = {"problem": problem, "tail": list(tail)}
-        self._write()
-
-    def _write(self) -> None:
-        self._path.write_text(json.dumps(self._document, indent=1))
+_SHOWN = re.compile(r"[A-Za-z0-9.-]+: |.*(PASSED|FAILED|ERROR|Error)")
 
 
 class Reporter:
-    """Runs stages into a folder until the time is up."""
+    """Runs steps into a folder until the time is up."""
 
-    def __init__(self, folder: Path, limit: float) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, limit: float, scratch: Path) -> None:
+        self.results = Results(folder)
+        self._scratch = scratch
+        self._site = scratch / "site"
+        self._site.mkdir()
+        write_metadata(self._site)
         self._started = time.monotonic()
         self._deadline = self._started + limit
         self._log = (folder / "log.txt").open("a")
+        self._mode = Mode()
 
-    def run(self, stage: Stage) -> None:
-        file = StageFile(self._folder / f"{stage.name}.json")
-        with tempfile.TemporaryDirectory() as cache:  # empty, for the start; what follows finds it filled
-            for step in stage.steps:
-                self._run_step(stage, step, file, {"TRITON_CACHE_DIR": cache})
+    def run(self, step: Step) -> None:
+        """Run what is missing of a step, and tests that fail once more in other modes."""
+        checks = self.results.records(PREFLIGHT.stage)
+        if step is not PREFLIGHT and not checks.get(step.needs, {}).get("complete", False):
+            if self.results.missing(step.stage, step.names(step.workloads)):
+                self.say(f"{step.stage}: not run, because the preflight of {step.needs} failed")
+            return
+        step = in_mode(step, self._mode)
+        self._run(step)
+        failed = self.results.failed(step.stage, step.names(step.workloads)) if step.is_test else []
+        for mode in MODES if failed else ():
+            again = trial(step, mode, failed)
+            self._run(again)
+            if not self.results.missing(step.stage, again.names(failed)):
+                self.say(f"{step.stage}: what failed passes {mode.name}")
+                self._mode = mode if step.stage == "smoke" else self._mode
+                return
 
     def say(self, line: str) -> None:
         print(f"gpu-report: {time.monotonic() - self._started:4.0f} s: {line}", flush=True)
         self._hear(line)
 
-    def _run_step(self, stage: Stage, step: Step, file: StageFile, env: dict[str, str]) -> None:
+    def _run(self, step: Step) -> None:
         """A program that fails is started again without what it failed at, unless it never gets anywhere."""
-        missing, ends, fruitless = file.missing(step), time.monotonic() + step.seconds, 0
+        done = set(step.names(step.workloads)) - set(self.results.missing(step.stage, step.names(step.workloads)))
+        missing = [name for name in step.workloads if step.prefix + name not in done]
+        ends, fruitless = time.monotonic() + step.seconds, 0
         while missing:
             names = ", ".join(Path(name).name for name in missing)
             seconds = min(ends, self._deadline) - time.monotonic()
             if seconds <= 0:
-                self.say(f"{stage.name}: no time is left for {names}")
+                self.say(f"{step.stage}: no time is left for {names}")
                 return
-            self.say(f"{stage.name}: {step.program} for {step.prefix}{names}")
-            before, outcome = len(missing), self._run_program(step, file, missing, seconds, env)
-            missing = [name for name in file.missing(step) if name in missing]
-            if outcome.problem is None:
+            self.say(f"{step.stage}: {step.program} for {step.prefix}{names}")
+            before, outcome = len(missing), self._run_program(step, missing, seconds)
+            unfinished = set(self.results.missing(step.stage, step.names(missing)))
+            missing = [name for name in missing if step.prefix + name in unfinished]
+            if outcome.problem is None or not missing:
                 return
             fruitless = fruitless + 1 if len(missing) == before else 0
-            failed = missing[:1] if step.goes_on and fruitless < _ATTEMPTS else missing
-            self.say(f"{stage.name}: the program {outcome.problem}; without {', '.join(failed) or 'a loss'}")
+            goes_on = not step.is_test and fruitless < _ATTEMPTS
+            failed = missing[:1] if goes_on and not outcome.out_of_time else missing
+            self.say(f"{step.stage}: the program {outcome.problem}; without {', '.join(failed)}")
             for index, name in enumerate(failed):
-                file.fail(step, name, outcome.problem, [] if index else outcome.tail)
+                tail = [] if index else outcome.tail
+                name = step.prefix + name
+                self.results.fail(step.stage, name, outcome.problem, tail, out_of_time=outcome.out_of_time)
             missing = missing[len(failed) :]
 
-    def _run_program(
-        self, step: Step, file: StageFile, workloads: Sequence[str], seconds: float, env: dict[str, str]
-    ) -> Outcome:
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "records.json"
-            outcome = run_watched(
-                step.command(workloads, path),
-                folder=_ROOT,
-                env=_environment(env),
-                seconds=seconds,
-                silence=_SILENCE,
-                on_line=self._follow,
-            )
-            file.take(step, path)
-        return outcome
+    def _run_program(self, step: Step, workloads: Sequence[str], seconds: float) -> Outcome:
+        path = self._scratch / "records.json"
+        path.unlink(missing_ok=True)
+        written = 0
 
-    def _follow(self, line: str) -> None:
-        if _FIGURE.match(line) or "FAILED" in line:
-            print(f"  {line[:160]}", flush=True)
-        self._hear(line)
+        def follow(line: str) -> None:
+            """What is recorded is kept at once: this process may be killed too."""
+            nonlocal written
+            if path.is_file() and (changed := path.stat().st_mtime_ns) != written:
+                written = changed
+                self.results.take(step.stage, path, step.prefix, step.mode.name)
+            if _SHOWN.match(line):
+                print(f"  {line[:160]}", flush=True)
+            self._hear(line)
+
+        command = step.command(workloads, path)
+        if step.is_test:
+            earlier = self._scratch / "earlier.json"
+            write_json(earlier, {"records": self.results.records(step.stage)})
+            command.append(f"--earlier={earlier}")
+        outcome = run_watched(
+            command,
+            folder=_ROOT,
+            env=_environment(step.environment() | {"TRITON_CACHE_DIR": str(self._scratch / step.stage)}, self._site),
+            seconds=seconds,
+            silence=step.silence,
+            on_line=follow,
+        )
+        self.results.take(step.stage, path, step.prefix, step.mode.name)
+        return outcome
 
     def _hear(self, line: str) -> None:
         self._log.write(f"{line}\n")
         self._log.flush()
 
 
-def _environment(env: dict[str, str]) -> dict[str, str]:
+def write_metadata(folder: Path) -> None:
+    """Write the versions of Proa's packages, as an installation would: engine and gateway read their own."""
+    for package in _PACKAGES[:3]:
+        project = tomllib.loads((_ROOT / package / "pyproject.toml").read_text())["project"]
+        name, version = project["name"], project["version"]
+        metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def _environment(env: dict[str, str], site: Path) -> dict[str, str]:
     """Programs find the packages where they lie, and then what else the caller has."""
-    paths = [str(_ROOT / package) for package in _PACKAGES] + [os.environ.get("PYTHONPATH", "")]
+    paths = [str(_ROOT / package) for package in _PACKAGES] + [str(site), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-
-
-def has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--stages", nargs="*", metavar="NAME", help="default: all of them")
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds that all of it may take")
+    parser.add_argument("--call", type=int, choices=(1, 2, 3), help="a part that fits into ten minutes (default: all)")
+    parser.add_argument("--stages", nargs="*", metavar="NAME", help="only these stages")
+    parser.add_argument("--earlier", nargs="*", type=Path, default=[], metavar="FOLDER", help="results of other runs")
+    parser.add_argument("--again", nargs="*", default=[], metavar="STAGE/WORKLOAD", help="patterns: measure these anew")
+    parser.add_argument("--limit", type=float, default=_LIMIT, help="seconds that all of it may take (%(default)s)")
     parser.add_argument("--small", nargs=2, type=Path, metavar=("MODEL", "TESTS"), help="a tiny model; needs no GPU")
     arguments = parser.parse_args(argv)
-    stages = {stage.name: stage for stage in (small_stages(*arguments.small) if arguments.small else all_stages())}
-    if unknown := set(arguments.stages or ()) - set(stages):
-        parser.error(f"there is no stage {min(unknown)}; there are {', '.join(stages)}")
-    if not arguments.small and not has_gpu():
-        print("gpu-report: there is no GPU here, or this Python's torch sees none; nothing was measured.")
-        return 1
+    steps = small_steps(*arguments.small) if arguments.small else steps_of(arguments.call)
+    if unknown := set(arguments.stages or ()) - {step.stage for step in steps}:
+        names = ", ".join(dict.fromkeys(step.stage for step in steps))
+        parser.error(f"there is no stage {min(unknown)}; there are {names}")
     signal.signal(signal.SIGTERM, _leave)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    reporter = Reporter(arguments.out, arguments.limit)
-    for name in arguments.stages or stages:
-        reporter.run(stages[name])
-        (arguments.out / "report.md").write_text(report(read_results(arguments.out), yardstick()))
-    print((arguments.out / "report.md").read_text()[:8000])
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    earlier = [read_stages(folder.resolve()) for folder in (*arguments.earlier, out)]
+    with tempfile.TemporaryDirectory() as scratch:
+        reporter = Reporter(out.resolve(), arguments.limit, Path(scratch))
+        results = reporter.results
+        reporter.run(PREFLIGHT)
+        if not arguments.small and results.missing("preflight", ["gpu", "engine"]):
+            reporter.say("there is no GPU here, or something is missing that everything needs; nothing was measured")
+            return 1
+        for stages in earlier:
+            if stages and gpu_of(stages) != gpu_of(results.stages):
+                reporter.say(f"earlier results of {gpu_of(stages)} are left out")
+            else:
+                results.join(stages, arguments.again)
+        for step in steps:
+            if not arguments.stages or step.stage in arguments.stages:
+                reporter.run(step)
+                (out / "report.md").write_text(report(results.stages, yardstick()))
+    print(tables(results.stages, yardstick()))
     return 0
 
 

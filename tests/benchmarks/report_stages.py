@@ -1,101 +1,211 @@
-"""What `make gpu-report` measures, in which order, and how long each part may take. Runs nothing.
+"""What a GPU report measures, in which order, and how long each step may take. Runs nothing.
 
-On an H200 a stage should take, in seconds: correctness 380; Qwen3-0.6B 240; Llama-3.1-8B 340; Llama-3.1-8B-fp8 80;
-Qwen3-30B-A3B 120. Limits are twice that and more.
+The order is that of three calls of ten minutes, the most valuable first. On an H200 a step should take about half of
+its limit.
 """
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from serve import WORKLOADS as OVER_HTTP
 
 from engine import TABLE
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_PROFILES = ("profile-decode-1", "profile-decode-64", "profile-decode-256", "profile-prefill-1x1024")
-_CLOSED = tuple(f"closed-{clients}" for clients in (1, 16, 64, 256))
-_REPETITIVE = ("repetitive-1", "repetitive-64")
-_INVARIANT = ("decode-1", "decode-64", "decode-256", "prefill-1x1024", "prefill-8x8192")
 NGRAM = '{"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}'
 INVARIANT = '{"batch_invariant": true}'
+# Kernels before the models made of them, and those before engines. Other files come in between.
+_FIRST_TESTS = ("kernels", "skinny_gemm", "quantized")
+_LAST_TESTS = ("models", "invariance", "engine")
+_DECODES = ("decode-1", "decode-64", "decode-256")
+_PREFILLS = ("prefill-1x1024", "prefill-8x8192")
+_REPETITIVE = ("repetitive-1", "repetitive-64")
+_CLOSED = ("closed-64", "closed-256", "closed-16", "closed-1")
+_HTTP = ("http-64x1", "http-256x2", "http-16x1", "http-1x1")
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What is switched off to find the cause of a failure."""
+
+    name: str = ""
+    enforce_eager: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+MODES = (
+    Mode("without CUDA graphs", enforce_eager=True),
+    Mode("without dependent launch", environment=(("PROA_DEPENDENT_LAUNCH", "0"),)),
+    Mode("without both", enforce_eager=True, environment=(("PROA_DEPENDENT_LAUNCH", "0"),)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One program and what it records. It takes `--workloads` and `--json`."""
+    """One program and what it records. It takes `--workloads` and `--json`; see `records` for what it writes."""
 
+    stage: str
     program: str
     workloads: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     prefix: str = ""  # of its records' names
     seconds: float
-    goes_on: bool = True  # is started again after a failure, without the workload that failed
+    silence: float = 150.0  # seconds without a line after which it hangs
+    needs: str = "engine"  # the record of the preflight without which it cannot run
+    is_test: bool = False  # runs tests: goes on from a stage's records by itself, and is tried again in other modes
+    mode: Mode = Mode()
 
     def command(self, workloads: Sequence[str], path: Path) -> list[str]:
         program = [sys.executable, str(_HERE / self.program), *self.arguments]
+        if self.mode.enforce_eager and self.program in ("engine.py", "serve.py", "gpu_tests.py"):
+            program.append("--enforce-eager")
         return [*program, f"--json={path}", "--workloads", *workloads]
 
+    def environment(self) -> dict[str, str]:
+        return dict(self.mode.environment) | ({"OMP_NUM_THREADS": "2"} if self.is_test else {})
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    name: str
-    steps: tuple[Step, ...]
+    def names(self, workloads: Sequence[str]) -> list[str]:
+        return [self.prefix + workload for workload in workloads]
 
 
-def all_stages() -> list[Stage]:
-    files = tuple(str(path.relative_to(_ROOT)) for path in sorted(_ROOT.glob("tests/gpu/test_*.py")))
+PREFLIGHT = Step(
+    stage="preflight", program="preflight.py", workloads=("packages", "gpu", "engine", "tests", "http"), seconds=90.0
+)
+
+
+def calls() -> list[tuple[Step, ...]]:
+    """The steps of each call. One that was measured by an earlier call is skipped."""
+    smoke = _tests("smoke", ["smoke"], processes=1, seconds=150)
     return [
-        Stage("correctness", (Step(program="gpu_tests.py", workloads=files, seconds=520, goes_on=False),)),
-        Stage("Qwen3-0.6B", _served_model("Qwen3-0.6B", engine=270, ngram=100, invariant=100, http=200)),
-        Stage("Llama-3.1-8B", _served_model("Llama-3.1-8B", engine=360, ngram=120, invariant=150, http=260)),
-        Stage("Llama-3.1-8B-fp8", (_engine("Llama-3.1-8B", 240, (), "--quantization=fp8"),)),
-        Stage("Qwen3-30B-A3B", (_engine("Qwen3-30B-A3B", 300, ()),)),
+        (
+            smoke,
+            _engine("Llama-3.1-8B", ("start", *_DECODES, *_PREFILLS, *_profiles(*_DECODES, *_PREFILLS)), 170),
+            _engine("Qwen3-0.6B", ("start", *_DECODES, *_PREFILLS, "mixed", *_profiles(*_DECODES, *_PREFILLS)), 120),
+            _sweep("prefill_attention.py", 60),
+            _sweep("skinny_gemm.py", 60),
+            _engine("Qwen3-30B-A3B", ("start", *_DECODES, *_profiles(*_DECODES)), 150),
+            _engine("Llama-3.1-8B-fp8", ("start", *_DECODES, *_profiles(*_DECODES)), 110),
+        ),
+        (smoke, _tests("correctness", test_names(), processes=8, seconds=480)),
+        (
+            smoke,
+            _engine("Llama-3.1-8B", (*TABLE, *_CLOSED), 190),
+            _engine("Qwen3-0.6B", (*TABLE, *_CLOSED), 120),
+            _engine("Llama-3.1-8B-fp8", ("mixed", *TABLE), 120),
+            _engine("Qwen3-30B-A3B", ("mixed", *TABLE), 160),
+            _over_http("Qwen3-0.6B", 110),
+            _over_http("Llama-3.1-8B", 140),
+            _engine("Qwen3-0.6B", (*_DECODES, *_PREFILLS), 80, INVARIANT, prefix="invariant/"),
+            _engine("Llama-3.1-8B", (*_DECODES, *_PREFILLS), 100, INVARIANT, prefix="invariant/"),
+            _engine("Qwen3-0.6B", (*_REPETITIVE, *_DECODES[:2]), 80, NGRAM, prefix="ngram/"),
+            _engine("Llama-3.1-8B", (*_REPETITIVE, *_DECODES[:2]), 100, NGRAM, prefix="ngram/"),
+            _engine("Qwen3-0.6B", _REPETITIVE, 50),
+            _engine("Llama-3.1-8B", _REPETITIVE, 60),
+        ),
     ]
 
 
-def _engine(model: str, seconds: float, more: tuple[str, ...], *arguments: str) -> Step:
-    workloads = (*TABLE, *_PROFILES, *more)
-    return Step(program="engine.py", workloads=workloads, arguments=(f"--model={model}", *arguments), seconds=seconds)
+def steps_of(call: int | None) -> list[Step]:
+    """The steps of a call and then those of the calls before it, of which only what they left is run. None: all."""
+    in_order = calls()
+    if call is not None:
+        in_order = [in_order[call - 1], *in_order[: call - 1]]
+    return [step for steps in in_order for step in steps]
 
 
-def _served_model(model: str, *, engine: float, ngram: float, invariant: float, http: float) -> tuple[Step, ...]:
-    return (
-        _engine(model, engine, (*_REPETITIVE, *_CLOSED)),
-        Step(program="serve.py", workloads=OVER_HTTP, arguments=(f"--model={model}",), seconds=http),
-        Step(
-            program="engine.py",
-            workloads=(*_REPETITIVE, "decode-1", "decode-64"),
-            arguments=(f"--model={model}", f"--options={NGRAM}"),
-            prefix="ngram/",
-            seconds=ngram,
-        ),
-        Step(
-            program="engine.py",
-            workloads=_INVARIANT,
-            arguments=(f"--model={model}", f"--options={INVARIANT}"),
-            prefix="invariant/",
-            seconds=invariant,
-        ),
-    )
-
-
-def small_stages(model: Path, tests: Path) -> list[Stage]:
-    """The same programs on a tiny model, to see that all of it runs, on any machine."""
-    arguments = (f"--model={model}", "--max-model-len=128", "--small")
+def small_steps(model: Path, tests: Path) -> list[Step]:
+    """The same programs on a tiny model and other tests, to see that all of it runs, on any machine."""
+    small = (f"--model={model}", "--max-model-len=128", "--small")
     workloads = ("start", "mixed", "decode-2", "prefill-2x16", "repetitive-2", "closed-2")
-    profiles = ("profile-decode-2", "profile-prefill-1x16")
-    engine = Step(
-        program="engine.py",
-        workloads=(*workloads, *profiles),
-        arguments=(*arguments, f"--options={NGRAM}"),
-        prefix="ngram/",
-        seconds=90,
-    )
-    http = Step(program="serve.py", workloads=("http-2x1", "http-4x2"), arguments=arguments, seconds=90)
     return [
-        Stage("correctness", (Step(program="gpu_tests.py", workloads=(str(tests),), seconds=60, goes_on=False),)),
-        Stage("Qwen3-0.6B", (engine, http)),
+        Step(
+            stage="correctness",
+            program="gpu_tests.py",
+            workloads=(str(tests),),
+            arguments=("--processes=1", "--timeout=5"),
+            seconds=60,
+            is_test=True,
+        ),
+        Step(
+            stage="Qwen3-0.6B",
+            program="engine.py",
+            workloads=(*workloads, *_profiles("decode-2", "prefill-1x16")),
+            arguments=(*small, f"--options={NGRAM}"),
+            prefix="ngram/",
+            seconds=90,
+        ),
+        Step(
+            stage="Qwen3-0.6B",
+            program="serve.py",
+            workloads=("http-2x1", "http-4x2"),
+            arguments=small,
+            seconds=90,
+            needs="http",
+        ),
     ]
+
+
+def in_mode(step: Step, mode: Mode) -> Step:
+    return replace(step, mode=mode)
+
+
+def trial(step: Step, mode: Mode, workloads: Sequence[str]) -> Step:
+    """A short run of what failed, in another mode, recorded beside it."""
+    return replace(step, mode=mode, prefix=f"{mode.name}/", workloads=tuple(workloads), seconds=min(step.seconds, 60.0))
+
+
+def test_names() -> list[str]:
+    """Names of the test files in tests/gpu, but for the smoke tests."""
+    names = {path.stem.removeprefix("test_gpu_") for path in (_ROOT / "tests/gpu").glob("test_gpu_*.py")} - {"smoke"}
+    between = sorted(names - {*_FIRST_TESTS, *_LAST_TESTS})
+    return [name for name in (*_FIRST_TESTS, *between, *_LAST_TESTS) if name in names]
+
+
+def _tests(stage: str, names: Sequence[str], *, processes: int, seconds: float) -> Step:
+    return Step(
+        stage=stage,
+        program="gpu_tests.py",
+        workloads=tuple(f"tests/gpu/test_gpu_{name}.py" for name in names),
+        arguments=(f"--processes={processes}", "--timeout=90"),
+        seconds=seconds,
+        silence=200.0,  # longer than any test may take
+        needs="tests",
+        is_test=True,
+    )
+
+
+def _engine(stage: str, workloads: tuple[str, ...], seconds: float, options: str = "{}", prefix: str = "") -> Step:
+    model, fp8, _ = stage.partition("-fp8")
+    arguments = (f"--model={model}", *(["--quantization=fp8"] if fp8 else []))
+    if json.loads(options):
+        arguments += (f"--options={options}",)
+    return Step(
+        stage=stage,
+        program="engine.py",
+        workloads=tuple(dict.fromkeys(workloads)),
+        arguments=arguments,
+        prefix=prefix,
+        seconds=seconds,
+    )
+
+
+def _over_http(model: str, seconds: float) -> Step:
+    return Step(
+        stage=model,
+        program="serve.py",
+        workloads=_HTTP,
+        arguments=(f"--model={model}",),
+        seconds=seconds,
+        needs="http",
+    )
+
+
+def _sweep(program: str, seconds: float) -> Step:
+    workloads = ("Llama-3.1-8B", "Qwen3-0.6B")
+    return Step(stage=program.removesuffix(".py"), program=program, workloads=workloads, seconds=seconds)
+
+
+def _profiles(*workloads: str) -> tuple[str, ...]:
+    return tuple(f"profile-{workload}" for workload in workloads)

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/report_tables.py
 
-rewrites the tables of docs/performance.md between their marks, from the JSON files of a run in docs/measured. Missing
+rewrites the tables of docs/performance.md between their marks, from the results.json of a run in docs/measured. Missing
 figures are shown as not measured yet.
 """
 
@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from records import read_stages
 
 _ROOT = Path(__file__).parents[2]
 MEASURED = _ROOT / "docs" / "measured"
@@ -27,17 +29,13 @@ _HTTP = {"http-1x1": "closed-1", "http-16x1": "closed-16", "http-64x1": "closed-
 _LATENCIES = {"ttft_ms": "ms to the first token", "inter_token_ms": "ms between tokens"}
 
 Record = Mapping[str, Any]  # of one workload
-Results = Mapping[str, Mapping[str, Any]]  # by stage: its file's document
+Results = Mapping[str, Mapping[str, Any]]  # by stage: as in `records`
 Yardstick = Mapping[str, Any]  # h200.json
 
 
 def yardstick() -> Yardstick:
     document: Yardstick = json.loads(Path(__file__).with_name("h200.json").read_text())
     return document
-
-
-def read_results(folder: Path) -> Results:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def tables(results: Results, known: Yardstick) -> str:
@@ -48,7 +46,9 @@ def tables(results: Results, known: Yardstick) -> str:
 
 def report(results: Results, known: Yardstick) -> str:
     """Everything that a run measured."""
-    sections = ["# GPU report", tables(results, known), *_correctness(_records(results, "correctness"))]
+    sections = ["# GPU report", tables(results, known)]
+    for stage in ("smoke", "correctness"):
+        sections += _tests(stage, _records(results, stage))
     for stage, document in results.items():
         sections += [f"## {stage}", *_details(document)]
     return "\n\n".join(sections) + "\n"
@@ -91,17 +91,19 @@ def _http_table(results: Results, known: Yardstick) -> str:
     return _table(["over HTTP, tok/s", "vLLM", "Proa", "Proa offline", "HTTP / offline", *latencies], rows)
 
 
-def _correctness(records: Record) -> Iterator[str]:
+def _tests(stage: str, records: Record) -> Iterator[str]:
+    """A file's name begins with what was switched off, if anything."""
+    counted = {name: record for name, record in records.items() if "passed" in record}
     rows = [
         [
-            Path(file).name + ("" if record["complete"] else " (cut off)"),
-            *(str(count) for count in (record["passed"], len(record["failed"]), record["skipped"])),
+            name.replace("tests/gpu/", ""),
+            *(str(len(record[kind])) for kind in ("passed", "failed", "skipped")),
         ]
-        for file, record in records.items()
+        for name, record in counted.items()
     ]
     if rows:
-        yield _table(["tests", "passed", "failed", "skipped"], rows)
-    for record in records.values():
+        yield _table([stage, "passed", "failed", "skipped"], rows)
+    for record in counted.values():
         yield from (f"`{name}`\n\n```\n{text[-800:]}\n```" for name, text in record["failed"].items())
 
 
@@ -117,6 +119,11 @@ def _details(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if rows:
         yield _table(["more", "figure", "unit", ""], rows)
+    for name, record in records.items():
+        if sweep := record.get("rows"):
+            yield f"### {name}\n\n" + _table(sweep[0], [[str(cell) for cell in row.values()] for row in sweep])
+        if record.get("problems"):
+            yield f"**{name}**: {'; '.join(record['problems'])}"
     if "start" in records:
         yield "The start:\n\n" + "\n".join(f"- {line}" for line in records["start"]["log"])
     yield from (f"### {name}\n\n{table(record)}" for name, record in records.items() if "kernels" in record)
@@ -135,7 +142,10 @@ def _records(results: Results, stage: str) -> Record:
 
 
 def _ours(records: Record, name: str) -> str:
-    return f"**{_number(records[name]['value'])}**" if name in records else NOT_YET
+    if name not in records:
+        return NOT_YET
+    note = records[name].get("note")
+    return f"**{_number(records[name]['value'])}**" + (f" ({note})" if note else "")
 
 
 def _known(model: Record, name: str, kind: str) -> str:
@@ -163,7 +173,7 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def main() -> None:
-    block = tables(read_results(MEASURED), yardstick())
+    block = tables(read_stages(MEASURED), yardstick())
     DOCUMENT.write_text(insert(DOCUMENT.read_text(), block))
 
 

@@ -25,6 +25,7 @@ from urllib.request import urlopen
 from bench import FULL, SMALL, Sizes, closed_jobs
 from closed_loop import Load, Prompt, Sample, percentile, run_loads
 from real_shapes import SHAPES, has_weights, write_model, write_tokenizer
+from records import write_json
 
 WORKLOADS = ("http-1x1", "http-16x1", "http-64x1", "http-256x2")
 _SUBJECTS = ("a river", "the moon", "bread", "a small boat", "the sea", "an old tree", "rain", "a long road")
@@ -84,6 +85,7 @@ def started(options: argparse.Namespace, num_gateways: int) -> Iterator[tuple[li
         arguments += [] if has_weights(folder) else ["--load-format=dummy"]
         arguments += [f"--max-model-len={options.max_model_len}"]
         arguments += [f"--quantization={options.quantization}"] if options.quantization else []
+        arguments += ["--enforce-eager"] if options.enforce_eager else []
         _, address = stack.enter_context(engine_process(*arguments))
         yield [stack.enter_context(gateway_process(address))[1] for _ in range(num_gateways)], vocab_size
 
@@ -109,12 +111,13 @@ def records(options: argparse.Namespace, sizes: Sizes) -> Iterator[tuple[str, di
             yield name, measure(ports[:gateways], clients, prompts, options)
 
 
-def main(argv: Sequence[str]) -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", action="append", help="URL of a gateway on this machine, may be repeated")
     parser.add_argument("--model", default="Qwen3-0.6B", help=f"model to start: {', '.join(SHAPES)}, or a folder")
     parser.add_argument("--quantization")
     parser.add_argument("--max-model-len", type=int, default=16384)
+    parser.add_argument("--enforce-eager", action="store_true", help="start the engine without CUDA graphs")
     parser.add_argument("--workloads", nargs="+", default=["http-64x1"], metavar="NAME")
     parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of a request, with --url")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit of one workload")
@@ -123,14 +126,18 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--small", action="store_true", help="short prompts and outputs, to check that everything runs")
     parser.add_argument("--json", type=Path, help="write each record to this file")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parser().parse_args(argv)
     document: dict[str, Any] = {"arguments": list(argv), "records": {}}
     for name, figures in records(options, SMALL if options.small else FULL):
         document["records"][name] = figures
         shown = ", ".join(f"{key} {value:,}" for key, value in figures.items() if key not in ("value", "unit"))
-        print(f"{name}: {figures['value']:,.1f} tokens/s; {shown}", flush=True)
         if options.json is not None:
-            options.json.write_text(json.dumps(document, indent=1))
+            write_json(options.json, document)
+        print(f"{name}: {figures['value']:,.1f} tokens/s; {shown}", flush=True)
 
 
 if __name__ == "__main__":

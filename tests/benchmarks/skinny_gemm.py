@@ -9,14 +9,16 @@ last line of a model is all products of a layer, one after the other. `--thread-
 
 import argparse
 import itertools
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from products import BANDWIDTH, COLD_BYTES, time_each
+from records import write_json
 
 from proa_engine.kernels import skinny_gemm
 from proa_engine.kernels.gpu_linear import GpuLinear
@@ -39,7 +41,7 @@ class Shape:
         return 2 * self.outputs * self.inputs
 
 
-MODELS = {
+MODELS: dict[str, tuple[Shape, ...]] = {
     "Qwen3-0.6B": (
         Shape("qkv", 4096, 1024, normed=True),
         Shape("o", 1024, 2048),
@@ -54,19 +56,9 @@ MODELS = {
     ),
 }
 HEADS = {"Qwen3-0.6B": Shape("head", 151936, 1024), "Llama-3.1-8B": Shape("head", 128256, 4096)}
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    model: str
-    product: str
-    rows: int
-    cublas: float  # microseconds, with the kernels around it
-    skinny_gemm: float
-    gigabytes_per_second: float  # of the weight, by the kernel for few rows
-    bandwidth_share: float
-    thread_bytes: int
-    warps: int
+# Only to check that everything runs, in Triton's interpreter too.
+MODELS["tiny"] = (Shape("qkv", 48, 32, normed=True), Shape("gate_up", 64, 32, normed=True, gated=True))
+HEADS["tiny"] = Shape("head", 50, 32)
 
 
 class Product:
@@ -88,62 +80,66 @@ class Product:
         return multiply(add_rms_norm(self.x, self.residual, self.norm_weight, 1e-6)[0])
 
 
-def time_products(name: str, shapes: tuple[Shape, ...], num_rows: int, model: str) -> Figure:
-    """Of all of `shapes` together, in their order."""
+def time_products(shapes: Sequence[Shape], num_rows: int) -> tuple[float, float]:
+    """Seconds of all of `shapes` together, in their order: by cuBLAS, and by the kernel for few rows."""
     num_bytes = sum(shape.num_bytes for shape in shapes)
-    copies = int(COLD_BYTES / num_bytes) + 1
+    copies = int(COLD_BYTES / num_bytes) + 1 if torch.cuda.is_available() else 1
     products = [Product(shape, num_rows) for _ in range(copies) for shape in shapes]
     seconds = []
     for form in (None, SkinnyGemm(num_rows)):
         for product in products[: len(shapes)]:
             product.run(form)  # compiles
         seconds.append(time_each([partial(product.run, form) for product in products]) * len(shapes))
-    cublas, ours = seconds
-    rate = num_bytes / ours
-    return Figure(
-        model,
-        name,
-        num_rows,
-        cublas * 1e6,
-        ours * 1e6,
-        rate / 1e9,
-        rate / BANDWIDTH,
-        skinny_gemm.THREAD_BYTES,
-        skinny_gemm.WARPS_PER_MULTIPROCESSOR,
-    )
+    return seconds[0], seconds[1]
 
 
-def time_model(model: str, num_rows: int) -> Iterator[Figure]:
-    for shape in (*MODELS[model], HEADS[model]):
-        yield time_products(shape.name, (shape,), num_rows, model)
-    yield time_products("layer", MODELS[model], num_rows, model)
+def time_model(model: str, all_rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+    layer = MODELS[model]
+    parts = {shape.name: (shape,) for shape in (*layer, HEADS[model])} | {"layer": layer}
+    for num_rows, (name, shapes) in itertools.product(all_rows, parts.items()):
+        cublas, ours = time_products(shapes, num_rows)
+        rate = sum(shape.num_bytes for shape in shapes) / ours
+        yield {
+            "product": name,
+            "rows": num_rows,
+            "bytes a thread, warps": f"{skinny_gemm.THREAD_BYTES}, {skinny_gemm.WARPS_PER_MULTIPROCESSOR}",
+            "cuBLAS, µs": round(cublas * 1e6, 1),
+            "few rows, µs": round(ours * 1e6, 1),
+            "GB/s": round(rate / 1e9),
+            "of the bandwidth": f"{rate / BANDWIDTH:.0%}",
+        }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=MODELS, default=["Qwen3-0.6B", "Llama-3.1-8B"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--thread-bytes", type=int, nargs="+", default=[skinny_gemm.THREAD_BYTES])
     parser.add_argument("--warps", type=int, nargs="+", default=[skinny_gemm.WARPS_PER_MULTIPROCESSOR])
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    figures = []
-    print("| model | product | rows | bytes a thread, warps | cuBLAS, µs | few rows, µs | GB/s | of the bandwidth |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
-    with torch.inference_mode(), torch.device("cuda"):
-        settings = itertools.product(MODELS, arguments.thread_bytes, arguments.warps, arguments.rows)
-        for model, thread_bytes, warps, num_rows in settings:
-            skinny_gemm.THREAD_BYTES, skinny_gemm.WARPS_PER_MULTIPROCESSOR = thread_bytes, warps
-            for figure in time_model(model, num_rows):
-                figures.append(asdict(figure))
-                print(
-                    f"| {figure.model} | {figure.product} | {figure.rows} | {figure.thread_bytes}, {figure.warps} "
-                    f"| {figure.cublas:.1f} | {figure.skinny_gemm:.1f} | {figure.gigabytes_per_second:,.0f} "
-                    f"| {figure.bandwidth_share:.0%} |",
-                    flush=True,
-                )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1))
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parser().parse_args(argv)
+    document: dict[str, Any] = {"records": {}}
+
+    def write(model: str, rows: list[dict[str, Any]], *, complete: bool) -> None:
+        document["records"][model] = {"rows": rows, "complete": complete}
+        if arguments.json is not None:
+            write_json(arguments.json, document)
+
+    with torch.inference_mode(), torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        for model in arguments.workloads:
+            rows = []
+            for thread_bytes, warps in itertools.product(arguments.thread_bytes, arguments.warps):
+                skinny_gemm.THREAD_BYTES, skinny_gemm.WARPS_PER_MULTIPROCESSOR = thread_bytes, warps
+                for row in time_model(model, arguments.rows):
+                    print(f"{model}: {', '.join(f'{name} {value}' for name, value in row.items())}", flush=True)
+                    rows.append(row)
+                    write(model, rows, complete=False)
+            write(model, rows, complete=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

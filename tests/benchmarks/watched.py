@@ -13,12 +13,14 @@ from pathlib import Path
 
 _TAIL = 40  # lines
 _GRACE_SECONDS = 5.0
+_TOO_LATE = "ran past"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     problem: str | None  # None: exit status 0
     tail: list[str]  # last lines of its output
+    out_of_time: bool = False  # ended at the limit on its time, while it still printed
 
 
 def run_watched(
@@ -47,7 +49,8 @@ def run_watched(
         on_line(line)
 
     try:
-        return Outcome(_follow(program, seconds, silence, take), list(tail))
+        problem = _follow(program, seconds, silence, take)
+        return Outcome(problem, list(tail), out_of_time=problem is not None and problem.startswith(_TOO_LATE))
     finally:
         _end(program)
 
@@ -64,7 +67,7 @@ def _follow(
             if not selector.select(max(0.0, min(left, silence))):
                 if rest:
                     take(rest.decode(errors="replace"))  # an unfinished line names what hangs
-                return f"ran past {seconds:.0f} s" if left <= silence else f"no output for {silence:.0f} s"
+                return f"{_TOO_LATE} {seconds:.0f} s" if left <= silence else f"no output for {silence:.0f} s"
             data = os.read(program.stdout.fileno(), 1 << 16)
             if not data:
                 break

@@ -1,14 +1,14 @@
 """Skinny products on a GPU: against their reference, and in a chain of dependent launches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from proa_engine.kernels.skinny_gemm import MAX_ROWS, unnormed_rows
+from proa_engine.kernels.skinny_gemm import MAX_ROWS
 from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
-from proa_engine.worker.decode_graphs import CudaGraphCapture
 from support.kernel_cases import skinny_gemm_cases
+from support.launch_chain import check_captured_chain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -38,32 +38,6 @@ def test_products_with_all_that_may_come_around_them(shape: tuple[int, int], dty
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (4096, 14336)])
-@torch.inference_mode()  # as engines record: the generator's state is theirs too
 def test_a_captured_chain_equals_its_kernels_launched_one_by_one(hidden: int, inner: int) -> None:
-    """Each kernel starts before the previous one has ended; memory is reused, as in a CUDA graph."""
-    layers = [
-        (
-            torch.randn(hidden, device="cuda").bfloat16(),
-            (torch.randn(2 * inner, hidden, device="cuda") / hidden**0.5).bfloat16(),
-            (torch.randn(hidden, inner, device="cuda") / inner**0.5).bfloat16(),
-        )
-        for _ in range(6)
-    ]
-    start = torch.randn(1, hidden, device="cuda").bfloat16()
-
-    def chain(after_each: Callable[[], None]) -> torch.Tensor:
-        x, residual = start, None
-        for norm_weight, gate_up, down in layers:
-            rows = unnormed_rows(x, residual, norm_weight, 1e-6)
-            inner_rows = skinny_gemm_linear(rows, gate_up, gated=True)
-            after_each()
-            x, residual = skinny_gemm_linear(inner_rows, down), rows.total
-            after_each()
-        return x
-
     torch.use_deterministic_algorithms(False)  # or new memory is filled by kernels, which let nothing start early
-    expected = chain(torch.cuda.synchronize)
-    replay, result = CudaGraphCapture().capture(lambda: chain(lambda: None))
-    for _ in range(200):
-        replay()
-        assert torch.equal(result, expected)
+    check_captured_chain(hidden, inner, num_layers=6, num_replays=200)

@@ -1,16 +1,25 @@
-"""`make gpu-report` with a tiny model on a CPU: every program of it runs, and what is done is not done again."""
+"""The GPU report with a tiny model on a CPU: every program of it runs, what is done is not done again, and whatever is
+killed, hangs or is missing costs only its own figures."""
 
+import argparse
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from report_stages import calls
 
 from support.shape_models import make_shape_model
 
-PROGRAM = Path(__file__).parents[1] / "benchmarks" / "gpu_report.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PROGRAM = BENCHMARKS / "gpu_report.py"
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
     "hidden_size": 64,
@@ -23,39 +32,144 @@ TINY = {
     "max_position_embeddings": 512,
     "eos_token_id": 2,
 }
+# What a broken device does to its process is played by the test that breaks it.
 TESTS = """
+import time, torch
 def test_that_holds(): pass
-def test_that_does_not(): assert 1 == 2
+def test_that_hangs(): time.sleep(600)
+def test_that_breaks_the_device():
+    def fail(): raise RuntimeError("illegal memory access")
+    torch.cuda.is_initialized, torch.cuda.synchronize = (lambda: True), fail
+    assert False
+def test_behind_all_of_these():
+    assert not torch.cuda.is_initialized()
+"""
+NEEDS_A_SWITCH = """
+import os
+def test_that_holds(): pass
+def test_that_does_not(): assert os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 """
 
 
-def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
+def start(*arguments: object) -> "subprocess.Popen[str]":
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-@pytest.mark.timeout(300)
+def run(*arguments: object) -> tuple[int, str]:
+    process = start(*arguments)
+    output, _ = process.communicate()
+    return process.returncode, output
+
+
+def program(name: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=BENCHMARKS.parents[1])
+
+
+def stages(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())["stages"]
+
+
+def small(folder: Path, tests: str) -> list[object]:
+    """Arguments of a report of a tiny model and of `tests`."""
+    (folder / "test_card.py").write_text(tests)
+    return ["--small", make_shape_model(folder, TINY), folder / "test_card.py"]
+
+
+@pytest.mark.timeout(400)
 def test_every_stage_is_measured_once(tmp_path: Path) -> None:
-    model, tests, out = make_shape_model(tmp_path, TINY), tmp_path / "test_card.py", tmp_path / "out"
-    tests.write_text(TESTS)
-    command = ("--out", out, "--small", model, tests)
-    first = run(*command)
-    assert first.returncode == 0, first.stderr
-    correctness, figures = (json.loads((out / f"{name}.json").read_text()) for name in ("correctness", "Qwen3-0.6B"))
-    [record] = correctness["records"].values()
-    assert (record["passed"], list(record["failed"]), record["complete"]) == (1, ["test_that_does_not"], True)
+    arguments, first, second = small(tmp_path, "def test_that_holds(): pass"), tmp_path / "1", tmp_path / "2"
+    status, output = run("--out", first, *arguments)
+    assert status == 0, output
+    figures = stages(first)["Qwen3-0.6B"]
     assert figures["problems"] == {}
     assert all(record["value"] > 0 for record in figures["records"].values() if "value" in record)
     assert set(figures["records"]) >= {"ngram/start", "ngram/mixed", "ngram/repetitive-2", "http-4x2"}
     assert figures["records"]["ngram/profile-decode-2"]["kernels"]
-    assert "test_that_does_not" in (out / "report.md").read_text()
-    again = run(*command)
-    assert again.returncode == 0
-    assert ".py" not in again.stdout.partition("# GPU report")[0], "no program was started"
+    assert stages(first)["preflight"]["records"]["http"]["problems"] == []
+    status, output = run("--out", second, "--earlier", first, "--again", "Qwen3-0.6B/ngram/mixed", *arguments)
+    assert status == 0, output
+    assert "engine.py for ngram/mixed\n" in output
+    assert "serve.py" not in output
+    assert "gpu_tests.py" not in output
+    assert set(stages(second)["Qwen3-0.6B"]["records"]) == set(figures["records"])
 
 
+@pytest.mark.timeout(300)
+def test_a_test_that_hangs_or_breaks_the_device_costs_no_other(tmp_path: Path) -> None:
+    tests, path = tmp_path / "test_card.py", tmp_path / "records.json"
+    tests.write_text(TESTS)
+    done = program("gpu_tests.py", "--workloads", tests, "--json", path, "--processes=1", "--timeout=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [record] = json.loads(path.read_text())["records"].values()
+    assert sorted(record["passed"]) == ["test_behind_all_of_these", "test_that_holds"]
+    assert sorted(record["failed"]) == ["test_that_breaks_the_device", "test_that_hangs"]
+    assert not record["complete"]
+
+
+@pytest.mark.timeout(300)
+def test_what_fails_is_tried_without_graphs_and_without_dependent_launch(tmp_path: Path) -> None:
+    arguments, out = small(tmp_path, NEEDS_A_SWITCH), tmp_path / "out"
+    status, output = run("--out", out, "--stages", "correctness", *arguments)
+    assert status == 0, output
+    records, name = stages(out)["correctness"]["records"], str(tmp_path / "test_card.py")
+    assert (records[name]["passed"], list(records[name]["failed"])) == (["test_that_holds"], ["test_that_does_not"])
+    assert list(records[f"without CUDA graphs/{name}"]["failed"]) == ["test_that_does_not"]
+    assert "test_that_does_not" in records[f"without dependent launch/{name}"]["passed"]
+    assert "correctness: what failed passes without dependent launch" in output
+    assert "without dependent launch" in (out / "report.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_report_keeps_its_figures_and_leaves_nothing_running(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = start("--out", out, "--stages", "Qwen3-0.6B", *small(tmp_path, TESTS))
+    while "Qwen3-0.6B" not in (stages(out) if (out / "results.json").is_file() else {}):
+        assert report.poll() is None
+        time.sleep(0.02)
+    programs = psutil.Process(report.pid).children(recursive=True)
+    report.send_signal(signal.SIGKILL)
+    report.communicate()
+    assert stages(out)["Qwen3-0.6B"]["records"]
+    assert programs
+    _, alive = psutil.wait_procs(programs, timeout=60)
+    assert not alive
+
+
+@pytest.mark.timeout(120)
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    done = run("--out", tmp_path / "out")
-    assert done.returncode == 1
-    assert done.stdout.startswith("gpu-report: there is no GPU here")
+    status, output = run("--out", tmp_path / "out", "--call", 1)
+    assert status == 1
+    assert "there is no GPU here" in output
+    assert "torch sees no GPU" in output
+
+
+def test_every_step_has_arguments_that_its_program_takes() -> None:
+    steps = [step for steps in calls() for step in steps]
+    assert {step.stage for step in steps} >= {"smoke", "correctness", "Llama-3.1-8B", "Qwen3-30B-A3B"}
+    for step in steps:
+        parser: argparse.ArgumentParser = importlib.import_module(step.program.removesuffix(".py")).parser()
+        _, program, *arguments = step.command(step.workloads, Path("records.json"))
+        assert Path(program).is_file()
+        assert parser.parse_args(arguments).workloads == list(step.workloads)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("skinny_gemm.py", ["--workloads", "tiny", "--rows", "2"]),
+        ("prefill_attention.py", ["--workloads", "Qwen3-0.6B", "--small"]),
+        ("gpu_tests.py", ["--workloads", "tests/gpu/test_gpu_smoke.py", "--processes=1", "--timeout=250"]),
+    ],
+)
+def test_what_needs_kernels_runs_in_the_interpreter(name: str, arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    done = program(name, *arguments, f"--json={path}", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [record] = json.loads(path.read_text())["records"].values()
+    assert record["complete"], record
+    assert record.get("rows") or record["passed"]

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from records import read_stages
 
-from report_tables import DOCUMENT, MEASURED, NOT_YET, insert, read_results, tables, yardstick
+from report_tables import DOCUMENT, MEASURED, NOT_YET, insert, tables, yardstick
 
 
 def results(**records: float) -> dict[str, Any]:
@@ -20,6 +21,11 @@ def test_figures_stand_beside_the_others_and_missing_ones_are_marked() -> None:
     text = tables(results(decode_1=4.1234), yardstick()).partition("Llama-3.1-8B bf16")[2]
     assert row(text, "decode, ms a step, batch 1 ") == "| decode, ms a step, batch 1 | 4.98 | **4.12** | 4.2 | 3.53 |"
     assert NOT_YET in row(text, "decode, ms a step, batch 8")
+    noted = results(decode_8=5.0)
+    noted["Llama-3.1-8B"]["records"]["decode-8"]["note"] = "without CUDA graphs"
+    assert "| **5.00** (without CUDA graphs) |" in row(
+        tables(noted, yardstick()).partition("Llama-3.1-8B bf16")[2], "decode, ms a step, batch 8"
+    )
     assert "2026-01-01, a card" in tables(results(decode_1=4.1), yardstick())
 
 
@@ -40,4 +46,4 @@ def test_only_the_text_between_the_marks_is_replaced() -> None:
 
 def test_the_document_has_the_tables_of_the_measured_figures() -> None:
     text = DOCUMENT.read_text()
-    assert insert(text, tables(read_results(MEASURED), yardstick())) == text, "run tests/benchmarks/report_tables.py"
+    assert insert(text, tables(read_stages(MEASURED), yardstick())) == text, "run tests/benchmarks/report_tables.py"

@@ -1,0 +1,232 @@
+"""The first tests to run on a new machine: each kernel once at the shapes of a real model, a captured chain of
+dependent launches, and an engine as it is served.
+
+Without a GPU they run in Triton's interpreter at small shapes (`TRITON_INTERPRET=1`), to check the tests themselves.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proa_engine import LLM, SamplingParams
+from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize, quantize_reference
+from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.int4_linear import Int4Linear, Int4Weight
+from proa_engine.kernels.invariant_linear import InvariantLinear
+from proa_engine.kernels.linear import Linear
+from proa_engine.kernels.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe_route import route
+from proa_engine.kernels.ngram import propose_ngrams, propose_ngrams_reference
+from proa_engine.kernels.rms_norm import add_rms_norm
+from proa_engine.kernels.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.token_limits import token_limits, token_limits_reference
+from support.kernel_cases import attend, attention_case, sampling_cases, skinny_gemm_cases
+from support.launch_chain import check_captured_chain
+from support.quantized_cases import expert_case, int4_case, matrix_in_blocks
+from support.shape_models import make_shape_model
+
+HAS_GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if HAS_GPU else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.compile_pool,
+    pytest.mark.skipif(not (HAS_GPU or INTERPRETED), reason="no GPU"),
+]
+on_gpu_only = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    dtype: torch.dtype = torch.bfloat16
+    hidden: int = 4096
+    inner: int = 14336
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    experts: int = 128
+    expert_inner: int = 768
+    prompt: int = 1024
+    context: int = 700
+    batch: int = 64
+
+
+SIZES = Sizes() if HAS_GPU else Sizes(torch.float16, 256, 128, 4, 2, 16, 8, 128, 20, 40, 3)
+MODEL: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024 if HAS_GPU else 64,
+    "intermediate_size": 3072 if HAS_GPU else 96,
+    "num_attention_heads": 16 if HAS_GPU else 4,
+    "num_key_value_heads": 8 if HAS_GPU else 2,
+    "head_dim": 128 if HAS_GPU else 16,
+    "vocab_size": 151936 if HAS_GPU else 300,
+    "num_hidden_layers": 28 if HAS_GPU else 2,
+    "max_position_embeddings": 40960 if HAS_GPU else 128,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+
+def near(ours: torch.Tensor, theirs: torch.Tensor, share: float = 0.02) -> None:
+    """Compare mean errors: kernels are wrong by much more than by their rounding."""
+    ours, theirs = ours.float().cpu(), theirs.float().cpu()
+    assert ours.isfinite().all()
+    error = (ours - theirs).abs().mean() / theirs.abs().mean()
+    assert error < share, f"relative error {error}"
+
+
+def rows(count: int, size: int) -> torch.Tensor:
+    return torch.randn(count, size).to(SIZES.dtype)
+
+
+def test_the_device_and_the_libraries_compute() -> None:
+    x = torch.ones(256, 256, device=DEVICE).to(SIZES.dtype)
+    assert (x @ x == 256).all()
+    near(silu_and_mul(x), silu_and_mul(x.cpu()))
+
+
+def test_norm_and_silu() -> None:
+    x, residual, weight = rows(SIZES.batch, SIZES.hidden), rows(SIZES.batch, SIZES.hidden), rows(1, SIZES.hidden)[0]
+    theirs = add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
+    ours = add_rms_norm(x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), 1e-6)
+    for each, expected in zip(ours, theirs, strict=True):
+        near(each, expected)
+    x = rows(SIZES.batch, 2 * SIZES.inner)
+    near(silu_and_mul(x.to(DEVICE)), silu_and_mul(x))
+
+
+def test_rotation_and_cache() -> None:
+    heads = rows(SIZES.batch, (SIZES.heads + 2 * SIZES.kv_heads) * SIZES.head_dim)
+    heads = heads.view(SIZES.batch, -1, SIZES.head_dim)
+    cos, sin = torch.randn(2, SIZES.batch, SIZES.head_dim)
+    theirs = torch.zeros(2, 10, SIZES.kv_heads, 16, SIZES.head_dim, dtype=SIZES.dtype)
+    ours, slots = theirs.to(DEVICE, copy=True), torch.randperm(160)[: SIZES.batch]
+    there = [tensor.to(DEVICE) for tensor in (heads, cos, sin, slots)]
+    query = rotate_and_cache(there[0], None, there[1], there[2], ours[0], ours[1], there[3])
+    near(query, rotate_and_cache(heads, None, cos, sin, theirs[0], theirs[1], slots))
+    near(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["decodes", "prompts", "both"])
+def test_attention(kind: str) -> None:
+    decodes = [(1, SIZES.context + 3 * index) for index in range(SIZES.batch)] if kind != "prompts" else []
+    prompts = [(SIZES.prompt, SIZES.prompt), (9, SIZES.context)] if kind != "decodes" else []
+    case = attention_case(
+        [*decodes, *prompts],
+        num_heads=SIZES.heads,
+        num_kv_heads=SIZES.kv_heads,
+        head_dim=SIZES.head_dim,
+        scale=SIZES.head_dim**-0.5,
+        dtype=SIZES.dtype,
+        device=DEVICE,
+    )
+    near(attend(case, None, SIZES.head_dim**-0.5), case.expected)
+
+
+def test_products_of_few_rows() -> None:
+    for case in skinny_gemm_cases([(SIZES.hidden, SIZES.hidden)], 2, SIZES.dtype, device=DEVICE):
+        for ours, theirs in zip(
+            case.products(2, skinny_gemm_linear), case.products(2, skinny_gemm_linear_reference), strict=True
+        ):
+            near(ours, theirs)
+
+
+def test_products_of_8_and_4_bits_and_batch_invariant_ones() -> None:
+    x = rows(SIZES.batch, SIZES.hidden)
+    for form, kind, (weight, scales) in (
+        (Fp8Form(), Fp8Linear, in_channels(SIZES.hidden, SIZES.hidden)),
+        (Fp8Form(group=128), Fp8BlockLinear, matrix_in_blocks(SIZES.hidden, SIZES.hidden)),
+    ):
+        quantized = quantize_reference(x, form)
+        on_device = QuantizedRows(quantized.values.to(DEVICE), quantized.scales.to(DEVICE), SIZES.dtype)
+        near(quantize(x.to(DEVICE), form).values, quantized.values)
+        near(
+            kind(weight.to(DEVICE), scales.to(DEVICE), None, form)(on_device),
+            kind(weight, scales, None, form)(quantized),
+        )
+    int4 = int4_case(outputs=SIZES.hidden, inputs=SIZES.hidden, group_size=128, shuffled=False, dtype=SIZES.dtype)
+    there = Int4Weight(int4.packed.to(DEVICE), int4.scales.to(DEVICE), int4.zeros.to(DEVICE), None)
+    near(Int4Linear(there, None)(x.to(DEVICE)), Int4Linear(int4, None)(x))
+    weight = rows(SIZES.hidden, SIZES.hidden)
+    near(InvariantLinear(weight.to(DEVICE))(x.to(DEVICE)), Linear(weight)(x))
+
+
+def in_channels(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    quantized = quantize_reference(torch.randn(outputs, inputs), Fp8Form())
+    return quantized.values, quantized.scales.flatten()
+
+
+def test_experts() -> None:
+    case = expert_case(
+        SIZES.batch,
+        hidden=SIZES.hidden // 2,
+        inner=SIZES.expert_inner,
+        experts=SIZES.experts,
+        k=4,
+        dtype=SIZES.dtype,
+    )
+    logits = torch.randn(SIZES.batch, SIZES.experts).to(SIZES.dtype)
+    near(route(logits.to(DEVICE), 4, normalize=True)[0], route(logits, 4, normalize=True)[0])
+    fused = FusedExperts(ExpertMatrices(case.gate_up.to(DEVICE)), ExpertMatrices(case.down.to(DEVICE)))
+    looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
+    on_device = [tensor.to(DEVICE) for tensor in (case.x, case.weights, case.experts)]
+    near(fused(*on_device), looped(case.x, case.weights, case.experts))
+
+
+def test_inputs_samples_and_drafts() -> None:
+    token_ids, table = torch.randint(500, (6, 90), dtype=torch.int32), torch.randint(40, (6, 23), dtype=torch.int32)
+    places = torch.tensor([[5, 0, 2, 0], [88, 0, 37, -1]])
+    inputs = decode_inputs(places.to(DEVICE), token_ids.to(DEVICE), table.to(DEVICE), 4)
+    assert torch.equal(inputs.input_ids.cpu(), decode_inputs_reference(places, token_ids, table, 4).input_ids)
+    for case in sampling_cases(SIZES.dtype):
+        arguments = case.logits, case.params, case.slots, case.positions
+        there = [tensor.to(DEVICE) for tensor in arguments]
+        kept = case.kept(token_limits(*there[:3]).cpu()), case.kept(token_limits_reference(*arguments[:3]))
+        assert (kept[0] != kept[1]).sum() <= 2
+        drawn = draw_tokens(*there, has_limits=True).cpu()
+        assert (drawn != draw_tokens_reference(*arguments, has_limits=True)).sum() <= 1
+    lengths, drafts = torch.randint(3, 60, (6,)), torch.full((6, 4), 7)
+    theirs = [torch.tensor([[5, 0, 2], [90, 90, 90], [5, 1, 3]]), token_ids, lengths, drafts]
+    ours = [tensor.to(DEVICE, copy=True) for tensor in theirs]
+    propose_ngrams(ours[0], ours[1], ours[2], ours[3], min_ngram=1, max_ngram=3)
+    propose_ngrams_reference(theirs[0], theirs[1], theirs[2], theirs[3], min_ngram=1, max_ngram=3)
+    for each, expected in zip(ours, theirs, strict=True):
+        assert torch.equal(each.cpu(), expected)
+
+
+@on_gpu_only
+def test_a_captured_chain_equals_its_kernels_launched_one_by_one() -> None:
+    check_captured_chain(SIZES.hidden, SIZES.inner, num_layers=4, num_replays=50)
+
+
+@pytest.mark.timeout(180)
+def test_an_engine_as_it_is_served_generates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the default memory budget, graphs of all sizes, and its kernels compiled by other processes."""
+    caplog.set_level(logging.INFO)
+    memory: dict[str, Any] = {} if HAS_GPU else {"num_gpu_blocks_override": 64}
+    llm = LLM(
+        str(make_shape_model(tmp_path, MODEL)),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=16384 if HAS_GPU else 128,
+        **memory,
+    )
+    params = SamplingParams(temperature=0.6, max_tokens=20, ignore_eos=True, detokenize=False)
+    for count in (1, SIZES.batch):
+        prompts = [{"prompt_token_ids": [2 + index] * 30} for index in range(count)]
+        outputs = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        assert all(len(token_ids) == 20 for token_ids in outputs)
+        assert all(0 <= token < MODEL["vocab_size"] for token_ids in outputs for token in token_ids)
+    assert "precompilation failed" not in caplog.text
+    assert "was compiled after the warm-up" not in caplog.text

@@ -1,0 +1,63 @@
+"""A pytest plugin for tests on a GPU: a broken device ends the process, engines start without a compile pool.
+
+After an illegal access every later call of the process fails, so that it would fail all tests behind the one at fault.
+"""
+
+import os
+
+import pytest
+
+_BROKEN_DEVICE = 3  # exit status
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--enforce-eager", action="store_true", help="engines capture no CUDA graphs")
+    parser.addoption("--known", action="append", default=[], metavar="FILE::TEST", help="do not run this test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import proa_engine.executor.uniproc  # noqa: F401 - here, where no test waits for it
+
+    known = set(config.getoption("--known"))
+    items[:] = [item for item in items if f"{item.path.name}::{item.nodeid.partition('::')[2]}" not in known]
+
+
+class DeviceCheck:
+    """Ends the process, after a failed test's last report, if the device cannot be used any more."""
+
+    def __init__(self, *, is_worker: bool) -> None:
+        self._is_worker = is_worker
+        self._has_failed = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._has_failed |= report.failed
+        if report.when != "teardown" or not self._has_failed:
+            return
+        self._has_failed = False
+        import torch  # here, because a process that only distributes tests does not need it
+
+        try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        except Exception as error:  # torch.AcceleratorError, or the driver's own
+            print(f"\nERROR: {report.nodeid} left a device that cannot be used: {error}", flush=True)
+            if self._is_worker:
+                os._exit(_BROKEN_DEVICE)  # pytest-xdist starts another process for the tests behind this one
+            pytest.exit("the device cannot be used", returncode=_BROKEN_DEVICE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(DeviceCheck(is_worker=hasattr(config, "workerinput")))
+
+
+@pytest.fixture(autouse=True)
+def plain_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compile pool, whose processes would outnumber the cores where tests run in several processes."""
+    from proa_engine.executor import uniproc
+    from proa_engine.worker.worker import Worker
+
+    if request.node.get_closest_marker("compile_pool") is None:
+        monkeypatch.setattr(uniproc, "start_compile_pool", lambda config, rank: None)
+    if request.config.getoption("--enforce-eager"):
+        monkeypatch.setattr(Worker, "_capture_sizes", lambda worker: [])
