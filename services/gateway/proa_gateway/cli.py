@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,10 @@ from types import FrameType
 from proa.options import HelpFormatter, add_options, from_arguments
 from proa.tls import TlsSource
 from proa_gateway.config import GatewayConfig
+
+GRPC_EXPERIMENTS = "-event_engine_client"
+"""gRPC's EventEngine hands each message through a pool of threads. Without it a message takes 2 context switches instead
+of 5, and two thirds of the CPU time."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
     signal.signal(signal.SIGTERM, _exit)
+    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # gRPC reads it when it is imported
     from proa_gateway.server import serve  # slow to import, and --help does not need it
 
     serve(config)

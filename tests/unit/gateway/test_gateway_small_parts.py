@@ -1,5 +1,6 @@
 """The command line, and the imports of the package."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proa.options import from_arguments, options
-from proa_gateway.cli import main, make_parser
+from proa_gateway.cli import GRPC_EXPERIMENTS, main, make_parser
 from proa_gateway.config import Deadlines, GatewayConfig
 
 
@@ -69,3 +70,11 @@ def test_the_gateway_never_imports_torch_or_the_engine() -> None:
     code = "import sys, proa_gateway.server; print([n for n in ('torch', 'triton', 'proa_engine') if n in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
     assert printed.stdout.strip() == "[]"
+
+
+def test_grpc_knows_the_experiment_that_the_gateway_turns_off() -> None:
+    command = [sys.executable, "-c", "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"]
+    for experiment, is_unknown in ((GRPC_EXPERIMENTS, False), ("-none_such", True)):
+        environment = {**os.environ, "GRPC_EXPERIMENTS": experiment}
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert ("Unknown experiment" in printed.stderr) == is_unknown, printed.stderr
