@@ -77,7 +77,7 @@ class OutputProcessor:
         "_held_ids",
         "_held_logprobs",
         "_listener",
-        "_plain_push",
+        "_plain",
         "_prompt_logprobs",
         "_sink",
         "_stream",
@@ -98,8 +98,7 @@ class OutputProcessor:
         self._sink = sink
         self._listener = listener
         self._wants_tokens = wants_tokens
-        plain = self._stream.plain
-        self._plain_push = plain.push_token if plain is not None and not wants_tokens else None
+        self._plain = None if wants_tokens else self._stream.plain  # a text without stop strings is sent as it comes
         self._held_ids: list[int] = []  # received, but a stop string may still cut them off
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -112,9 +111,9 @@ class OutputProcessor:
         if not self.received:
             self._listener.started(self)
         self.received.append(token_id)
-        if self._plain_push is not None:
+        if self._plain is not None:
             self.num_tokens += 1
-            if text := self._plain_push(token_id):
+            if text := self._plain.push_token(token_id):
                 self._sink.text(text)
             return
         if self._wants_tokens:

@@ -3,8 +3,7 @@
 The usual streaming response iterates over an async generator: a token goes into a queue, the event loop wakes the
 response's task, and the task awaits a `send` that every layer of the application and the server has wrapped. A
 `ResponseWriter` frames the event and gives it to the connection's transport instead: when `write` returns, the event is
-in the transport's buffer, which uvloop sends at the end of the event loop's turn. Only the first and the last part of a
-response pass through `send`.
+in the socket, unless the client reads too slowly. Only the first and the last part of a response pass through `send`.
 
 CPU time from an event's bytes to the transport: `tests/benchmarks/response_writer.py`.
 """
@@ -49,12 +48,12 @@ class ResponseWriter:
     must not be called then.
     """
 
-    __slots__ = ("_connection", "_has_room", "_send", "_transport_write", "_write_timeout", "blocked")
+    __slots__ = ("_connection", "_has_room", "_send", "_transport", "_write_timeout", "blocked")
 
     def __init__(self, send: Send, connection: Connection) -> None:
         self._send = send
         self._connection = connection
-        self._transport_write = connection.transport.write
+        self._transport = connection.transport
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._write_timeout: float | None = None
@@ -75,7 +74,7 @@ class ResponseWriter:
     def write(self, event: bytes) -> None:
         size = len(event)
         head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
-        self._transport_write(head + event + b"\r\n")
+        self._transport.write(head + event + b"\r\n")
 
     async def drain(self) -> None:
         """Wait until the client has read enough for the next `write`. Raises `TimeoutError`."""
