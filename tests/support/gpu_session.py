@@ -4,8 +4,15 @@ After an illegal access every later call of the process fails, so that it would 
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from proa_engine.config import EngineConfig
+    from proa_engine.worker.worker import Worker
 
 _BROKEN_DEVICE = 3  # exit status
 
@@ -55,9 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def plain_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compile pool, whose processes would outnumber the cores where tests run in several processes."""
     from proa_engine.executor import uniproc
-    from proa_engine.worker.worker import Worker
 
     if request.node.get_closest_marker("compile_pool") is None:
         monkeypatch.setattr(uniproc, "start_compile_pool", lambda config, rank: None)
     if request.config.getoption("--enforce-eager"):
-        monkeypatch.setattr(Worker, "_capture_sizes", lambda worker: [])
+        monkeypatch.setattr(uniproc, "Worker", eager_worker)
+
+
+def eager_worker(config: "EngineConfig", rank: int, log: Callable[[str], None], **more: Any) -> "Worker":
+    from proa_engine.worker.worker import Worker
+
+    return Worker(replace(config, enforce_eager=True), rank, log, **more)
