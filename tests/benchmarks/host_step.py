@@ -2,7 +2,7 @@
 
     python tests/benchmarks/host_step.py
 
-core: schedule and update. inputs: the worker's arrays and its results (`build_step_inputs`, packing, `collect`).
+core: schedule and update. inputs: the worker's arrays and its results (`InputBuilder`, `collect`).
 wire: the server, from a step's outputs to its message in bytes. text: the gateway, from these to SSE events. One thread
 does all; wire and text each include a turn of the event loop. Medians in milliseconds.
 """
@@ -41,7 +41,8 @@ from proa_engine.telemetry import EngineTracer
 from proa_engine.worker.async_output import StepTensors, collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
+from proa_engine.worker.input_builder import InputBuilder
+from proa_engine.worker.step_inputs import StepInputs
 from proa_gateway.engines.session import Session as GatewaySession
 from proa_gateway.openai.delta_sinks import ChoiceStream
 from proa_gateway.openai.rendering import ChatChoice, Envelope
@@ -70,9 +71,9 @@ class HostExecutor:
     def __init__(self, config: EngineConfig, token_id: int) -> None:
         self.seconds = 0.0
         self._token_ids = torch.full((config.max_num_seqs,), token_id)
-        self._graphs = DecodeGraphs(graph_shapes(config.max_num_seqs), torch.device("cpu"))
-        self._graphs.capture(lambda rows, _: rows, NoCapture())
-        self._batch = InputBatch(
+        graphs = DecodeGraphs(graph_shapes(config.max_num_seqs), torch.device("cpu"))
+        graphs.capture(lambda rows, _: rows, NoCapture())
+        batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=self.max_model_len,
             block_size=config.block_size,
@@ -80,12 +81,12 @@ class HostExecutor:
             eos_token_ids=self.eos_token_ids,
             device=torch.device("cpu"),
         )
+        self._builder = InputBuilder(batch, graphs)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         started = time.thread_time()
-        inputs = build_step_inputs(scheduler_output, self._batch, self._graphs)
+        inputs = self._builder.build(scheduler_output)
         assert inputs is not None
-        inputs.packer.pack()
         self._inputs = inputs
         self.seconds += time.thread_time() - started
 

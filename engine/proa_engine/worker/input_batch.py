@@ -24,6 +24,7 @@ from proa_engine.worker.token_rules import TokenRules
 class PackedEdits:
     """BatchEdits as staged indices. Token rows stay separate: each is one long slice copy."""
 
+    first_array: int  # staged index of the first; the step's arrays before it are not edits
     tokens: list[tuple[int, int]]  # flat start in the token table, staged index
     blocks: tuple[int, int] | None  # flat positions, ids
     params: tuple[int, int] | None  # slots, rows
@@ -41,13 +42,13 @@ class BatchEdits:
     param_rows: list[list[float]] = field(default_factory=list)
 
     def pack(self, packer: Packer) -> PackedEdits:
-        blocks = params = None
+        first_array, blocks, params = len(packer), None, None
         if self.block_ids:
             blocks = packer.add(np.concatenate(self.block_positions)), packer.add(np.concatenate(self.block_ids))
         if self.param_slots:
             params = packer.add(np.array(self.param_slots, np.int64)), packer.add_floats(np.array(self.param_rows))
         tokens = [(start, packer.add(row)) for start, row in zip(self.token_starts, self.token_rows, strict=True)]
-        return PackedEdits(tokens, blocks, params)
+        return PackedEdits(first_array, tokens, blocks, params)
 
 
 class InputBatch:

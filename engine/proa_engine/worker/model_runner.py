@@ -15,11 +15,12 @@ from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.kv_cache import num_parameters
 from proa_engine.worker.sampler import LogprobTensors, Sampler
 from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import StepInputs, TokenRows, build_step_inputs
+from proa_engine.worker.step_inputs import StepInputs, TokenRows
 from proa_engine.worker_spans import WorkerTracer
 
 # Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
@@ -61,6 +62,7 @@ class ModelRunner:
         self._batch = batch
         self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.vocab_size))
         self._sampler = Sampler(batch, max_logprobs)
+        self._input_builder = InputBuilder(batch, graphs)
         self._staging = Staging(self.device)
         self._graphs = graphs
         self._drafter = drafter
@@ -72,7 +74,7 @@ class ModelRunner:
         """Update the host side of the batch and lay out the step; None if it computes no tokens."""
         if self._tracer is not None:
             self._tracer.update(scheduler_output)
-        return build_step_inputs(scheduler_output, self._batch, self._graphs)
+        return self._input_builder.build(scheduler_output)
 
     def is_small(self, inputs: StepInputs) -> bool:
         """Whether the step, on a CPU, is too small to be worth waking another thread."""
@@ -82,7 +84,7 @@ class ModelRunner:
     def execute_model(self, inputs: StepInputs) -> None:
         """Run the model over the step's tokens and keep the hidden states for `sample_tokens`."""
         with self._small_steps.one_thread(inputs.num_tokens):
-            arrays = list(self._staging.ship(inputs.packer))
+            arrays = list(self._staging.ship(inputs.arrays))
             self._batch.apply(inputs.edits, arrays)
             if self._drafter is not None:
                 self._drafter.begin(inputs, arrays)
@@ -105,7 +107,7 @@ class ModelRunner:
         sampling = inputs.sampling
         if sampling is None:
             return StepTensors(None, None, prompt_logprobs)
-        rows = hidden if sampling.is_whole_batch else hidden.index_select(0, arrays[sampling.hidden_rows])
+        rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
         sampled = self._sampler.sample(self._model.compute_logits(rows), sampling, arrays)
         self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
         drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)

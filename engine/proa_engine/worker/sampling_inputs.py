@@ -63,12 +63,11 @@ class SamplingInputs:
     """The tokens sampled in this step, one row of logits each, and the operations that they need."""
 
     num_rows: int
-    is_whole_batch: bool  # a token is sampled after every token of the step, so no hidden states are gathered
-    hidden_rows: int  # staged index
+    hidden_rows: int | None  # staged index; None: a token is sampled after every token of the step
     slots: int  # staged index
     positions: int  # staged index: position of the new token in its request
     write_to: int  # staged index: its flat position in the token table
-    max_num_tokens: int
+    max_num_tokens: int  # most tokens before a sample, for penalties; 0 if no row has any
     random: RowSet
     needs: list[RowSet]  # by operation: of all rows, for LIMITS of the random rows
     logprobs: RowSet
@@ -80,19 +79,19 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, packer: Pac
     positions = samples.positions
     is_random = batch.is_random[slots]
     random_slots = slots[is_random]
+    needs = [
+        _row_set(needs[random_slots if is_limit else slots], packer)
+        for needs, is_limit in zip(batch.needs, _IS_LIMIT, strict=True)
+    ]
     return SamplingInputs(
         num_rows=slots.size,
-        is_whole_batch=slots.size == rows.query_start_loc[-1],
-        hidden_rows=packer.add(samples.hidden_rows),
+        hidden_rows=None if slots.size == rows.query_start_loc[-1] else packer.add(samples.hidden_rows),
         slots=packer.add(slots),
         positions=packer.add(positions),
         write_to=packer.add(slots * batch.token_width + positions),
-        max_num_tokens=int(positions.max()),
+        max_num_tokens=int(positions.max()) if needs[Operation.PENALTIES].count else 0,
         random=_row_set(is_random, packer),
-        needs=[
-            _row_set(needs[random_slots if is_limit else slots], packer)
-            for needs, is_limit in zip(batch.needs, _IS_LIMIT, strict=True)
-        ],
+        needs=needs,
         logprobs=_row_set(batch.num_logprobs[slots] >= 0, packer),
         rules=_pack_rules(slots, positions, batch, packer) if batch.rules else None,
     )
@@ -121,6 +120,8 @@ def _pack_rules(slots: IntArray, positions: IntArray, batch: InputBatch, packer:
 def num_logprobs(rows: Rows, sampled: IntArray, batch: InputBatch) -> dict[str, int]:
     """Request id -> number of top tokens, for the sampled rows that request log probabilities."""
     counts = batch.num_logprobs[rows.slots[sampled]]
+    if (counts < 0).all():
+        return {}
     with_logprobs = sampled[counts >= 0]
     request_ids = (rows.request_ids[row] for row in with_logprobs.tolist())
     return dict(zip(request_ids, counts[counts >= 0].tolist(), strict=True))

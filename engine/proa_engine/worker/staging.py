@@ -5,6 +5,7 @@ its staged index: its place in the order of `Packer.add`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,22 +16,34 @@ from torch import Tensor
 IntArray = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedArrays:
+    """Arrays end to end, and their lengths."""
+
+    values: IntArray
+    lengths: list[int]
+
+
 class Packer:
     """Collects a step's arrays. `add` returns an array's staged index: its index in what `Staging.ship` returns."""
 
-    def __init__(self) -> None:
-        self._parts: list[IntArray] = []
+    def __init__(self, first: PackedArrays | None = None) -> None:
+        self._parts: list[IntArray] = [] if first is None else [first.values]
+        self._lengths: list[int] = [] if first is None else [*first.lengths]
+
+    def __len__(self) -> int:
+        return len(self._lengths)
 
     def add(self, array: IntArray) -> int:
         self._parts.append(array)
-        return len(self._parts) - 1
+        self._lengths.append(array.size)
+        return len(self._lengths) - 1
 
     def add_floats(self, array: npt.NDArray[np.float64]) -> int:
         return self.add(np.ascontiguousarray(array).reshape(-1).view(np.int64))
 
-    def pack(self) -> tuple[IntArray, list[int]]:
-        """A new array with all arrays end to end, and their lengths."""
-        return np.concatenate(self._parts), [part.size for part in self._parts]
+    def pack(self) -> PackedArrays:
+        return PackedArrays(self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts), self._lengths)
 
 
 class CopyEvent(Protocol):
@@ -88,11 +101,11 @@ class Staging:
         self._device = device
         self._ring = ring or (BufferRing() if device.type == "cuda" else None)
 
-    def ship(self, packer: Packer) -> Sequence[Tensor]:
-        """The packer's arrays on the device, each [size] int64, by staged index."""
-        packed, lengths = packer.pack()
-        on_device = torch.from_numpy(packed).to(self._device) if self._ring is None else self._copy(packed, self._ring)
-        return torch.split(on_device, lengths)
+    def ship(self, arrays: PackedArrays) -> Sequence[Tensor]:
+        """The arrays on the device, each [size] int64, by staged index."""
+        values = arrays.values
+        on_device = torch.from_numpy(values).to(self._device) if self._ring is None else self._copy(values, self._ring)
+        return torch.split(on_device, arrays.lengths)
 
     def _copy(self, packed: IntArray, ring: BufferRing) -> Tensor:
         buffer, copied = ring.take(packed.size)

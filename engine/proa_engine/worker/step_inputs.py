@@ -20,7 +20,7 @@ from proa_engine.worker.sampling_inputs import (
     prompt_logprob_rows,
     sampling_inputs,
 )
-from proa_engine.worker.staging import IntArray, Packer
+from proa_engine.worker.staging import IntArray, PackedArrays, Packer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The inputs of one step. Staged indices refer to `packer`."""
+    """The inputs of one step. Staged indices refer to `arrays`."""
 
-    packer: Packer
+    arrays: PackedArrays
     num_tokens: int
     edits: PackedEdits
     request_ids: list[str]
@@ -91,15 +91,17 @@ def build_step_inputs(
     if num_planned is not None:
         moves = token_moves(rows, counts, num_planned, packer) if shape is None else None
         drafts, samples = lay_out_drafts(rows, sampled_rows, num_planned, edits, moves, packer)
+    sampling = sampling_inputs(rows, samples, batch, packer) if sampled_rows.size else None
+    packed_edits = edits.pack(packer)
     inputs = StepInputs(
-        packer=packer,
+        arrays=packer.pack(),
         num_tokens=scheduler_output.total_num_scheduled_tokens,
-        edits=edits.pack(packer),
+        edits=packed_edits,
         request_ids=rows.request_ids,
         is_sampled=is_sampled.tolist(),
         num_logprobs=num_logprobs(rows, sampled_rows, batch),
         rows=token_rows,
-        sampling=sampling_inputs(rows, samples, batch, packer) if sampled_rows.size else None,
+        sampling=sampling,
         prompt_logprobs=prompt_logprobs,
         drafts=drafts,
     )

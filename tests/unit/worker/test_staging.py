@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proa_engine.worker.staging import BufferRing, Packer, Staging
+from proa_engine.worker.staging import BufferRing, PackedArrays, Packer, Staging
 
 CPU = torch.device("cpu")
 
@@ -46,18 +46,18 @@ class Event:
         self._device.log.append((action, self._number, int(self._device.buffers[self._number][0])))
 
 
-def packer(*arrays: Sequence[int]) -> Packer:
+def packed(*arrays: Sequence[int]) -> PackedArrays:
     packer = Packer()
     for array in arrays:
         packer.add(np.array(array, dtype=np.int64))
-    return packer
+    return packer.pack()
 
 
 def test_a_buffer_is_reused_only_after_the_event_of_its_last_copy() -> None:
     device = Device()
     staging = device.staging(ring_size=2)
 
-    shipped = [staging.ship(packer([number]))[0] for number in (1, 2, 3, 4)]
+    shipped = [staging.ship(packed([number]))[0] for number in (1, 2, 3, 4)]
 
     assert device.log == [
         ("copied", 0, 1),
@@ -75,8 +75,8 @@ def test_a_buffer_that_is_too_small_is_replaced_only_after_its_copy() -> None:
     device = Device()
     staging = device.staging(ring_size=1)
 
-    staging.ship(packer([1]))
-    (large,) = staging.ship(packer(range(5000)))
+    staging.ship(packed([1]))
+    (large,) = staging.ship(packed(range(5000)))
 
     assert device.log == [("copied", 0, 1), ("waited", 0, 1), ("copied", 1, 0)]
     assert [buffer.numel() for buffer in device.buffers] == [4096, 8192]
@@ -88,7 +88,7 @@ def test_arrays_are_found_by_their_staged_index_and_floats_keep_their_bits() -> 
     whole = arrays.add(np.arange(3))
     floats = arrays.add_floats(np.array([0.1, -2.5]))
 
-    shipped = Staging(CPU).ship(arrays)
+    shipped = Staging(CPU).ship(arrays.pack())
 
     assert shipped[whole].tolist() == [0, 1, 2]
     assert shipped[floats].view(torch.float64).tolist() == [0.1, -2.5]

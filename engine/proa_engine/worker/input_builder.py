@@ -1,0 +1,95 @@
+"""InputBuilder: each step's inputs, made from those of the step before where the batch is the same decodes."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from proa_engine.core.types import SchedulerOutput
+from proa_engine.worker.decode_graphs import DecodeGraphs
+from proa_engine.worker.input_batch import BatchEdits, InputBatch
+from proa_engine.worker.sampling_inputs import SamplingInputs
+from proa_engine.worker.staging import IntArray, PackedArrays, Packer
+from proa_engine.worker.step_inputs import DecodeRows, StepInputs, build_step_inputs
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """A step of decodes only. Until its batch changes, the next step's arrays are its arrays plus `increments`."""
+
+    request_ids: list[str]
+    slots: IntArray
+    inputs: StepInputs
+    sampling: SamplingInputs
+    arrays: PackedArrays  # of `inputs`, without its edits
+    increments: IntArray
+
+
+class InputBuilder:
+    """Call `build` for every step, in order: the batch counts the tokens of each as computed."""
+
+    def __init__(self, batch: InputBatch, graphs: DecodeGraphs | None) -> None:
+        self._batch = batch
+        self._graphs = graphs
+        self._last: _Decodes | None = None
+
+    def build(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
+        """Apply the scheduler's output to the batch's host side and lay out the step; None if it computes no tokens."""
+        if self._last is not None and _continues(scheduler_output, self._last.request_ids):
+            return self._build_next(scheduler_output, self._last)
+        inputs = build_step_inputs(scheduler_output, self._batch, self._graphs)
+        self._last = None if inputs is None else self._decodes(inputs)
+        return inputs
+
+    def _build_next(self, scheduler_output: SchedulerOutput, last: _Decodes) -> StepInputs:
+        batch, inputs = self._batch, last.inputs
+        edits = BatchEdits()
+        if scheduler_output.cached_requests:
+            batch.update(scheduler_output.cached_requests, edits)
+        last.arrays = PackedArrays(last.arrays.values + last.increments, last.arrays.lengths)
+        if last.sampling.max_num_tokens:
+            last.sampling = replace(last.sampling, max_num_tokens=last.sampling.max_num_tokens + 1)
+        batch.num_computed_tokens[last.slots] += 1
+        batch.num_tokens[last.slots] += 1
+        packer = Packer(last.arrays)
+        packed_edits = edits.pack(packer)
+        return StepInputs(
+            arrays=packer.pack(),
+            num_tokens=inputs.num_tokens,
+            edits=packed_edits,
+            request_ids=inputs.request_ids,
+            is_sampled=inputs.is_sampled,
+            num_logprobs=inputs.num_logprobs,
+            rows=inputs.rows,
+            sampling=last.sampling,
+            prompt_logprobs=None,
+            drafts=None,
+        )
+
+    def _decodes(self, inputs: StepInputs) -> _Decodes | None:
+        """The step as one that may be continued. None if more than positions will change."""
+        rows, sampling = inputs.rows, inputs.sampling
+        if not isinstance(rows, DecodeRows) or sampling is None or sampling.rules is not None or inputs.drafts:
+            return None
+        num_rows = len(inputs.request_ids)
+        if sampling.num_rows < num_rows:
+            return None
+        lengths = inputs.arrays.lengths[: inputs.edits.first_array]
+        ends = np.cumsum(lengths)
+        values = inputs.arrays.values[: ends[-1]]
+        increments = np.zeros_like(values)
+        first_end = ends[rows.rows] - 2 * rows.shape.num_rows  # behind the slots
+        increments[first_end : first_end + num_rows] = 1
+        for index in (sampling.positions, sampling.write_to):
+            increments[ends[index] - num_rows : ends[index]] = 1
+        slots = self._batch.slots_of(inputs.request_ids)
+        return _Decodes(inputs.request_ids, slots, inputs, sampling, PackedArrays(values, lengths), increments)
+
+
+def _continues(scheduler_output: SchedulerOutput, request_ids: list[str]) -> bool:
+    """Whether the step computes one token of each of these requests and nothing joins or leaves the batch."""
+    return scheduler_output.decode_request_ids == request_ids and not (
+        scheduler_output.num_chunk_tokens
+        or scheduler_output.new_requests
+        or scheduler_output.finished_request_ids
+        or scheduler_output.preempted_request_ids
+    )

@@ -1,0 +1,99 @@
+"""InputBuilder: a step made from the one before equals one that is built anew."""
+
+import random
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+
+from proa.contract import SamplingParams
+from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.input_builder import InputBuilder
+from proa_engine.worker.step_inputs import DecodeRows, StepInputs, TokenRows, build_step_inputs
+from support.runner import FakeCapture, RunnerHarness
+
+MAX_RUNNING = 7
+PLAIN, PENALIZED = SamplingParams(temperature=0), SamplingParams(temperature=0.5, repetition_penalty=1.1, top_k=3)
+RULED = SamplingParams(temperature=1.0, min_tokens=9)
+SCORED = SamplingParams(temperature=0.7, top_p=0.5, logprobs=2)
+
+
+def make_batch() -> tuple[InputBatch, DecodeGraphs]:
+    device = torch.device("cpu")
+    batch = InputBatch(
+        max_num_seqs=MAX_RUNNING, max_model_len=256, block_size=4, vocab_size=300, eos_token_ids=[2], device=device
+    )
+    graphs = DecodeGraphs(graph_shapes(MAX_RUNNING), device)
+    graphs.capture(lambda rows, width: torch.zeros(rows.shape[1] * width), FakeCapture())
+    return batch, graphs
+
+
+def contents(inputs: StepInputs | None) -> dict[str, Any]:
+    """The inputs with arrays in the place of staged indices."""
+    if inputs is None:
+        return {}
+    starts = [sum(inputs.arrays.lengths[:index]) for index in range(len(inputs.arrays.lengths))]
+    arrays = [
+        inputs.arrays.values[start : start + length].tolist()
+        for start, length in zip(starts, inputs.arrays.lengths, strict=True)
+    ]
+    fields = asdict(inputs)
+    sampling = inputs.sampling
+    if sampling is not None:
+        for name in ("slots", "positions", "write_to"):
+            fields["sampling"][name] = arrays[getattr(sampling, name)]
+        assert sampling.hidden_rows is None or isinstance(inputs.rows, TokenRows)
+        del fields["sampling"]["hidden_rows"]
+        for name, rows in [(f"needs {index}", each) for index, each in enumerate(sampling.needs)] + [
+            ("random", sampling.random),
+            ("logprobs", sampling.logprobs),
+        ]:
+            fields[name] = rows.count, None if rows.index is None else arrays[rows.index]
+        del fields["sampling"]["needs"], fields["sampling"]["random"], fields["sampling"]["logprobs"]
+    if isinstance(inputs.rows, DecodeRows):
+        fields["rows"] = inputs.rows.shape, arrays[inputs.rows.rows]
+    edits = inputs.edits
+    fields["edits"] = (
+        [(start, arrays[index]) for start, index in edits.tokens],
+        edits.blocks and [arrays[index] for index in edits.blocks],
+        edits.params and [arrays[index] for index in edits.params],
+    )
+    del fields["arrays"]
+    return fields
+
+
+@pytest.mark.parametrize("kinds", [(PLAIN,), (PLAIN, PENALIZED, SCORED), (PLAIN, RULED)])
+def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingParams, ...]) -> None:
+    rng = random.Random(3)
+    batch, graphs = make_batch()
+    expected, expected_graphs = make_batch()
+    builder, schedule = InputBuilder(batch, graphs), RunnerHarness().schedule
+    computed: dict[str, int] = {}
+    num_continued = 0
+    for step in range(200):
+        gone = [name for name in computed if rng.random() < 0.02 or computed[name] > 200]
+        for name in gone:
+            del computed[name]
+        new = {}
+        if len(computed) < MAX_RUNNING and rng.random() < 0.1:
+            new[f"r{step}"] = list(range(rng.choice([1, 9]))), 1, rng.choice(kinds)
+        known = {name: count for name, count in computed.items() if len(computed) < 3 or rng.random() < 0.995}
+        plan = schedule(new, known, finished=gone)
+        inputs, anew = builder.build(plan), build_step_inputs(plan, expected, expected_graphs)
+        num_continued += inputs is not None and builder._last is not None and builder._last.inputs is not inputs
+        assert contents(inputs) == contents(anew)
+        assert batch.num_tokens.tolist() == expected.num_tokens.tolist()
+        assert batch.num_computed_tokens.tolist() == expected.num_computed_tokens.tolist()
+        computed |= {name: len(tokens) for name, (tokens, _, _) in new.items()}
+        computed |= {name: count + 1 for name, count in known.items()}
+    assert (num_continued > 100) is (RULED not in kinds)
+
+
+def test_steps_in_flight_keep_their_arrays() -> None:
+    batch, graphs = make_batch()
+    builder, schedule = InputBuilder(batch, graphs), RunnerHarness().schedule
+    builder.build(schedule({"a": ([1, 2, 3], 3, PLAIN)}))
+    steps = [builder.build(schedule(known={"a": count})) for count in (3, 4, 5)]
+    assert [contents(inputs)["rows"][1] for inputs in steps] == [[0, 4, 1], [0, 5, 1], [0, 6, 1]]
