@@ -57,5 +57,7 @@ def _pack(token_ids: Sequence[int]) -> bytes:
 
 
 def _suffix(keys: Sequence[bytes | str]) -> bytes:
+    if not keys:
+        return b""
     encoded = [key.encode() if isinstance(key, str) else key for key in keys]
     return b"".join(struct.pack("<I", len(key)) + key for key in encoded)
