@@ -13,6 +13,7 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
 from proa_gateway.http import BodyLimit, error_handlers
+from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import public_router, router
 
 
@@ -33,8 +34,9 @@ def create_app(config: GatewayConfig) -> FastAPI:
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     public_paths = frozenset(route.path for route in public_router.routes if isinstance(route, Route))
-    # Added last, so it runs first: a request without a valid key is rejected before its body is read.
+    # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
     app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
+    app.add_middleware(RequestIdMiddleware)
     app.include_router(router)
     app.include_router(public_router)
     return app

@@ -2,6 +2,7 @@
 
 GatewayError
 ├── InvalidRequest       400  a parameter is invalid; `param` names it
+│   ├── UnsupportedField 400  the field would change the answer, but is not implemented
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidApiKey        401  the API key is missing or unknown
 ├── ModelNotFound        404  no engine serves the model
@@ -47,6 +48,10 @@ class InvalidRequest(GatewayError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
+
+
+class UnsupportedField(InvalidRequest):
+    code = "unsupported_parameter"
 
 
 class ContextOverflow(InvalidRequest):

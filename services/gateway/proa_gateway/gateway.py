@@ -23,6 +23,7 @@ from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
+from proa_gateway.openai.extra_fields import ExtraFields
 from proa_gateway.openai.serving import Serving
 from proa_gateway.routing.router import Router
 
@@ -41,6 +42,7 @@ class Gateway:
     admission: AdmissionControl
     serving: Serving
     api_keys: ApiKeyStore
+    extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 

@@ -89,8 +89,12 @@ async def get_version() -> dict[str, str]:
 
 
 def _generate(handler: EndpointHandler, request: Request) -> Response:
-    serving, caller = _gateway(request).serving, request.state.caller
-    return WriterResponse(partial(serving.respond, handler, caller, request.headers))
+    gateway, state, body = _gateway(request), request.state, handler.request
+    if body.request_id is not None and "x-request-id" not in request.headers:
+        state.request_id = body.request_id
+    state.response_headers += gateway.extra_fields.check(body.extra_fields, handler.refused)
+    respond = partial(gateway.serving.respond, handler, state.caller, state.request_id, request.headers)
+    return WriterResponse(respond)
 
 
 def _gateway(request: Request) -> Gateway:

@@ -1,12 +1,13 @@
 """EndpointHandler: what differs between generation endpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.protocol import GenerationRequest
+from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.openai.rendering import Choice, Envelope, Prompt
 from proa_gateway.output_processor import Delta
 
@@ -18,6 +19,7 @@ class EndpointHandler(Protocol):
     operation: ClassVar[str]  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
     id_prefix: ClassVar[str]  # of the response's id
     prompt_param: ClassVar[str]  # request field that errors about the prompt name
+    refused: ClassVar[Mapping[str, Refused]]  # the fields that the request's class does not have
 
     @property
     def request(self) -> GenerationRequest:
@@ -26,6 +28,11 @@ class EndpointHandler(Protocol):
 
     @property
     def num_prompts(self) -> int: ...
+
+    @property
+    def session_id(self) -> str | None:
+        """What the requests of one conversation have in common, for session affinity."""
+        ...
 
     def validate(self) -> None:
         """Check fields that depend on each other and need no model. Raises `InvalidRequest`."""

@@ -21,14 +21,8 @@ def _reject_unless(*neutral: object) -> AfterValidator:
     return AfterValidator(reject)
 
 
-# Unsupported fields: a value that would change the output is rejected.
 Unsupported = Annotated[Any, _reject_unless(None, False, [], {}, ""), Field(description="Not supported.")]
-ToolChoice = Annotated[
-    Any, _reject_unless(None, "none", "auto"), Field(description="Without tools, `none` and `auto` are the same.")
-]
-OnlyText = Annotated[
-    Any, _reject_unless(None, ["text"], {"type": "text"}), Field(description="Only text is supported.")
-]
+"""A field that is rejected with any value that would change the output."""
 
 
 def _text(value: str) -> str:

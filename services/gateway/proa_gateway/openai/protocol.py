@@ -1,45 +1,48 @@
 """Request bodies: OpenAI's fields and vLLM's extra ones.
 
-Unknown fields are ignored, as OpenAI does. Known fields that would change the output but are not supported are
-rejected by name.
+Values are coerced as vLLM does: 5.0 and "5" are integers. Other fields are refused or ignored (`refused_fields.py`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from proa_gateway.openai.fields import (
     Content,
     LogitBias,
-    OnlyText,
     Prompts,
     Strings,
     TemplateValue,
     TemplateVariables,
     Text,
-    ToolChoice,
     Unsupported,
 )
+from proa_gateway.request_id import REQUEST_ID
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Name = Annotated[str, Field(max_length=256)]
+RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$")]
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class StreamOptions(BaseModel):
-    """`include_usage`: usage in a last event. `continuous_usage_stats`: the usage so far in every event."""
+    """`include_usage`: usage in a last event. With it, `continuous_usage_stats`: the usage so far in every event."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Any]
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="No effect: events are not padded.")
 
 
 class GenerationRequest(BaseModel):
     """The fields that all generation endpoints have. None: the default; for sampling parameters the model's."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    __pydantic_extra__: dict[str, Any]
 
     model: str | None = Field(None, description="May be omitted if only one model is served.")
     stream: bool | None = None
@@ -54,7 +57,7 @@ class GenerationRequest(BaseModel):
     logit_bias: LogitBias | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
-    user: Annotated[str, Field(max_length=256)] | None = None
+    user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
 
     # vLLM's extra fields
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -72,36 +75,39 @@ class GenerationRequest(BaseModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None
-
-    use_beam_search: Unsupported = None
-    response_format: OnlyText = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
-    logits_processors: Unsupported = None
-    logprob_token_ids: Unsupported = None
-    kv_transfer_params: Unsupported = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: Count | None = Field(None, description="Tokens in an event, if more than the gateway's.")
+    request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
+    session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with an event that has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every event of a stream has the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """The fields that this class does not have, by their path in the body."""
+        options = self.stream_options.__pydantic_extra__ if self.stream_options else {}
+        return self.__pydantic_extra__ | {f"stream_options.{name}": value for name, value in options.items()}
+
 
 class ChatMessage(BaseModel):
     """A message. Other fields are passed to the chat template unchanged."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, TemplateValue]
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[Text, Field(min_length=1)]
     content: Content = None
     name: Text | None = None
     tool_calls: Unsupported = None
-    function_call: ToolChoice = None
+    function_call: Unsupported = None
     audio: Unsupported = None
 
 
@@ -114,19 +120,7 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
-
-    tools: Unsupported = None
-    tool_choice: ToolChoice = None
-    functions: Unsupported = None
-    function_call: ToolChoice = None
-    modalities: OnlyText = None
-    audio: Unsupported = None
-    web_search_options: Unsupported = None
-    echo: Unsupported = None
-    chat_template: Unsupported = None
-    documents: Unsupported = None
-    continue_final_message: Unsupported = None
-    thinking_token_budget: Unsupported = None
+    prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
 
 
 class CompletionRequest(GenerationRequest):
@@ -136,6 +130,3 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     best_of: Count | None = None
-
-    suffix: Unsupported = None
-    prompt_embeds: Unsupported = None

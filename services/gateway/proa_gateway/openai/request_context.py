@@ -24,7 +24,7 @@ class RequestContext:
     caller: Caller
     trace: RequestTrace
     id: str
-    session_id: str | None  # for session affinity: the `x-session-id` header or the request's `user`
+    session_id: str | None  # for session affinity
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # Unix seconds
     time_limit: float = 0.0  # seconds from `arrived` to the last token

@@ -1,5 +1,6 @@
 """Responder: generates the choices of one request and writes them, as a stream of events or as one body."""
 
+import secrets
 from collections.abc import Sequence
 
 from proa.contract import EngineCoreRequest, SamplingParams
@@ -91,10 +92,11 @@ class Responder:
     def _start(self, sinks: Sequence[DeltaSink]) -> None:
         """Send one engine request for each choice; its output goes to the choice's sink."""
         context, handler = self._context, self._handler
+        suffix = secrets.token_hex(4)  # clients choose ids, and engines refuse one that is in use
         for index, (prompt, sink) in enumerate(zip(self._prompts, sinks, strict=True)):
             prompt_index, choice_index = divmod(index, len(self._params))
             engine_request = EngineCoreRequest(
-                request_id=f"{context.id}-{index}",
+                request_id=f"{context.id}-{suffix}-{index}",
                 prompt_token_ids=prompt.token_ids,
                 sampling_params=self._params[choice_index],
                 priority=context.priority,

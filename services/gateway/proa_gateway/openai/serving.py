@@ -5,7 +5,6 @@ The same for all endpoints; what differs is in their `EndpointHandler`. `_genera
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Mapping
 
 from proa.contract import SamplingParams
@@ -66,13 +65,17 @@ class Serving:
         self._router = router
 
     async def respond(
-        self, handler: EndpointHandler, caller: Caller, headers: Mapping[str, str], writer: ResponseWriter
+        self,
+        handler: EndpointHandler,
+        caller: Caller,
+        request_id: str,
+        headers: Mapping[str, str],
+        writer: ResponseWriter,
     ) -> None:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it."""
         trace = self._tracer.start_request(headers, handler.route, caller.name)
-        response_id = handler.id_prefix + secrets.token_hex(12)
-        session_id = headers.get("x-session-id") or handler.request.user
-        context = RequestContext(handler, caller, trace, response_id, session_id)
+        session_id = headers.get("x-session-id") or handler.session_id
+        context = RequestContext(handler, caller, trace, handler.id_prefix + request_id, session_id)
         self._metrics.requests_in_flight.inc()
         try:
             context.time_limit = request_timeout(headers, self._config.deadlines.request)

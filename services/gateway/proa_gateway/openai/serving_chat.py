@@ -1,6 +1,6 @@
 """Chat completions: the model's chat template turns messages into one prompt, and choices are messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from proa.chat_template import ChatTemplateError
@@ -9,6 +9,7 @@ from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
+from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_fields
 from proa_gateway.openai.sampling import check_logprobs, check_max_tokens, sampling_params, text_stream
 from proa_gateway.output_processor import Delta
@@ -21,10 +22,15 @@ class ChatHandler:
     operation: ClassVar[str] = "chat"
     id_prefix: ClassVar[str] = "chatcmpl-"
     prompt_param: ClassVar[str] = "messages"
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_CHAT
     num_prompts = 1
 
     def __init__(self, request: ChatCompletionRequest) -> None:
         self.request = request
+
+    @property
+    def session_id(self) -> str | None:
+        return self.request.session_id or self.request.prompt_cache_key or self.request.user
 
     def validate(self) -> None:
         check_max_tokens(self.request.max_tokens)

@@ -1,6 +1,6 @@
 """Completions: prompts are texts or token ids, and choices are texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from proa.contract import SamplingParams
@@ -8,6 +8,7 @@ from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.protocol import CompletionRequest
+from proa_gateway.openai.refused_fields import REFUSED_IN_COMPLETIONS, Refused
 from proa_gateway.openai.rendering import Choice, CompletionChoice, Envelope, Prompt
 from proa_gateway.openai.sampling import (
     check_logprobs,
@@ -29,10 +30,15 @@ class CompletionHandler:
     operation: ClassVar[str] = "text_completion"
     id_prefix: ClassVar[str] = "cmpl-"
     prompt_param: ClassVar[str] = "prompt"
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_COMPLETIONS
 
     def __init__(self, request: CompletionRequest) -> None:
         self.request = request
         self.num_prompts = len(request.prompt)
+
+    @property
+    def session_id(self) -> str | None:
+        return self.request.session_id or self.request.user
 
     def validate(self) -> None:
         request = self.request

@@ -1,0 +1,41 @@
+"""ExtraFields: refuses or ignores, never silently, the fields that a request's class does not have."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from proa_gateway.errors import UnsupportedField
+from proa_gateway.openai.refused_fields import NO_EFFECT, Refused
+
+IGNORED_HEADER: Final = b"x-proa-ignored-fields"
+MAX_NAMES = 20  # in the header
+MAX_CHARACTERS = 64  # of a name
+MAX_LOGGED = 1000  # names; clients choose them
+_log = logging.getLogger(__name__)
+
+
+class ExtraFields:
+    """Logs each ignored name once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def check(self, extra: Mapping[str, Any], refused: Mapping[str, Refused]) -> list[tuple[bytes, bytes]]:
+        """Response headers that name the ignored fields. Raises `UnsupportedField` for the first refused one."""
+        unknown: list[str] = []
+        for name, value in extra.items():
+            rule = refused.get(name)
+            if rule is not None and not rule.accepts(value):
+                raise UnsupportedField(f"{name} is not supported: {rule.reason}.", param=name)
+            if rule is None and name not in NO_EFFECT:
+                unknown.append(name[:MAX_CHARACTERS])
+        self._log_new(unknown)
+        names = ", ".join(quote(name, safe=".", errors="replace") for name in unknown[:MAX_NAMES])
+        return [(IGNORED_HEADER, names.encode())] if names else []
+
+    def _log_new(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(name)
+                _log.warning("ignored the unknown request field %r; later requests with it are not logged", name)

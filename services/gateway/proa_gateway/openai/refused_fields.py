@@ -1,0 +1,143 @@
+"""Request fields that are refused by name, and those that are accepted although they change nothing.
+
+A field of OpenAI, vLLM or SGLang that would change an answer is either in the request's class (`protocol.py`) or here.
+A field in neither is ignored, and a header of the response names it. docs/openai-fields.md has all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Values that leave any field as if it had not been sent.
+_NEUTRAL: tuple[object, ...] = (None, False, [], {}, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why the field is refused, unless it has one of the `neutral` values, which change nothing."""
+
+    reason: str
+    neutral: tuple[object, ...] = ()
+
+    def accepts(self, value: object) -> bool:
+        return any(value == other and type(value) is type(other) for other in _NEUTRAL + self.neutral)
+
+
+_CONSTRAINT = Refused("the output cannot be constrained yet")
+_TOOLS = Refused("tools are not implemented yet", neutral=("none", "auto"))
+_MULTIMODAL = Refused("only text is implemented")
+_TRANSFER = Refused("prefill and decode are not split between engines")
+_LORA = Refused("adapters are not implemented")
+_REASONING = Refused("reasoning is not told from the answer yet", neutral=(True,))
+_BUDGET = Refused("the tokens of reasoning are not counted yet", neutral=(-1,))
+_CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
+_LATER = Refused("it is not implemented yet")
+_EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))
+
+REFUSED: Mapping[str, Refused] = {
+    # OpenAI's
+    "response_format": Refused("the output cannot be constrained yet", neutral=({"type": "text"},)),
+    # vLLM's
+    "truncate_prompt_tokens": _LATER,
+    "truncation_side": _LATER,
+    "use_beam_search": Refused("beam search is not implemented"),
+    "structured_outputs": _CONSTRAINT,
+    "guided_json": _CONSTRAINT,
+    "guided_regex": _CONSTRAINT,
+    "guided_choice": _CONSTRAINT,
+    "guided_grammar": _CONSTRAINT,
+    "logits_processors": Refused("code of clients is not run"),
+    "logprob_token_ids": Refused("log probabilities are those of the likeliest tokens; use logprobs"),
+    "repetition_detection": Refused("repetitions do not end the output; use repetition_penalty or stop"),
+    "thinking_token_budget": _BUDGET,
+    "watermarking": Refused("watermarks are not implemented"),
+    "vllm_xargs": Refused("there are no extensions that could use it"),
+    "kv_transfer_params": _TRANSFER,
+    "ec_transfer_params": _TRANSFER,
+    "return_weight_versions": Refused("the model's weights have no versions"),
+    "routed_experts_prompt_start": _EXPERTS,
+    "mm_processor_kwargs": _MULTIMODAL,
+    "media_io_kwargs": _MULTIMODAL,
+    # SGLang's
+    "regex": _CONSTRAINT,
+    "ebnf": _CONSTRAINT,
+    "json_schema": _CONSTRAINT,
+    "structural_tag": _CONSTRAINT,
+    "stop_regex": Refused("stop takes strings only"),
+    "no_stop_trim": Refused("use include_stop_str_in_output"),
+    "lora_path": _LORA,
+    "lora_id": _LORA,
+    "input_ids": Refused("/v1/completions takes token ids as its prompt"),
+    "input_embeds": Refused("prompts are text or token ids"),
+    "extra_key": Refused("use cache_salt"),
+    "custom_params": Refused("code of clients is not run"),
+    "custom_logit_processor": Refused("code of clients is not run"),
+    "session_params": Refused("use session_id"),
+    "return_hidden_states": Refused("hidden states stay in the engine"),
+    "return_routed_experts": _EXPERTS,
+    "bootstrap_host": _TRANSFER,
+    "bootstrap_port": _TRANSFER,
+    "bootstrap_room": _TRANSFER,
+    # names of other APIs for what this one has
+    "grammar": _CONSTRAINT,
+    "max_new_tokens": Refused("use max_tokens"),
+    "min_new_tokens": Refused("use min_tokens"),
+    "stop_sequences": Refused("use stop"),
+    "num_beams": Refused("beam search is not implemented", neutral=(1,)),
+}
+
+REFUSED_IN_CHAT: Mapping[str, Refused] = {
+    **REFUSED,
+    "tools": _TOOLS,
+    "tool_choice": _TOOLS,
+    "functions": _TOOLS,
+    "function_call": _TOOLS,
+    "modalities": Refused("only text is implemented", neutral=(["text"],)),
+    "audio": _MULTIMODAL,
+    "web_search_options": Refused("nothing is searched"),
+    "moderation": Refused("nothing is moderated"),
+    "verbosity": Refused("the model has no such setting; ask for it in a message", neutral=("medium",)),
+    "include_reasoning": _REASONING,
+    "chat_template": _LATER,
+    "continue_final_message": _LATER,
+    "documents": _LATER,
+    "echo": _LATER,
+    "reasoning_effort": _LATER,
+    "return_prompt_text": _LATER,
+    "separate_reasoning": Refused("reasoning is not told from the answer yet"),
+    "best_of": Refused("use n", neutral=(1,)),
+    "system": Refused("use a message with the role system"),
+}
+
+REFUSED_IN_COMPLETIONS: Mapping[str, Refused] = {
+    **REFUSED,
+    "suffix": Refused("text is not inserted before a suffix"),
+    "prompt_embeds": Refused("prompts are text or token ids"),
+    "top_logprobs": Refused("logprobs is the number of likeliest tokens here", neutral=(0,)),
+    "max_completion_tokens": Refused("use max_tokens"),
+    "chat_template": _CHATS_ONLY,
+    "chat_template_kwargs": _CHATS_ONLY,
+    "continue_final_message": _CHATS_ONLY,
+    "documents": _CHATS_ONLY,
+    "reasoning_effort": _CHATS_ONLY,
+    "tools": _CHATS_ONLY,
+    "return_prompt_text": Refused("the prompt is the text that was sent; use echo"),
+}
+
+NO_EFFECT: Mapping[str, str] = {
+    "store": "answers are never stored",
+    "metadata": "answers are never stored",
+    "service_tier": "there is one tier",
+    "prediction": "it is about speed; the engine chooses its drafts itself",
+    "parallel_tool_calls": "tools are refused",
+    "safety_identifier": "nothing is recorded about end users",
+    "prompt_cache_retention": "cached blocks stay until their memory is needed",
+    "prompt_cache_options": "cached blocks stay until their memory is needed",
+    "length_penalty": "it is about beam search",
+    "early_stopping": "it is about beam search",
+    "spaces_between_special_tokens": "no spaces are added between tokens",
+    "stream_reasoning": "reasoning is part of the answer's text",
+    "return_token_offsets": "it is about vLLM's render endpoints",
+    "mm_payload": "it is about vLLM's render endpoints",
+    "return_mm_kwargs": "it is about vLLM's render endpoints",
+    "rid": "use request_id",
+}
