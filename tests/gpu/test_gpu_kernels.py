@@ -67,6 +67,20 @@ def test_silu_and_mul(rows: int, size: int, dtype: torch.dtype) -> None:
     close(silu_and_mul(x.cuda()), silu_and_mul(x))
 
 
+def test_relaunches_with_other_alignments_types_and_sizes() -> None:
+    """Each launch after a key's first bypasses Triton, so every combination is launched three times, in two orders."""
+    cases = [(dtype, offset, size) for dtype in DTYPES for offset in (0, 1, 8) for size in (1, 16, 1000, 1024)]
+    for dtype, offset, size in [*cases, *cases, *reversed(cases)]:
+        x = torch.randn(3 * size + offset).to(dtype)
+        residual, weight = torch.randn(3, size).to(dtype), torch.randn(size + offset).to(dtype)[offset:]
+        rows, rows_cuda = x[offset:].view(3, size), x.cuda()[offset:].view(3, size)
+        weight_cuda = torch.cat((weight.new_zeros(offset), weight)).cuda()[offset:]
+        normed, total = add_rms_norm(rows_cuda, residual.cuda(), weight_cuda, 1e-6)
+        expected, expected_total = add_rms_norm(rows, residual, weight, 1e-6)
+        close(normed, expected)
+        close(total, expected_total)
+
+
 @pytest.mark.parametrize("has_norms", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ATTENTION_SHAPES)

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.ngram import NONE
 
 
@@ -71,7 +72,7 @@ def _accept_drafts_triton(
     return counts
 
 
-@triton.jit(do_not_specialize=["num_samples"], do_not_specialize_on_alignment=["slots_ptr", "first_samples_ptr"])
+@kernel(do_not_specialize=["num_samples"], do_not_specialize_on_alignment=["slots_ptr", "first_samples_ptr"])
 def accept_drafts_kernel(
     token_ids_ptr,  # [num_samples] int64
     slots_ptr,  # [num_samples] int64

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
 from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 
 MIN_ROWS = 16  # of tl.dot
 MAX_TILE = 64 * 128  # numbers of a program's queries: as many float32 sums stay in the registers of 4 warps
@@ -80,7 +80,6 @@ def decode_attention(
         TILE=_tile(block_d * query.element_size()),
         num_warps=4,
         num_stages=6,  # three for the block table, three for keys and values: two tiles of them are in flight
-        **dependent_launch(),
     )
 
 
@@ -89,7 +88,7 @@ def _tile(row_bytes: int) -> int:
     return 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
 
 
-@triton.jit(do_not_specialize=["max_items", "stride_table_request"])
+@kernel(do_not_specialize=["max_items", "stride_table_request"])
 def decode_attention_kernel(
     query_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]

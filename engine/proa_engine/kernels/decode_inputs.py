@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.launch import kernel
+
 BLOCK = 1024
 
 
@@ -88,7 +90,7 @@ def _decode_inputs_triton(
     return inputs
 
 
-@triton.jit(
+@kernel(
     do_not_specialize=["num_rows", "token_width", "max_blocks"],
     do_not_specialize_on_alignment=["input_ids_ptr", "positions_ptr", "slot_mapping_ptr"],
 )

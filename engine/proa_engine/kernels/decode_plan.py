@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.device import num_multiprocessors
+from proa_engine.kernels.launch import kernel
 
 PROGRAMS_PER_MULTIPROCESSOR = 2
 SPLIT_MULTIPLE = 128  # tokens: a shorter split costs more to merge than it saves
@@ -81,7 +82,7 @@ def first_token(seq_len, REACH: tl.constexpr, MULTIPLE: tl.constexpr):
     return tl.maximum(seq_len - REACH, 0) // MULTIPLE * MULTIPLE
 
 
-@triton.jit(do_not_specialize=["num_rows", "max_items", "spare_items", "num_arrived"])
+@kernel(do_not_specialize=["num_rows", "max_items", "spare_items", "num_arrived"])
 def decode_plan_kernel(
     seq_lens_ptr,  # [num_rows]
     item_row_ptr,  # [max_items]

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 
 CHUNK = 8192
@@ -108,7 +109,7 @@ def gumbel(key_lo, key_hi, position, token_ids):
     return -tl.log(-log_rest)
 
 
-@triton.jit(
+@kernel(
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
 )
 def draw_chunk_kernel(
@@ -151,7 +152,7 @@ def draw_chunk_kernel(
     tl.store(best_id_ptr + row * num_chunks + chunk, chunk * CHUNK + best_index)
 
 
-@triton.jit
+@kernel
 def best_of_chunks_kernel(
     best_ptr,  # [rows, num_chunks] float32
     best_id_ptr,  # [rows, num_chunks] int32

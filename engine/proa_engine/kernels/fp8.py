@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -98,7 +98,6 @@ def _quantize_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
         STATIC=form.scale is not None,
         ROUND=ROUND_BEFORE,
         num_warps=num_warps(block),
-        **dependent_launch(),
     )
     return out
 
@@ -159,7 +158,7 @@ def store_quantized(
     tl.store(values_ptr + columns, to_fp8(scaled, ROUND), mask=mask)
 
 
-@triton.jit
+@kernel
 def quantize_kernel(
     x_ptr,  # [rows, size]
     values_ptr,  # [rows, size]

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
+from proa_engine.kernels.launch import kernel
 
 BLOCK = 128  # inputs and outputs that share a scale
 ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
@@ -52,7 +53,7 @@ def fp8_block_matmul(
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def fp8_block_matmul_kernel(
     x_ptr,  # [num_rows, num_inputs] float8
     x_scales_ptr,  # [num_rows, num_inputs / BLOCK_K]

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.launch import kernel
+
 PACKED = 8  # numbers in an int32
 
 
@@ -52,7 +54,7 @@ def int4_matmul(
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def int4_matmul_kernel(
     x_ptr,  # [num_rows, num_inputs]
     packed_ptr,  # [num_inputs / 8, num_outputs]

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
 GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache
@@ -51,7 +51,6 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         BLOCK_K=block_k,
         num_warps=4,
         num_stages=num_stages,
-        **dependent_launch(),
     )
     return out
 
@@ -63,7 +62,7 @@ def _tiling(num_outputs: int, item_bytes: int) -> tuple[int, int, int]:
     return (128, 64, 4) if num_outputs >= MANY_OUTPUTS else (64, 64, 6)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def invariant_linear_kernel(
     x_ptr,  # [num_rows, num_inputs]
     weight_ptr,  # [num_outputs, num_inputs]

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -44,7 +44,7 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
         max_blocks=max_blocks,
         block_size=block_size,
     )
-    count_pairs_kernel[grid](experts, counts, num_pairs, segment_size, CHUNK=CHUNK, **dependent_launch())
+    count_pairs_kernel[grid](experts, counts, num_pairs, segment_size, CHUNK=CHUNK)
     align_pairs_kernel[grid](
         experts,
         counts,
@@ -57,7 +57,6 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
         MAX_SEGMENTS=MAX_SEGMENTS,
         CHUNK=CHUNK,
-        **dependent_launch(),
     )
     return blocks
 
@@ -88,7 +87,7 @@ def _max_blocks(num_pairs: int, num_experts: int, block_size: int) -> int:
     return min(num_pairs, num_pairs // block_size + num_experts)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "segment_size"])
+@kernel(do_not_specialize=["num_pairs", "segment_size"])
 def count_pairs_kernel(
     experts_ptr,  # [num_pairs]
     counts_ptr,  # [segments, experts]
@@ -109,7 +108,7 @@ def count_pairs_kernel(
     tl.store(counts_ptr + segment * tl.num_programs(0) + expert, tl.sum(counts, axis=0))
 
 
-@triton.jit(do_not_specialize=["num_pairs", "segment_size"])
+@kernel(do_not_specialize=["num_pairs", "segment_size"])
 def align_pairs_kernel(
     experts_ptr,  # [num_pairs]
     counts_ptr,  # [segments, experts]

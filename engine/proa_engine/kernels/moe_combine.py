@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 
 BLOCK = 1024
 
@@ -26,11 +26,11 @@ def _combine_pairs_triton(pairs: torch.Tensor) -> torch.Tensor:
     assert pairs.is_contiguous()
     out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
     grid = (num_tokens, triton.cdiv(size, BLOCK))
-    combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK, **dependent_launch())
+    combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK)
     return out
 
 
-@triton.jit
+@kernel
 def combine_pairs_kernel(
     pairs_ptr,  # [tokens, K, size]
     out_ptr,  # [tokens, size]

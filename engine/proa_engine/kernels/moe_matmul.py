@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import QuantizedRows
+from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.moe_align import ExpertBlocks
 
 SCALE_BLOCK = 128
@@ -71,7 +71,6 @@ def moe_matmul(
         BLOCK_K=block_k,
         num_warps=8 if block_m == 128 else 4,
         num_stages=3 if block_m == 128 else 4,
-        **dependent_launch(),
     )
     return out
 
@@ -87,7 +86,7 @@ def rows_per_block(num_pairs: int, num_experts: int) -> int:
     return 16 if mean < 8 else 32 if mean < 20 else 64 if mean < 48 else 128
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@kernel(do_not_specialize=["num_pairs"])
 def moe_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
     x_scales_ptr,  # [num_pairs / ROWS_PER_INPUT, 1 or num_inputs / BLOCK_K], or nothing

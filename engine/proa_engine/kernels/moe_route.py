@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 
 
 def route(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,12 +40,11 @@ def _route_triton(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[tor
         BLOCK=triton.next_power_of_2(num_experts),
         BLOCK_K=triton.next_power_of_2(k),
         num_warps=1,
-        **dependent_launch(),
     )
     return weights, experts
 
 
-@triton.jit
+@kernel
 def route_kernel(
     logits_ptr,  # [tokens, num_experts]
     weights_ptr,  # [tokens, K]

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from proa_engine.kernels.launch import kernel
+
 BLOCK = 2048
 NONE = -1
 
@@ -106,7 +108,7 @@ def _propose_ngrams_triton(
     )
 
 
-@triton.jit(
+@kernel(
     do_not_specialize=["num_rows", "stride_token_ids_slot"],
     do_not_specialize_on_alignment=["rows_ptr"],
 )

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
+from proa_engine.kernels.launch import kernel
 
 
 def prefill_attention(
@@ -98,7 +99,7 @@ def find_request(query_start_loc_ptr, block, num_requests, BLOCK_Q: tl.constexpr
     return low - 1
 
 
-@triton.jit(do_not_specialize=["first_request", "num_requests", "stride_table_request"])
+@kernel(do_not_specialize=["first_request", "num_requests", "stride_table_request"])
 def prefill_attention_kernel(
     query_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.cache_rows import CacheRows, cache_rows, write_to_cache
-from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
+from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.rms_norm import rms_norm_reference
 
 BLOCK_HEADS = 8
@@ -116,12 +116,11 @@ def _rotate_and_cache_triton(
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
-        **dependent_launch(),
     )
     return query
 
 
-@triton.jit
+@kernel
 def rotate_and_cache_kernel(
     heads_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
     q_weight_ptr,  # [2 * HALF]

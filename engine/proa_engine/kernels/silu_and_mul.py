@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
 from proa_engine.kernels.fp8 import (
     ROUND_BEFORE,
     Fp8Form,
@@ -17,6 +16,7 @@ from proa_engine.kernels.fp8 import (
     quantize_reference,
     store_quantized,
 )
+from proa_engine.kernels.launch import kernel
 
 BLOCK = 1024
 
@@ -72,11 +72,10 @@ def _launch(
         STATIC=form is not None and form.scale is not None,
         ROUND=ROUND_BEFORE,
         num_warps=4 if form is None else num_warps(block),
-        **dependent_launch(),
     )
 
 
-@triton.jit
+@kernel
 def silu_and_mul_kernel(
     x_ptr,  # [num_rows, 2 * size]
     out_ptr,  # [num_rows, size]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.dependent_launch import dependent_launch
+from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.silu_and_mul import silu_and_mul_reference
 from proa_engine.kernels.skinny_gemm import UnnormedRows, choose_tiling
@@ -56,7 +56,6 @@ def skinny_gemm_linear(
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         num_warps=tiling.num_warps,
-        **dependent_launch(),
     )
     return out
 
@@ -72,7 +71,7 @@ def skinny_gemm_linear_reference(
     return silu_and_mul_reference(y) if gated else y
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def skinny_gemm_kernel(
     x_ptr,  # [num_rows, num_inputs]
     residual_ptr,  # [num_rows, num_inputs], or nothing

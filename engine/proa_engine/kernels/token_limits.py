@@ -14,6 +14,7 @@ import triton.language as tl
 
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.kernels.launch import kernel
 
 PIVOTS = 4
 BLOCK = 8192
@@ -129,7 +130,7 @@ def search(
     return low
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@kernel(do_not_specialize_on_alignment=["slots_ptr"])
 def token_limits_kernel(
     logits_ptr,  # [rows, vocab_size]
     params_ptr,  # [slots, NUM_COLUMNS] float64

@@ -35,7 +35,7 @@ class Variant:
         """Compile the variant, or load it from Triton's cache on disk; returns a CompiledKernel."""
         triton.runtime.driver.set_active(_NamedGpu(target))
         module, _, kernel = self.name.rpartition(".")
-        return getattr(import_module(module), kernel).preload(self.specialization)
+        return getattr(import_module(module), kernel).jit.preload(self.specialization)
 
 
 def compile_driver() -> None:
