@@ -1,5 +1,5 @@
-"""Whole engines on a GPU: CUDA graphs, asynchronous scheduling and splits change no token, and nothing is compiled
-while requests wait. The KV cache is poisoned wherever nothing was written."""
+"""Whole engines on a GPU: CUDA graphs, asynchronous scheduling, drafts and splits change no token, and nothing is
+compiled while requests wait. The KV cache is poisoned wherever nothing was written."""
 
 import random
 from pathlib import Path
@@ -10,17 +10,21 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.kernels import decode_attention, decode_plan, variants
+from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import build_core, request, run
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 NUM_TOKENS = 40
+DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
 SETTINGS: dict[str, dict[str, Any]] = {
     "captured, asynchronous": {},
     "captured, synchronous": {"async_scheduling": False},
     "eager, asynchronous": {"enforce_eager": True},
     "eager, synchronous": {"enforce_eager": True, "async_scheduling": False},
+    "captured, drafting": {"speculative_config": DRAFTS},
+    "eager, drafting": {"speculative_config": DRAFTS, "enforce_eager": True},
 }
 
 
@@ -63,4 +67,22 @@ def test_sampled_tokens_are_the_same_with_and_without_cuda_graphs(tmp_path: Path
     params = SamplingParams(
         temperature=0.9, top_p=0.95, top_k=50, repetition_penalty=1.1, key=77, max_tokens=NUM_TOKENS, ignore_eos=True
     )
-    assert generate(folder, params) == generate(folder, params, enforce_eager=True)
+    expected = generate(folder, params, enforce_eager=True)
+    assert generate(folder, params) == expected
+    assert generate(folder, params, speculative_config=DRAFTS) == expected
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+def test_replayed_steps_accept_draft_tokens(architecture: str, batch_invariant: bool, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture, head_dim=64)
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=7)
+    params = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, allowed_token_ids=(70,))
+    wanted = [request(str(i), prompt, params) for i, prompt in enumerate(prompts())]
+    settings = {"device": "cuda", "max_num_seqs": 20, "batch_invariant": batch_invariant}
+    with build_core(folder, poison=True, block_seed=3, speculative_config=drafts, **settings) as engine:
+        results = run(engine, wanted)
+        stats, num_steps = engine.core.stats(), len(engine.plans)
+    assert {tuple(result.token_ids) for result in results.values()} == {(70,) * 80}
+    assert stats.spec_decode_num_accepted_tokens > 0.8 * stats.spec_decode_num_draft_tokens
+    assert num_steps < 40

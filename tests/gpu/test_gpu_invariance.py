@@ -28,10 +28,12 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 PROMPT_LENGTHS = (1, 5, 16, 17, 90, 300, 411, 2, 33)
 NUM_TOKENS = 30
 NUM_RESUMED = 11
+DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
 SETTINGS: dict[str, dict[str, Any]] = {
     "alone": {"max_num_seqs": 1},
     "in small chunks, eager": {"max_num_batched_tokens": 24, "enforce_eager": True},
-    "with drafts": {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=3)},
+    "with drafts": {"speculative_config": DRAFTS},
+    "with drafts, eager": {"speculative_config": DRAFTS, "enforce_eager": True},
 }
 
 

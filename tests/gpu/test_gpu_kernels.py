@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from proa_engine.kernels import decode_attention, decode_plan
+from proa_engine.kernels.accept_drafts import accept_drafts
 from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
+from proa_engine.kernels.ngram import propose_ngrams
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -117,6 +119,17 @@ def test_attention_of_random_batches(shape: dict[str, int], dtype: torch.dtype, 
     close(attend(case, window, 0.1), case.expected)
 
 
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ATTENTION_SHAPES)
+@pytest.mark.parametrize("width", [2, 5, 33])
+def test_attention_of_wide_decodes(shape: dict[str, int], dtype: torch.dtype, window: int | None, width: int) -> None:
+    lens = [(width, width + n) for n in (0, 1, 16, 2900, 127, 128, 640)]
+    case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
+    for _ in range(20):  # the split that finishes last varies
+        close(attend(case, window, 0.1, width), case.expected)
+
+
 @pytest.mark.parametrize("query_len", [1, 33])
 def test_attention_reaches_over_128k_tokens(query_len: int) -> None:
     length, block_size, dtype = 131_072, 16, torch.bfloat16
@@ -162,6 +175,26 @@ def test_inputs_of_decodes() -> None:
         for row, seq_len in enumerate(theirs.seq_lens.tolist()):
             used = -(-seq_len // 4)
             assert torch.equal(ours.block_table[row, :used].cpu(), theirs.block_table[row, :used])
+
+
+def test_drafts_and_their_acceptance() -> None:
+    for vocabulary, width in ((2, 1), (4, 5), (3, 8)):
+        token_ids = torch.randint(vocabulary, (9, 5000), dtype=torch.int32)
+        lengths, slots = torch.randint(1, 4900, (9,)), torch.randperm(9)[:6]
+        num_tokens = torch.randint(width + 2, (6,))
+        rows = torch.stack((slots, lengths[slots] + num_tokens + 2, num_tokens))
+        theirs = [rows, token_ids, lengths, torch.zeros(9, width, dtype=torch.int64)]
+        ours = [tensor.cuda() for tensor in theirs]
+        propose_ngrams(*ours, min_ngram=1, max_ngram=4)
+        propose_ngrams(*theirs, min_ngram=1, max_ngram=4)
+        num_samples = num_tokens[num_tokens > 0]
+        samples = torch.randint(vocabulary, (int(num_samples.sum()),))
+        of_samples = slots[num_tokens > 0].repeat_interleave(num_samples)
+        theirs += [accept_drafts(samples, of_samples, num_samples.cumsum(0) - num_samples, theirs[3], theirs[2])]
+        on_gpu = [tensor.cuda() for tensor in (samples, of_samples, num_samples.cumsum(0) - num_samples)]
+        ours += [accept_drafts(*on_gpu, ours[3], ours[2])]
+        for our, their in zip(ours, theirs, strict=True):
+            assert torch.equal(our.cpu(), their)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -46,6 +46,10 @@ CASES = {
         Case(models.QWEN3_06B, {"dtype": "float32"}),
         Case(models.QWEN3_06B, {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}),
         Case(models.QWEN3_06B, {"batch_invariant": True}),
+        Case(
+            models.LLAMA_8B,
+            {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)},
+        ),
         Case(models.QWEN3_30B_A3B),
     ],
     "quantized": [

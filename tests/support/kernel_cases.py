@@ -63,18 +63,19 @@ def attention_case(
     )
 
 
-def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25) -> torch.Tensor:
-    """Compute the case with the backend of its device, [T, heads, D]."""
+def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, decode_width: int = 1) -> torch.Tensor:
+    """Compute the case with the backend of its device, [T, heads, D]. `decode_width`: if not 1, of all requests."""
     metadata = case.metadata
     batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
-    plan = plan_attention(*batch, metadata.num_decodes, case.key_cache.shape, window)
+    num_decodes = metadata.num_decodes if decode_width == 1 else len(metadata.seq_lens)
+    plan = plan_attention(*batch, num_decodes, case.key_cache.shape, window, decode_width=decode_width)
     return paged_attention(
         case.query,
         case.key_cache,
         case.value_cache,
         *batch,
         plan,
-        num_decodes=metadata.num_decodes,
+        num_decodes=num_decodes,
         scale=scale,
         window=window,
     )

@@ -15,6 +15,7 @@ AMONG_THEM = {
         "prefill_attention_kernel",
         "draw_chunk_kernel",
         "propose_ngrams_kernel",
+        "accept_drafts_kernel",
         "moe_matmul_kernel",
         "skinny_gemm_kernel",
         "invariant_linear_kernel",
