@@ -78,9 +78,7 @@ def build_step_inputs(
     sampled_rows = np.flatnonzero(is_sampled)
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
     num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
-    shape = None
-    if graphs is not None and prompt_logprobs is None:
-        shape = _graph_shape(counts, num_planned, graphs)
+    shape = _graph_shape(counts, num_planned, graphs) if prompt_logprobs is None else None
     token_rows: TokenRows | DecodeRows
     if shape is None:
         token_rows = _token_rows(rows, counts, batch, packer)
@@ -110,10 +108,10 @@ def build_step_inputs(
     return inputs
 
 
-def _graph_shape(counts: IntArray, num_planned: IntArray | None, graphs: DecodeGraphs) -> GraphShape | None:
+def _graph_shape(counts: IntArray, num_planned: IntArray | None, graphs: DecodeGraphs | None) -> GraphShape | None:
     """The shape of the graph for a step; None if not all rows are decodes, or if none was captured for that many."""
     num_drafts = 0 if num_planned is None else num_planned.sum()
-    if counts.size + num_drafts != counts.sum():
+    if graphs is None or counts.size + num_drafts != counts.sum():
         return None
     return graphs.shape_for(counts.size, int(counts.max()))
 
