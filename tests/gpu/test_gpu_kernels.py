@@ -190,9 +190,9 @@ def test_drafts_and_their_acceptance() -> None:
         num_samples = num_tokens[num_tokens > 0]
         samples = torch.randint(vocabulary, (int(num_samples.sum()),))
         of_samples = slots[num_tokens > 0].repeat_interleave(num_samples)
-        theirs += [accept_drafts(samples, of_samples, num_samples.cumsum(0) - num_samples, theirs[3], theirs[2])]
-        on_gpu = [tensor.cuda() for tensor in (samples, of_samples, num_samples.cumsum(0) - num_samples)]
-        ours += [accept_drafts(*on_gpu, ours[3], ours[2])]
+        first = num_samples.cumsum(0) - num_samples
+        theirs.append(accept_drafts(samples, of_samples, first, theirs[3], theirs[2]))
+        ours.append(accept_drafts(samples.cuda(), of_samples.cuda(), first.cuda(), ours[3], ours[2]))
         for our, their in zip(ours, theirs, strict=True):
             assert torch.equal(our.cpu(), their)
 

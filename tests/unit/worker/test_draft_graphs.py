@@ -52,7 +52,7 @@ def test_rows_with_fewer_draft_tokens_are_padded_before_their_own_tokens() -> No
         "b": [13, 14, 10, 11],
         "c": [13, 14, 10],
     }
-    assert output.drafts == [Drafts(0, 0), Drafts(3, 3), Drafts(2, 2)]
+    assert output.drafts == {"b": Drafts(3, 3), "c": Drafts(2, 2)}
     input_ids, positions, metadata = model.calls[-1]
     assert input_ids.view(4, 4).tolist() == [[0, 0, 0, 12], [12, 13, 14, 10], [0, 12, 13, 14], [0] * 4]
     assert positions.view(4, 4).tolist() == [[0, 0, 0, 7], [7, 8, 9, 10], [0, 7, 8, 9], [0] * 4]
