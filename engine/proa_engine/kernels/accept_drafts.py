@@ -4,11 +4,11 @@ One program for each row.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.ngram import NONE
+from proa_engine.kernels.sizes import next_power_of_2
 
 
 def accept_drafts(
@@ -65,7 +65,7 @@ def _accept_drafts_triton(
         counts,
         len(token_ids),
         WIDTH=width,
-        BLOCK_WIDTH=triton.next_power_of_2(width),
+        BLOCK_WIDTH=next_power_of_2(width),
         NONE_ID=NONE,
         num_warps=1,
     )

@@ -11,12 +11,12 @@ program that is:
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
 from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 MIN_ROWS = 16  # of tl.dot
 MAX_TILE = 64 * 128  # numbers of a program's queries: as many float32 sums stay in the registers of 4 warps
@@ -44,11 +44,11 @@ def decode_attention(
     assert key_cache.is_contiguous()
     assert value_cache.is_contiguous()
     max_items = plan.item_row.numel()
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m = min(triton.next_power_of_2(group * plan.width), MAX_TILE // block_d)
-    block_m = max(MIN_ROWS, triton.next_power_of_2(group), block_m)
+    block_d = max(16, next_power_of_2(head_dim))
+    block_m = min(next_power_of_2(group * plan.width), MAX_TILE // block_d)
+    block_m = max(MIN_ROWS, next_power_of_2(group), block_m)
     queries = min(block_m // group, plan.width)
-    decode_attention_kernel[(max_items, num_kv_heads, triton.cdiv(plan.width, queries))](
+    decode_attention_kernel[(max_items, num_kv_heads, cdiv(plan.width, queries))](
         query,
         key_cache,
         value_cache,

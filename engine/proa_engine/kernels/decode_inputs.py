@@ -6,10 +6,10 @@ Grid: (rows, parts of the block table).
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK = 1024
 
@@ -69,7 +69,7 @@ def _decode_inputs_triton(
         seq_lens=torch.empty(num_rows, dtype=short, device=rows.device),
         block_table=torch.empty(num_rows, max_blocks, dtype=short, device=rows.device),
     )
-    decode_inputs_kernel[(num_rows, triton.cdiv(max_blocks, BLOCK))](
+    decode_inputs_kernel[(num_rows, cdiv(max_blocks, BLOCK))](
         rows,
         token_ids,
         block_table,
@@ -82,7 +82,7 @@ def _decode_inputs_triton(
         token_ids.shape[1],
         max_blocks,
         WIDTH=width,
-        BLOCK_WIDTH=triton.next_power_of_2(width),
+        BLOCK_WIDTH=next_power_of_2(width),
         BLOCK_SIZE=block_size,
         BLOCK=BLOCK,
         num_warps=4,

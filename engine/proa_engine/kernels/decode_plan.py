@@ -14,6 +14,7 @@ import triton.language as tl
 
 from proa_engine.kernels.device import num_multiprocessors
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv
 
 PROGRAMS_PER_MULTIPROCESSOR = 2
 SPLIT_MULTIPLE = 128  # tokens: a shorter split costs more to merge than it saves
@@ -43,7 +44,7 @@ def plan_decodes(
 ) -> DecodePlan:
     """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each."""
     device = seq_lens.device
-    spare_items = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device), num_kv_heads)
+    spare_items = cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device), num_kv_heads)
     max_items = num_rows + spare_items
     plan = DecodePlan(
         num_rows=num_rows,

@@ -13,6 +13,7 @@ import triton.language as tl
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 
 CHUNK = 8192
@@ -36,7 +37,7 @@ def draw_tokens(
     assert logits.stride(1) == 1
     assert params.is_contiguous()
     thresholds = token_limits(logits, params, slots) if has_limits else None
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_chunks = cdiv(vocab_size, CHUNK)
     best = torch.empty(rows, num_chunks, dtype=torch.float32, device=logits.device)
     best_id = torch.empty(rows, num_chunks, dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -60,9 +61,7 @@ def draw_tokens(
         CHUNK=CHUNK,
         num_warps=8,
     )
-    best_of_chunks_kernel[(rows,)](
-        best, best_id, token_ids, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1
-    )
+    best_of_chunks_kernel[(rows,)](best, best_id, token_ids, num_chunks, BLOCK=next_power_of_2(num_chunks), num_warps=1)
     return token_ids
 
 

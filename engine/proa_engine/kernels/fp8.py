@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import next_power_of_2
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -85,7 +86,7 @@ def _quantize_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
     rows, size = x.shape
     assert x.stride(1) == 1
     out = empty_rows(rows, size, form, x)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     quantize_kernel[(rows,)](
         x,
         out.values,

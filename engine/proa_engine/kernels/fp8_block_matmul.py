@@ -5,11 +5,11 @@ in the same order for every number of rows.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK = 128  # inputs and outputs that share a scale
 ROWS_TOGETHER = 8  # tiles of rows computed at the same time, so that they share the weight in the L2 cache
@@ -28,10 +28,10 @@ def fp8_block_matmul(
     assert weight.is_contiguous()
     assert scales.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=weight.device)
-    block_m = min(max(triton.next_power_of_2(num_rows), 16), 128)
+    block_m = min(max(next_power_of_2(num_rows), 16), 128)
     # With few rows the time is that of reading the weight, which is fastest with many programs.
     block_n = 32 if block_m <= 32 else 128
-    grid = (triton.cdiv(num_rows, block_m) * triton.cdiv(num_outputs, block_n),)
+    grid = (cdiv(num_rows, block_m) * cdiv(num_outputs, block_n),)
     fp8_block_matmul_kernel[grid](
         x.values,
         x.scales,

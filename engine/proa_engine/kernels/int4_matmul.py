@@ -4,10 +4,10 @@ A program computes a tile [BLOCK_M, BLOCK_N]. (q - zero) * scale is rounded to x
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 PACKED = 8  # numbers in an int32
 
@@ -27,9 +27,9 @@ def int4_matmul(
     assert packed.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     group_size = num_inputs // scales.shape[0]
-    block_m = min(max(triton.next_power_of_2(num_rows), 16), 64)
+    block_m = min(max(next_power_of_2(num_rows), 16), 64)
     block_n = 64 if block_m <= 32 else 128
-    grid = (triton.cdiv(num_rows, block_m), triton.cdiv(num_outputs, block_n))
+    grid = (cdiv(num_rows, block_m), cdiv(num_outputs, block_n))
     int4_matmul_kernel[grid](
         x,
         packed,

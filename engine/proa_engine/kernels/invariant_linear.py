@@ -6,10 +6,10 @@ inputs are multiplied without tensor cores.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
 GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache
@@ -36,7 +36,7 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     assert weight.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, num_stages = _tiling(num_outputs, x.element_size())
-    invariant_linear_kernel[(triton.cdiv(num_outputs, block_n), triton.cdiv(num_rows, BLOCK_M))](
+    invariant_linear_kernel[(cdiv(num_outputs, block_n), cdiv(num_rows, BLOCK_M))](
         x,
         weight,
         bias,

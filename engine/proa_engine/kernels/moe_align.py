@@ -8,10 +8,10 @@ and writes the segment's pairs behind them, in order. The host knows only an upp
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -32,8 +32,8 @@ class ExpertBlocks:
 def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> ExpertBlocks:
     """experts [T, k] int32"""
     num_pairs = experts.numel()
-    segment_size = CHUNK * triton.cdiv(num_pairs, CHUNK * MAX_SEGMENTS)
-    grid = (num_experts, triton.cdiv(num_pairs, segment_size))
+    segment_size = CHUNK * cdiv(num_pairs, CHUNK * MAX_SEGMENTS)
+    grid = (num_experts, cdiv(num_pairs, segment_size))
     max_blocks = _max_blocks(num_pairs, num_experts, block_size)
     empty = experts.new_empty
     counts = empty((grid[1], num_experts))
@@ -54,7 +54,7 @@ def align_pairs(experts: torch.Tensor, num_experts: int, block_size: int) -> Exp
         num_pairs,
         segment_size,
         BLOCK_SIZE=block_size,
-        BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_EXPERTS=next_power_of_2(num_experts),
         MAX_SEGMENTS=MAX_SEGMENTS,
         CHUNK=CHUNK,
     )

@@ -1,10 +1,10 @@
 """Sum the experts' outputs of each token, in the order of choice. One program for each token and block of outputs."""
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv
 
 BLOCK = 1024
 
@@ -25,7 +25,7 @@ def _combine_pairs_triton(pairs: torch.Tensor) -> torch.Tensor:
     num_tokens, k, size = pairs.shape
     assert pairs.is_contiguous()
     out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
-    grid = (num_tokens, triton.cdiv(size, BLOCK))
+    grid = (num_tokens, cdiv(size, BLOCK))
     combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK)
     return out
 

@@ -6,12 +6,12 @@ Float weights, or 8-bit floats with scales as in `fp8_linear`. A program compute
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.moe_align import ExpertBlocks
+from proa_engine.kernels.sizes import cdiv
 
 SCALE_BLOCK = 128
 
@@ -49,7 +49,7 @@ def moe_matmul(
     in_blocks = matrices.scales is not None and matrices.scales.dim() == 3
     block_n = 64 if block_m <= 32 else 128
     block_k = 128 // weight.element_size() if weight.element_size() > 1 else SCALE_BLOCK
-    grid = (blocks.max_blocks * triton.cdiv(num_outputs, block_n),)
+    grid = (blocks.max_blocks * cdiv(num_outputs, block_n),)
     moe_matmul_kernel[grid](
         values,
         x_scales,

@@ -4,10 +4,10 @@ One program for each token, which holds all experts in one tile. Among equal val
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import next_power_of_2
 
 
 def route(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,8 +37,8 @@ def _route_triton(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[tor
         logits.stride(0),
         K=k,
         NORMALIZE=normalize,
-        BLOCK=triton.next_power_of_2(num_experts),
-        BLOCK_K=triton.next_power_of_2(k),
+        BLOCK=next_power_of_2(num_experts),
+        BLOCK_K=next_power_of_2(k),
         num_warps=1,
     )
     return weights, experts

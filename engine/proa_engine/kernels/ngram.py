@@ -8,10 +8,10 @@ One program for each row, which reads the row's tokens once.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import next_power_of_2
 
 BLOCK = 2048
 NONE = -1
@@ -99,7 +99,7 @@ def _propose_ngrams_triton(
         num_rows,
         token_ids.stride(0),
         WIDTH=width,
-        BLOCK_WIDTH=triton.next_power_of_2(width),
+        BLOCK_WIDTH=next_power_of_2(width),
         MIN_NGRAM=min_ngram,
         MAX_NGRAM=max_ngram,
         NONE_ID=NONE,

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import next_power_of_2
 
 
 def prefill_attention(
@@ -39,9 +40,9 @@ def prefill_attention(
     assert out.is_contiguous()
     assert key_cache.is_contiguous()
     assert value_cache.is_contiguous()
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(16, next_power_of_2(head_dim))
     block_m, tile, num_warps = _tiling(block_d, query.element_size(), key_cache.element_size(), batch_invariant)
-    block_m = max(block_m, triton.next_power_of_2(group))
+    block_m = max(block_m, next_power_of_2(group))
     block_q = block_m // group
     num_requests = seq_lens.shape[0] - num_decodes
     prefill_attention_kernel[((num_tokens - num_decodes) // block_q + num_requests, num_kv_heads)](

@@ -4,7 +4,6 @@ Optionally of x + residual, and optionally quantized to 8-bit floats. One progra
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import (
@@ -17,6 +16,7 @@ from proa_engine.kernels.fp8 import (
     store_quantized,
 )
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -107,7 +107,7 @@ def _launch(
     num_rows, size = x.shape
     assert x.stride(-1) == 1
     assert residual is None or residual.is_contiguous()
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     rms_norm_kernel[(num_rows,)](
         x,
         residual,

@@ -5,13 +5,13 @@ Grid: (tokens, blocks of heads). A program computes the same for queries, keys a
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.cache_rows import CacheRows, cache_rows, write_to_cache
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.rms_norm import rms_norm_reference
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_HEADS = 8
 
@@ -93,7 +93,7 @@ def _rotate_and_cache_triton(
     assert value_cache.is_contiguous()
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     q_weight, k_weight, eps = norms or (None, None, 0.0)
-    rotate_and_cache_kernel[(num_tokens, triton.cdiv(num_all_heads, BLOCK_HEADS))](
+    rotate_and_cache_kernel[(num_tokens, cdiv(num_all_heads, BLOCK_HEADS))](
         heads,
         q_weight,
         k_weight,
@@ -114,7 +114,7 @@ def _rotate_and_cache_triton(
         FP8_CACHE=key_cache.dtype == FP8,
         ROUND=ROUND_BEFORE,
         BLOCK_HEADS=BLOCK_HEADS,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HALF=next_power_of_2(head_dim // 2),
         num_warps=4,
     )
     return query

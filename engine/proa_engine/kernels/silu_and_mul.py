@@ -4,7 +4,6 @@ Optionally quantized to 8-bit floats. One program computes a block of one row, o
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import (
@@ -17,6 +16,7 @@ from proa_engine.kernels.fp8 import (
     store_quantized,
 )
 from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK = 1024
 
@@ -58,8 +58,8 @@ def _launch(
     """x [T, 2N], out [T, N]; with `form` also scales [T, groups], and `out` holds 8-bit floats."""
     num_rows, size = out.shape
     assert x.stride(-1) == 1
-    block = BLOCK if form is None else triton.next_power_of_2(size)
-    silu_and_mul_kernel[(num_rows, triton.cdiv(size, block))](
+    block = BLOCK if form is None else next_power_of_2(size)
+    silu_and_mul_kernel[(num_rows, cdiv(size, block))](
         x,
         out,
         scales,

@@ -7,9 +7,9 @@ A program holds whole rows, and the part of the weight that it multiplies, in re
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from proa_engine.kernels.device import num_multiprocessors
+from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 MAX_ROWS = 2  # with more rows the arithmetic takes longer than reading the weight
 MAX_INPUTS = 16384  # a row must fit in a program's registers
@@ -67,13 +67,13 @@ class Tiling:
 def choose_tiling(num_outputs: int, num_inputs: int, parts: int, item_bytes: int, device: torch.device) -> Tiling:
     """Tiling for a weight with `parts` rows for each output. It does not depend on the number of rows, nor do their
     bits."""
-    block_k = triton.next_power_of_2(num_inputs)
+    block_k = next_power_of_2(num_inputs)
     num_warps = 4 if block_k <= 1024 else 8 if block_k <= 4096 else 16
     slots = num_multiprocessors(device) * WARPS_PER_MULTIPROCESSOR // num_warps
     block_n = max(THREAD_BYTES * 32 * num_warps // (block_k * item_bytes * parts), 1)
-    while block_n > 1 and _share_of_slots(triton.cdiv(num_outputs, block_n), slots) < FULL_ENOUGH:
+    while block_n > 1 and _share_of_slots(cdiv(num_outputs, block_n), slots) < FULL_ENOUGH:
         block_n //= 2
-    return Tiling(min(slots, triton.cdiv(num_outputs, block_n)), block_n, block_k, num_warps)
+    return Tiling(min(slots, cdiv(num_outputs, block_n)), block_n, block_k, num_warps)
 
 
 def _share_of_slots(num_blocks: int, slots: int) -> float:

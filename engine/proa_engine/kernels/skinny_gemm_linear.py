@@ -15,6 +15,7 @@ import triton.language as tl
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.silu_and_mul import silu_and_mul_reference
+from proa_engine.kernels.sizes import next_power_of_2
 from proa_engine.kernels.skinny_gemm import UnnormedRows, choose_tiling
 
 
@@ -52,7 +53,7 @@ def skinny_gemm_linear(
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         GATED=gated,
-        ROWS=triton.next_power_of_2(num_rows),
+        ROWS=next_power_of_2(num_rows),
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         num_warps=tiling.num_warps,
