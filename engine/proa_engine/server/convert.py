@@ -21,7 +21,7 @@ from proa.contract import (
     Rejected,
     SchedulerStats,
 )
-from proa.contract.pb import from_pb, to_pb
+from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.core.kv_events import KvChanges
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
@@ -121,7 +121,9 @@ def hello_to_pb(hello: Hello) -> service_pb2.SessionResponse:
 
 
 def outputs_to_pb(outputs: EngineCoreOutputs) -> service_pb2.SessionResponse:
-    return service_pb2.SessionResponse(outputs=to_pb(core_pb2.EngineCoreOutputs, outputs))
+    message = service_pb2.SessionResponse()
+    write_pb(outputs, message.outputs)
+    return message
 
 
 def rejected_to_pb(handle: int, error: EngineError) -> service_pb2.SessionResponse:

@@ -26,8 +26,14 @@ M = TypeVar("M", bound=Message)
 
 def to_pb(message_class: type[M], value: object) -> M:
     """The dataclass instance as a message."""
-    message: M = _writer(type(value), message_class)(value)  # type: ignore[arg-type]  # classes are hashable
+    message = message_class()
+    write_pb(value, message)
     return message
+
+
+def write_pb(value: object, message: Message) -> None:
+    """Write the dataclass instance into an empty message. A nested message is written in place, not copied."""
+    _writer(type(value), type(message))(value, message)  # type: ignore[arg-type]  # classes are hashable
 
 
 def from_pb(cls: type[T], message: Message) -> T:
@@ -63,21 +69,33 @@ def _hashes_from_pb(name: str, data: bytes) -> list[bytes]:
 
 
 @cache
-def _writer(cls: type, message_class: type[Any]) -> Callable[[Any], Any]:
+def _writer(cls: type, message_class: type[Any]) -> Callable[[Any, Any], None]:
+    """A function that writes a value into an empty message."""
     if not is_dataclass(cls):  # a list of lists, whose inner ones are messages with one field
         (inner,) = message_class.DESCRIPTOR.fields
-        return lambda value: message_class(**{inner.name: value})
-    names: dict[str, Any] = {"make": message_class, "token_ids": token_ids_to_pb, "hashes": b"".join}
-    arguments = []
+        return lambda value, message: getattr(message, inner.name).extend(value)
+    names: dict[str, Any] = {"token_ids": token_ids_to_pb, "hashes": b"".join}
+    lines = ["def function(value, message):", "pass"]
     for field in _wire_fields(cls, message_class):
-        value, convert = f"value.{field.name}", f"convert_{field.name}"
+        value, target, write = f"value.{field.name}", f"message.{field.name}", f"write_{field.name}"
         if field.is_bytes:
-            value = f"{field.column}({value})"
+            line = f"{target} = {field.column}({value})"
+        elif field.is_map:
+            line = f"if {value}: {target}.update({value})"
         elif field.message_class is not None:
-            names[convert] = _writer(field.element, field.message_class)
-            value = f"map({convert}, {value})" if field.is_repeated else f"{value} and {convert}({value})"
-        arguments.append(f"{field.name}={value}")
-    return _compile("value", arguments, names)
+            names[write] = _writer(field.element, field.message_class)
+            if field.is_repeated:
+                line = f"for each in {value}: {write}(each, {target}.add())"
+            else:
+                line = f"if {value} is not None: {target}.SetInParent(); {write}({value}, {target})"
+        elif field.is_repeated:
+            line = f"if {value}: {target}.extend({value})"
+        else:
+            line = f"if {value} is not None: {target} = {value}"
+        lines.append(line)
+    exec("\n ".join(lines), names)
+    function: Callable[[Any, Any], None] = names["function"]
+    return function
 
 
 @cache
