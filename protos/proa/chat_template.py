@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -24,7 +24,10 @@ class ChatTemplate:
     """A compiled template. `special_tokens`: `bos_token`, `eos_token`, …, which templates use by name."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises `ChatTemplateError` for a source that does not compile."""
+        """Raises `ChatTemplateError` for a source that does not compile.
+
+        `variables`: names that the template reads and does not always set itself.
+        """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
@@ -33,6 +36,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens or {})

@@ -89,10 +89,12 @@ async def test_usage_counts_prompt_output_and_cached_tokens(gateway: RunningGate
 async def test_usage_is_in_every_event_only_on_request(gateway: RunningGateway) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=4, stream_options=options))
-    counts = [event["usage"]["completion_tokens"] for event in events[:-1] if event["usage"]]
-    assert counts == [1, 2, 3, 4, 4]
-    events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=4))
-    assert all("usage" not in event for event in events[:-1])
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == [0, 1, 2, 3, 4, 4]
+    assert len({event["usage"]["prompt_tokens"] for event in events[:-1]}) == 1
+    for unused in ({}, {"continuous_usage_stats": True}, {"include_usage": False, "continuous_usage_stats": True}):
+        events = await gateway.events("/v1/chat/completions", chat_body(max_tokens=4, stream_options=unused))
+        assert all("usage" not in event for event in events[:-1])
 
 
 async def test_chat_prompt_is_the_models_template_over_the_messages(

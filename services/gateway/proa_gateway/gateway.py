@@ -42,6 +42,7 @@ class Gateway:
     admission: AdmissionControl
     serving: Serving
     api_keys: ApiKeyStore
+    config: GatewayConfig
     extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -92,6 +93,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 admission=admission,
                 serving=serving,
                 api_keys=api_keys,
+                config=config,
             )
         finally:
             for task in tasks:

@@ -43,7 +43,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/chat/completions", responses=_ERRORS)
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    return _generate(ChatHandler(body), request)
+    trusted = _gateway(request).config.trust_request_chat_template
+    return _generate(ChatHandler(body, trusts_template=trusted), request)
 
 
 @router.post("/v1/completions", responses=_ERRORS)

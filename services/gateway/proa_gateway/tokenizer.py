@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -33,9 +33,14 @@ class Tokenizer:
         self._executor = executor
         config = _json(files.get("tokenizer_config.json"))
         source = template_source(config, files.get("chat_template.jinja"))
-        self.chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
+        self._special_tokens = special_tokens(config)
+        self.chat_template = self.compile_template(source) if source else None
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.vocabulary = Vocabulary(self._tokenizer)
+
+    def compile_template(self, source: str) -> ChatTemplate:
+        """A chat template with the model's special tokens. Raises `ChatTemplateError`."""
+        return ChatTemplate(source, special_tokens=self._special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= MAX_INLINE_CHARACTERS:
@@ -46,8 +51,8 @@ class Tokenizer:
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _encode_without_gil(self, text: str, add_special_tokens: bool) -> list[int]:
         # Of the tokenizers calls, only batches release the interpreter lock.

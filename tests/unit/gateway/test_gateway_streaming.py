@@ -23,21 +23,11 @@ def envelope(**changes: Any) -> Envelope:
 
 
 def chat_choice(**changes: Any) -> ChatChoice:
-    return ChatChoice(envelope(**changes), 3, VOCABULARY, logprobs=False, token_ids=False)
+    return ChatChoice(envelope(**changes), 3, VOCABULARY)
 
 
 def completion_choice(echo: str | None = None) -> CompletionChoice:
-    return CompletionChoice(
-        envelope(),
-        3,
-        Prompt([5], echo),
-        VOCABULARY,
-        echo=echo is not None,
-        logprobs=False,
-        prompt_logprobs=False,
-        token_ids=False,
-        skip_special_tokens=True,
-    )
+    return CompletionChoice(envelope(), 3, Prompt([5], echo), VOCABULARY, echo=echo is not None)
 
 
 async def make_writer(server: AsgiServer) -> ResponseWriter:

@@ -55,7 +55,7 @@ TemplateValue = Annotated[Any, AfterValidator(_texts)]
 
 
 def _variables(value: dict[str, Any]) -> dict[str, Any]:
-    for name in ("messages", "add_generation_prompt"):
+    for name in ("messages", "add_generation_prompt", "continue_final_message", "chat_template"):
         if name in value:
             message = "must not have {name}: the request has a field for it"
             raise PydanticCustomError("invalid_value", message, {"name": name})

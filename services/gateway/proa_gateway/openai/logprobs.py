@@ -1,7 +1,7 @@
 """Log probabilities in three JSON forms: OpenAI's for chat, OpenAI's for completions, vLLM's for prompts."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from proa.contract import TokenLogprobs
@@ -9,11 +9,18 @@ from proa.text import Vocabulary
 
 # In place of minus infinity, which JSON lacks; as in vLLM.
 LOWEST = -9999.0
+TokenName = Callable[[int], str]
+"""What a token is called in the response, by its id."""
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> dict[str, Any]:
-    return {"content": [_chat_entry(entry, vocabulary) for entry in entries]}
+def token_names(vocabulary: Vocabulary, *, as_token_ids: bool) -> TokenName:
+    """Names are the tokens' texts, or with `as_token_ids` vLLM's `token_id:5`, which no two tokens share."""
+    return "token_id:{}".format if as_token_ids else lambda token_id: _text(token_id, vocabulary)
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:
+    return {"content": [_chat_entry(entry, vocabulary, name) for entry in entries]}
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> list[dict[str, Any] | None]:
@@ -24,8 +31,9 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) ->
 class CompletionLogprobs:
     """The parallel lists of `/v1/completions`. Tracks `text_offset`, so tokens must come in order."""
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, name: TokenName, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
+        self._name = name
         self._skip = skip_special_tokens
         self._offset = 0  # characters
         self._decoder = _Utf8Decoder("replace")
@@ -33,7 +41,7 @@ class CompletionLogprobs:
     def render_prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         """The lists of an echoed prompt. `entries`: of all its tokens but the first, which has no logprob."""
         first: dict[str, list[Any]] = {
-            "tokens": [_text(token_ids[0], self._vocabulary)],
+            "tokens": [self._name(token_ids[0])],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": [self._next_offset(token_ids[0])],
@@ -41,11 +49,10 @@ class CompletionLogprobs:
         return join(first, self.render(entries))
 
     def render(self, entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
-        vocabulary = self._vocabulary
         return {
-            "tokens": [_text(entry.token_id, vocabulary) for entry in entries],
+            "tokens": [self._name(entry.token_id) for entry in entries],
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "top_logprobs": [_tops(entry, vocabulary) for entry in entries],
+            "top_logprobs": [_tops(entry, self._name) for entry in entries],
             "text_offset": [self._next_offset(entry.token_id) for entry in entries],
         }
 
@@ -60,24 +67,23 @@ def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str,
     return {name: first[name] + second[name] for name in first}
 
 
-def _chat_entry(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, Any]:
-    top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+def _chat_entry(entry: TokenLogprobs, vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:
     return {
-        **_chat_token(entry.token_id, entry.logprob, vocabulary),
-        "top_logprobs": [_chat_token(token_id, logprob, vocabulary) for token_id, logprob in top],
+        **_chat_token(entry.token_id, entry.logprob, vocabulary, name),
+        "top_logprobs": [_chat_token(token_id, logprob, vocabulary, name) for token_id, logprob in _pairs(entry)],
     }
 
 
-def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    data = vocabulary.token_bytes(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:
+    data = list(vocabulary.token_bytes(token_id))
+    return {"token": name(token_id), "logprob": _finite(logprob), "bytes": data}
 
 
-def _tops(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, float]:
-    """The likeliest tokens and the sampled one. Of tokens with the same text, the likelier one is kept."""
-    tops = {_text(entry.token_id, vocabulary): _finite(entry.logprob)}
-    for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
-        text = _text(token_id, vocabulary)
+def _tops(entry: TokenLogprobs, name: TokenName) -> dict[str, float]:
+    """The likeliest tokens and the sampled one. Of tokens with the same name, the likelier one is kept."""
+    tops = {name(entry.token_id): _finite(entry.logprob)}
+    for token_id, logprob in _pairs(entry):
+        text = name(token_id)
         tops[text] = max(_finite(logprob), tops.get(text, LOWEST))
     return tops
 

@@ -3,10 +3,11 @@
 Values are coerced as vLLM does: 5.0 and "5" are integers. Other fields are refused or ignored (`refused_fields.py`).
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from proa.text import Vocabulary
 from proa_gateway.openai.fields import (
     Content,
     LogitBias,
@@ -17,6 +18,7 @@ from proa_gateway.openai.fields import (
     Text,
     Unsupported,
 )
+from proa_gateway.openai.logprobs import TokenName, token_names
 from proa_gateway.request_id import REQUEST_ID
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -24,6 +26,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(max_length=256)]
 RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
@@ -74,6 +77,10 @@ class GenerationRequest(BaseModel):
     prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Tokens of the prompt to keep. -1: as many as fit."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Default: left, the last are kept.")
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: Count | None = Field(None, description="Tokens in an event, if more than the gateway's.")
@@ -89,6 +96,10 @@ class GenerationRequest(BaseModel):
     def continuous_usage(self) -> bool:
         """Whether every event of a stream has the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def token_names(self, vocabulary: Vocabulary) -> TokenName:
+        """What tokens are called in log probabilities."""
+        return token_names(vocabulary, as_token_ids=bool(self.return_tokens_as_token_ids))
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -118,9 +129,20 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
-    add_generation_prompt: bool | None = None
+    add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
+    continue_final_message: bool | None = None
+    echo: bool | None = Field(None, description="The text begins with the last message if that has the same role.")
+    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
+    documents: list[dict[Text, TemplateValue]] | None = None
+    reasoning_effort: Effort | None = None
+    return_prompt_text: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
+
+    @property
+    def opens_message(self) -> bool:
+        """Whether the prompt ends with the opening of a new message."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
 class CompletionRequest(GenerationRequest):

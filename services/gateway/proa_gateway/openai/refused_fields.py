@@ -30,15 +30,12 @@ _LORA = Refused("adapters are not implemented")
 _REASONING = Refused("reasoning is not told from the answer yet", neutral=(True,))
 _BUDGET = Refused("the tokens of reasoning are not counted yet", neutral=(-1,))
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
-_LATER = Refused("it is not implemented yet")
 _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))
 
 REFUSED: Mapping[str, Refused] = {
     # OpenAI's
     "response_format": Refused("the output cannot be constrained yet", neutral=({"type": "text"},)),
     # vLLM's
-    "truncate_prompt_tokens": _LATER,
-    "truncation_side": _LATER,
     "use_beam_search": Refused("beam search is not implemented"),
     "structured_outputs": _CONSTRAINT,
     "guided_json": _CONSTRAINT,
@@ -97,12 +94,6 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
     "moderation": Refused("nothing is moderated"),
     "verbosity": Refused("the model has no such setting; ask for it in a message", neutral=("medium",)),
     "include_reasoning": _REASONING,
-    "chat_template": _LATER,
-    "continue_final_message": _LATER,
-    "documents": _LATER,
-    "echo": _LATER,
-    "reasoning_effort": _LATER,
-    "return_prompt_text": _LATER,
     "separate_reasoning": Refused("reasoning is not told from the answer yet"),
     "best_of": Refused("use n", neutral=(1,)),
     "system": Refused("use a message with the role system"),

@@ -4,7 +4,7 @@ The bytes that all events of a choice share are rendered once. The common event,
 is these bytes around one JSON string.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import orjson
 
 from proa.text import Vocabulary
 from proa_gateway.errors import GatewayError
-from proa_gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, join, prompt_logprobs
+from proa_gateway.openai.logprobs import CompletionLogprobs, TokenName, chat_logprobs, join, prompt_logprobs
 from proa_gateway.output_processor import Delta
 
 _DONE = b"data: [DONE]\n\n"
@@ -48,13 +48,13 @@ class Envelope:
         self._fields = {"id": id, "object": object, "created": created, "model": model}
         self._include_usage = include_usage
 
-    def event(self, choice: bytes, usage: Usage | None = None) -> bytes:
-        """An event with one choice, given as JSON."""
-        return self.event_head + choice + self._event_tail(usage)
+    def event(self, choice: bytes, usage: Usage | None = None, **fields: object) -> bytes:
+        """An event with one choice, given as JSON. `fields`: more of them around the choice."""
+        return self._event_head(**fields) + choice + self._event_tail(usage)
 
     @property
     def event_head(self) -> bytes:
-        return b"data: " + orjson.dumps(self._fields)[:-1] + b',"choices":['
+        return self._event_head()
 
     @property
     def event_tail(self) -> bytes:
@@ -67,7 +67,12 @@ class Envelope:
         return b"data: " + orjson.dumps(error.to_dict()) + b"\n\n" + _DONE
 
     def response(self, choices: Sequence[dict[str, Any]], usage: Usage, **fields: object) -> bytes:
-        return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **fields})
+        """Fields that are not there are null, as in vLLM: OpenAI's client raises where one is missing."""
+        absent = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
+        return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **absent, **fields})
+
+    def _event_head(self, **fields: object) -> bytes:
+        return b"data: " + orjson.dumps({**self._fields, **fields})[:-1] + b',"choices":['
 
     def _event_tail(self, usage: Usage | None) -> bytes:
         if usage is not None:
@@ -84,8 +89,8 @@ class Choice(Protocol):
     begins_with_prompt: bool
     """The first event has more than its delta, so it must come from `event`."""
 
-    def opening(self) -> bytes:
-        """The event before the first delta, or nothing."""
+    def opening(self, usage: Usage | None = None) -> bytes:
+        """The events before the first delta, or nothing."""
         ...
 
     def event(self, delta: Delta, usage: Usage | None = None) -> bytes: ...
@@ -101,31 +106,51 @@ class ChatChoice:
     begins_with_prompt = False
 
     def __init__(
-        self, envelope: Envelope, index: int, vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
+        self,
+        envelope: Envelope,
+        index: int,
+        vocabulary: Vocabulary,
+        *,
+        role: str = "assistant",
+        echo: str = "",
+        logprobs: TokenName | None = None,
+        token_ids: bool = False,
+        opening_fields: Mapping[str, object] | None = None,
     ) -> None:
-        """`logprobs` and `token_ids`: whether the choice has these fields."""
+        """`echo`: text before that of the output. `logprobs`: the tokens' names in them, None: no log probabilities.
+        `token_ids`: whether the choice has them. `opening_fields`: of the first event of a stream."""
         self._envelope = envelope
         self._index = index
         self._vocabulary = vocabulary
+        self._role = role
+        self._echo = echo
         self._logprobs = logprobs
         self._token_ids = token_ids
+        self._opening_fields = opening_fields or {}
         self.text_head = envelope.event_head + b'{"index":%d,"delta":{"content":' % index
         self.text_tail = b'},"logprobs":null,"finish_reason":null}' + envelope.event_tail
 
-    def opening(self) -> bytes:
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._envelope.event(orjson.dumps(choice))
+    def opening(self, usage: Usage | None = None) -> bytes:
+        choice = {"index": self._index, "delta": None, "logprobs": None, "finish_reason": None}
+        role = orjson.dumps(choice | {"delta": {"role": self._role, "content": ""}})
+        opening = self._envelope.event(role, usage, **self._opening_fields)
+        if self._echo:
+            opening += self._envelope.event(orjson.dumps(choice | {"delta": {"content": self._echo}}), usage)
+        return opening
 
     def event(self, delta: Delta, usage: Usage | None = None) -> bytes:
         content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
         return self._envelope.event(orjson.dumps(self._choice(delta, "delta", content)), usage)
 
     def final(self, delta: Delta) -> dict[str, Any]:
-        return self._choice(delta, "message", {"role": "assistant", "content": delta.text, "refusal": None})
+        message = {"role": self._role, "content": self._echo + delta.text}
+        absent = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+        return {"token_ids": None, **self._choice(delta, "message", message | absent)}
 
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
-        logprobs = chat_logprobs(delta.logprobs, self._vocabulary) if self._logprobs else None
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = chat_logprobs(delta.logprobs, self._vocabulary, self._logprobs)
         choice = {"index": self._index, name: message, "logprobs": logprobs, **_finish_fields(delta)}
         return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
 
@@ -140,37 +165,43 @@ class CompletionChoice:
         prompt: Prompt,
         vocabulary: Vocabulary,
         *,
-        echo: bool,
-        logprobs: bool,
-        prompt_logprobs: bool,
-        token_ids: bool,
-        skip_special_tokens: bool,
+        echo: bool = False,
+        logprobs: TokenName | None = None,
+        prompt_logprobs: bool = False,
+        token_ids: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
-        """`logprobs`, `prompt_logprobs` and `token_ids`: whether the choice has these fields."""
+        """`logprobs`: the tokens' names in them, None: no log probabilities. `prompt_logprobs` and `token_ids`: whether
+        the choice has these fields."""
         self._envelope = envelope
         self._index = index
         self._prompt = prompt
         self._vocabulary = vocabulary
         self._logprobs = None
-        if logprobs:
-            self._logprobs = CompletionLogprobs(vocabulary, skip_special_tokens=skip_special_tokens)
+        if logprobs is not None:
+            self._logprobs = CompletionLogprobs(vocabulary, logprobs, skip_special_tokens=skip_special_tokens)
         self._prompt_logprobs = prompt_logprobs
         self._token_ids = token_ids
+        self._sends_prompt_ids = token_ids  # in the first event
         self.begins_with_prompt = echo  # until the prompt is rendered
         self.text_head = envelope.event_head + b'{"index":%d,"text":' % index
         self.text_tail = b',"logprobs":null,"finish_reason":null}' + envelope.event_tail
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage | None = None) -> bytes:
         return b""
 
     def event(self, delta: Delta, usage: Usage | None = None) -> bytes:
-        return self._envelope.event(orjson.dumps(self._choice(delta)), usage)
+        choice = self._choice(delta)
+        if self._sends_prompt_ids:
+            self._sends_prompt_ids = False
+            choice["prompt_token_ids"] = list(self._prompt.token_ids)
+        return self._envelope.event(orjson.dumps(choice), usage)
 
     def final(self, delta: Delta) -> dict[str, Any]:
         fields = prompt_fields(
             self._prompt, delta, self._vocabulary, logprobs=self._prompt_logprobs, token_ids=self._token_ids
         )
-        return self._choice(delta) | fields
+        return {"token_ids": None, **self._choice(delta), **fields}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         echo, self.begins_with_prompt = self.begins_with_prompt, False
@@ -191,13 +222,11 @@ class CompletionChoice:
 def prompt_fields(
     prompt: Prompt, result: Delta, vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
 ) -> dict[str, Any]:
-    """vLLM's response fields about the prompt, if requested."""
-    fields: dict[str, Any] = {}
-    if logprobs:
-        fields["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs, vocabulary)
-    if token_ids:
-        fields["prompt_token_ids"] = list(prompt.token_ids)
-    return fields
+    """vLLM's response fields about the prompt; null if not requested."""
+    return {
+        "prompt_logprobs": prompt_logprobs(result.prompt_logprobs, vocabulary) if logprobs else None,
+        "prompt_token_ids": list(prompt.token_ids) if token_ids else None,
+    }
 
 
 def _finish_fields(delta: Delta) -> dict[str, Any]:

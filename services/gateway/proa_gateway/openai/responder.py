@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_gateway.config import GatewayConfig
@@ -44,23 +45,23 @@ class Responder:
         """Stream events. Raises `GatewayError` before the first token, while the status can still be an error's; later
         errors are events."""
         context, generation = self._context, self._generation
-        options = context.request.stream_options
-        continuous = options is not None and options.continuous_usage_stats
+        request = context.request
         choices = self._choices()
         streams = [
             ChoiceStream(
                 choice,
                 writer,
-                interval=self._config.stream_interval,
+                interval=max(self._config.stream_interval, request.stream_interval or 1),
                 on_pending=generation.wake,
-                usage=(lambda: context.usage) if continuous else None,
+                usage=(lambda: context.usage) if request.continuous_usage else None,
             )
             for choice in choices
         ]
         self._start(streams)
         await generation.wait()
         await writer.start_events(write_timeout=self._config.deadlines.slow_reader)
-        if opening := b"".join(choice.opening() for choice in choices):
+        usage = replace(context.usage, completion_tokens=0) if request.continuous_usage else None
+        if opening := b"".join(choice.opening(usage) for choice in choices):
             writer.write(opening)
         try:
             await self._write_all(writer, streams)

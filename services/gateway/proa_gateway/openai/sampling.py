@@ -68,6 +68,21 @@ def text_stream(request: GenerationRequest, model: ServedModel, *, context: Sequ
     )
 
 
+def truncated(
+    token_ids: Sequence[int], request: GenerationRequest, model: ServedModel, *, max_tokens: int | None
+) -> Sequence[int]:
+    """The prompt's ids that `truncate_prompt_tokens` keeps. Raises `InvalidRequest`."""
+    limit, kept = model.info.max_model_len, request.truncate_prompt_tokens
+    if kept is None:
+        return token_ids
+    if kept > limit:
+        message = f"truncate_prompt_tokens must not be above the model's context length of {limit}, got {kept}."
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    if kept < 0:
+        kept = max(1, limit - (max_tokens or 1))
+    return token_ids[:kept] if request.truncation_side == "right" else token_ids[max(0, len(token_ids) - kept) :]
+
+
 def check_max_tokens(max_tokens: int | None, *, echo: bool = False) -> None:
     if max_tokens == 0 and not echo:
         message = "max_tokens must be at least 1; 0 is for completions with echo, which then score their prompt."

@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from proa.chat_template import ChatTemplateError
+from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.errors import InvalidRequest
-from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
+from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.openai.chat_prompt import echoed_text, render_prompt, response_role
+from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_fields
-from proa_gateway.openai.sampling import check_logprobs, check_max_tokens, sampling_params, text_stream
+from proa_gateway.openai.sampling import check_logprobs, check_max_tokens, sampling_params, text_stream, truncated
 from proa_gateway.output_processor import Delta
 
 
@@ -25,8 +26,10 @@ class ChatHandler:
     refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_CHAT
     num_prompts = 1
 
-    def __init__(self, request: ChatCompletionRequest) -> None:
+    def __init__(self, request: ChatCompletionRequest, *, trusts_template: bool) -> None:
+        """`trusts_template`: whether requests may bring a chat template."""
         self.request = request
+        self._trusts_template = trusts_template
 
     @property
     def session_id(self) -> str | None:
@@ -36,6 +39,12 @@ class ChatHandler:
         check_max_tokens(self.request.max_tokens)
         if self.request.top_logprobs and not self.request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        if self.request.continue_final_message and self.request.add_generation_prompt:
+            message = "add_generation_prompt and continue_final_message cannot both be true."
+            raise InvalidRequest(message, param="add_generation_prompt")
+        if self.request.chat_template is not None and not self._trusts_template:
+            message = "chat_template is not supported: the gateway runs without --trust-request-chat-template."
+            raise UnsupportedField(message, param="chat_template")
 
     def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
         request = self.request
@@ -43,40 +52,39 @@ class ChatHandler:
         return sampling_params(
             request,
             model,
-            max_tokens=request.max_completion_tokens or request.max_tokens,
+            max_tokens=self._max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         request = self.request
-        if model.tokenizer.chat_template is None:
-            raise InvalidRequest(f"The model {model.name!r} has no chat template: use /v1/completions.", param="model")
-        try:
-            text = model.tokenizer.chat_template.render(
-                [_template_message(message) for message in request.messages],
-                request.chat_template_kwargs,
-                add_generation_prompt=request.add_generation_prompt is not False,
-            )
-        except ChatTemplateError as error:
-            raise InvalidRequest(
-                f"The model's chat template refuses the messages: {error}", param="messages"
-            ) from error
+        text = render_prompt(request, self._template(model))
         # The text has its special tokens already: the template writes them.
         token_ids = await model.tokenizer.encode(text, add_special_tokens=request.add_special_tokens or False)
-        return [Prompt(token_ids, text)]
+        kept = truncated(token_ids, request, model, max_tokens=self._max_tokens)
+        return [Prompt(kept, text if len(kept) == len(token_ids) else model.tokenizer.decode(kept))]
 
     def envelope(self, id: str, created: int, model: str) -> Envelope:
         name = "chat.completion.chunk" if self.request.stream else "chat.completion"
         return Envelope(id=id, object=name, created=created, model=model, include_usage=self.request.include_usage)
 
     def choice(self, envelope: Envelope, index: int, prompt: Prompt, model: ServedModel) -> Choice:
+        request, vocabulary = self.request, model.tokenizer.vocabulary
+        opening: dict[str, object] = {}
+        if index == 0 and request.return_token_ids:
+            opening["prompt_token_ids"] = list(prompt.token_ids)
+        if index == 0 and request.return_prompt_text:
+            opening["prompt_text"] = prompt.text
         return ChatChoice(
             envelope,
             index,
-            model.tokenizer.vocabulary,
-            logprobs=bool(self.request.logprobs),
-            token_ids=bool(self.request.return_token_ids),
+            vocabulary,
+            role=response_role(request),
+            echo=echoed_text(request),
+            logprobs=request.token_names(vocabulary) if request.logprobs else None,
+            token_ids=bool(request.return_token_ids),
+            opening_fields=opening,
         )
 
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
@@ -90,19 +98,25 @@ class ChatHandler:
     def response_fields(
         self, prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
     ) -> dict[str, Any]:
-        return prompt_fields(
+        fields = prompt_fields(
             prompts[0],
             results[0],
             model.tokenizer.vocabulary,
             logprobs=self.request.prompt_logprobs is not None,
             token_ids=bool(self.request.return_token_ids),
         )
+        return fields | {"prompt_text": prompts[0].text if self.request.return_prompt_text else None}
 
+    @property
+    def _max_tokens(self) -> int | None:
+        return self.request.max_completion_tokens or self.request.max_tokens
 
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """The message as templates expect it: `developer` is OpenAI's newer name of `system`."""
-    role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": message.content or ""}
-    if message.name is not None:
-        fields["name"] = message.name
-    return {**(message.model_extra or {}), **fields}
+    def _template(self, model: ServedModel) -> ChatTemplate:
+        if self.request.chat_template is not None:
+            try:
+                return model.tokenizer.compile_template(self.request.chat_template)
+            except ChatTemplateError as error:
+                raise InvalidRequest(f"chat_template: {error}", param="chat_template") from error
+        if model.tokenizer.chat_template is None:
+            raise InvalidRequest(f"The model {model.name!r} has no chat template: use /v1/completions.", param="model")
+        return model.tokenizer.chat_template

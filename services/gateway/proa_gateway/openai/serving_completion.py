@@ -17,6 +17,7 @@ from proa_gateway.openai.sampling import (
     given,
     sampling_params,
     text_stream,
+    truncated,
 )
 from proa_gateway.output_processor import Delta
 
@@ -53,7 +54,7 @@ class CompletionHandler:
         return sampling_params(
             request,
             model,
-            max_tokens=max(1, given(request.max_tokens, DEFAULT_MAX_TOKENS)),  # an engine samples at least one token
+            max_tokens=self._max_tokens,
             logprobs=request.logprobs,
             prompt_logprobs=given(request.prompt_logprobs, request.logprobs if request.echo else None),
         )
@@ -66,14 +67,14 @@ class CompletionHandler:
         return Envelope(id=id, object="text_completion", created=created, model=model, include_usage=include_usage)
 
     def choice(self, envelope: Envelope, index: int, prompt: Prompt, model: ServedModel) -> Choice:
-        request = self.request
+        request, vocabulary = self.request, model.tokenizer.vocabulary
         return CompletionChoice(
             envelope,
             index,
             prompt,
-            model.tokenizer.vocabulary,
+            vocabulary,
             echo=bool(request.echo),
-            logprobs=request.logprobs is not None,
+            logprobs=request.token_names(vocabulary) if request.logprobs is not None else None,
             prompt_logprobs=request.prompt_logprobs is not None,
             token_ids=bool(request.return_token_ids),
             skip_special_tokens=request.skip_special_tokens is not False,
@@ -93,9 +94,19 @@ class CompletionHandler:
         """None: a response may have several prompts, so the fields about them are in the choices."""
         return {}
 
+    @property
+    def _max_tokens(self) -> int:
+        """At least one token: an engine samples it even if only the prompt is scored."""
+        return max(1, given(self.request.max_tokens, DEFAULT_MAX_TOKENS))
+
     async def _tokenize(self, prompt: str | list[int], model: ServedModel) -> Prompt:
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
-            return Prompt(await model.tokenizer.encode(prompt, add_special_tokens=special), prompt)
-        check_token_ids("prompt", prompt, model.info)
-        return Prompt(prompt, model.tokenizer.decode(prompt) if self.request.echo else None)
+            text, token_ids = prompt, await model.tokenizer.encode(prompt, add_special_tokens=special)
+        else:
+            check_token_ids("prompt", prompt, model.info)
+            text, token_ids = None, prompt
+        kept = truncated(token_ids, self.request, model, max_tokens=self._max_tokens)
+        if self.request.echo and (text is None or len(kept) < len(token_ids)):
+            text = model.tokenizer.decode(kept)
+        return Prompt(kept, text)

@@ -1,0 +1,73 @@
+"""The chat template's input and output: a request's messages and variables to the prompt's text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proa.chat_template import ChatTemplate, ChatTemplateError
+from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
+
+# Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
+# the template strips messages.
+_MARK = "\ue000continue\ue000 "
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+
+def render_prompt(request: ChatCompletionRequest, template: ChatTemplate) -> str:
+    """Raises `InvalidRequest` if the template refuses the messages or does not use a field that is set."""
+    messages = [_template_message(message) for message in request.messages]
+    if request.continue_final_message:
+        messages[-1]["content"] += _MARK
+    variables = (request.chat_template_kwargs or {}) | _variables(request, template)
+    try:
+        text = template.render(messages, variables, add_generation_prompt=request.opens_message)
+    except ChatTemplateError as error:
+        raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
+    return _cut_at_mark(text) if request.continue_final_message else text
+
+
+def response_role(request: ChatCompletionRequest) -> str:
+    """The role of the message that the output belongs to."""
+    return "assistant" if request.opens_message else request.messages[-1].role
+
+
+def echoed_text(request: ChatCompletionRequest) -> str:
+    """With `echo`, the last message's text if the output belongs to the same role."""
+    last = request.messages[-1]
+    return last.content or "" if request.echo and last.role == response_role(request) else ""
+
+
+def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[str, object]:
+    """The template's variables from the fields of the same names."""
+    variables: dict[str, object] = {}
+    if request.documents:
+        _check_used(template, "documents", ("documents",))
+        variables["documents"] = request.documents
+    if request.reasoning_effort is not None:
+        # Templates that can only switch reasoning off do not know how much of it is asked for.
+        switches: Sequence[str] = _THINKING_SWITCHES if request.reasoning_effort == "none" else ()
+        _check_used(template, "reasoning_effort", ("reasoning_effort", *switches))
+        variables |= {"reasoning_effort": request.reasoning_effort, **dict.fromkeys(switches, False)}
+    return variables
+
+
+def _check_used(template: ChatTemplate, field: str, names: Sequence[str]) -> None:
+    if template.variables.isdisjoint(names):
+        raise UnsupportedField(f"{field} is not supported: the model's chat template does not use it.", param=field)
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_MARK.rstrip())
+    if end < 0:
+        message = "continue_final_message is not supported: the model's chat template leaves out the last message."
+        raise UnsupportedField(message, param="continue_final_message")
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
+
+
+def _template_message(message: ChatMessage) -> dict[str, Any]:
+    """The message as templates expect it: `developer` is OpenAI's newer name of `system`."""
+    role = "system" if message.role == "developer" else message.role
+    fields = {"role": role, "content": message.content or ""}
+    if message.name is not None:
+        fields["name"] = message.name
+    return {**(message.model_extra or {}), **fields}
