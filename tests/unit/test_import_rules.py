@@ -26,6 +26,7 @@ ONLY = {
         ENGINE / "server",
         *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "channels.py")),
     ],
+    "llguidance": [PROTOS / "grammar"],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",
@@ -48,7 +49,13 @@ def imports(path: Path) -> Iterator[str]:
 
 def files() -> list[Path]:
     """All but the generated code."""
-    return [*PROTOS.glob("*.py"), *PROTOS.glob("contract/*.py"), *ENGINE.rglob("*.py"), *GATEWAY.rglob("*.py")]
+    return [
+        *PROTOS.glob("*.py"),
+        *PROTOS.glob("contract/*.py"),
+        *PROTOS.glob("grammar/*.py"),
+        *ENGINE.rglob("*.py"),
+        *GATEWAY.rglob("*.py"),
+    ]
 
 
 @pytest.mark.parametrize("module", ONLY)

@@ -1,0 +1,156 @@
+"""JSON schemas as `%json` of llguidance's Lark dialect, with bounds on what they cost to compile."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from proa.contract.grammar import MAX_GRAMMAR_BYTES
+from proa.grammar.check import GrammarError
+from proa.grammar.lark import check_regexes
+from proa.grammar.schema_bounds import check_bounds
+from proa.grammar.schema_levels import check_levels
+
+MAX_DEPTH = 100
+
+FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+
+_MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # name -> schema
+_DATA = {"enum", "const", "default", "examples"}
+_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), ((int, float), "a number")),
+    **dict.fromkeys(("minProperties", "maxProperties"), ((int, float), "a number")),
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), ((int, float), "a number")),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), ((int, float), "a number")),  # draft 4: a boolean
+    **dict.fromkeys(("properties", "patternProperties"), (dict, "an object")),
+    **dict.fromkeys(("pattern", "format", "$ref"), (str, "a string")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonOptions:
+    """`strict`: refuse what cannot be held exactly; else `oneOf` is applied as `anyOf` and unknown formats are ignored.
+    `whitespace`: regular expression of the whitespace between tokens; None: one space after , and : if `spaces`."""
+
+    strict: bool = False
+    whitespace: str | None = None
+    spaces: bool = True
+
+    def x_guidance(self) -> dict[str, object]:
+        if self.whitespace is not None:
+            return {"whitespace_pattern": self.whitespace, "coerce_one_of": not self.strict}
+        space = " " if self.spaces else ""
+        return {
+            "whitespace_flexible": False,
+            "item_separator": f",{space}",
+            "key_separator": f":{space}",
+            "coerce_one_of": not self.strict,
+        }
+
+
+class _Kind(Enum):
+    SCHEMA = auto()
+    MAP = auto()
+    DATA = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    value: dict[str, object] | list[object]
+    kind: _Kind
+    parent: int  # index of the place that holds this one; -1: none
+    depth: int
+
+
+def json_schema(schema: object, options: JsonOptions, warnings: list[str]) -> str:
+    """A `%json` expression. `schema`: parsed, or its text. Appends what is not held exactly to `warnings`."""
+    copied = _copy(schema)
+    if copied is False:
+        raise GrammarError("no output can match the JSON schema false")
+    root: dict[str, object] = {} if copied is True else copied
+    root.pop("x-guidance", None)  # llguidance's options, such as one that ignores unknown keywords
+    places = _places(root)
+    check_bounds([place.value for place in places if isinstance(place.value, dict)])
+    check_levels([(place.value, place.parent) for place in places])
+    for schema_ in (place.value for place in places if place.kind is _Kind.SCHEMA):
+        if isinstance(schema_, dict):
+            _check_types(schema_)
+            if not options.strict:
+                _relax(schema_, warnings)
+    if options.whitespace is not None:
+        check_regexes([options.whitespace])
+    return f"%json {json.dumps({**root, 'x-guidance': options.x_guidance()})}"
+
+
+def _copy(schema: object) -> bool | dict[str, object]:
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False, default=dict)
+        if len(text) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(
+                f"a JSON schema must be at most {MAX_GRAMMAR_BYTES} bytes long, this one has {len(text)}"
+            )
+        copied = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise GrammarError(_TOO_DEEP) from None
+    except GrammarError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from None
+    if not isinstance(copied, (bool, dict)):
+        raise GrammarError("a JSON schema must be an object or a boolean")
+    return copied
+
+
+def _refuse_constant(name: str) -> object:
+    raise GrammarError(f"the JSON schema is not JSON: {name}")
+
+
+_TOO_DEEP = f"a JSON schema must be nested at most {MAX_DEPTH} levels deep"
+
+
+def _places(root: dict[str, object]) -> list[_Place]:
+    """All objects and arrays of the schema, holders before what they hold."""
+    places = [_Place(root, _Kind.SCHEMA, -1, 1)]
+    for index, place in enumerate(places):  # grows meanwhile
+        if place.depth > MAX_DEPTH:
+            raise GrammarError(_TOO_DEEP)
+        for key, child in _items(place.value):
+            if isinstance(child, (dict, list)):
+                places.append(_Place(child, _kind(place, key), index, place.depth + 1))
+    return places
+
+
+def _items(value: dict[str, object] | list[object]) -> Iterator[tuple[str | None, object]]:
+    return iter(value.items()) if isinstance(value, dict) else ((None, item) for item in value)
+
+
+def _kind(holder: _Place, key: str | None) -> _Kind:
+    if holder.kind is _Kind.SCHEMA and key in _MAPS:
+        return _Kind.MAP
+    if holder.kind is _Kind.DATA or (holder.kind is _Kind.SCHEMA and key in _DATA):
+        return _Kind.DATA
+    return _Kind.SCHEMA
+
+
+def _check_types(schema: dict[str, object]) -> None:
+    """llguidance checks these too, but panics if it quotes a long value that is not ASCII."""
+    for keyword, value in schema.items():
+        types, name = _TYPES.get(keyword, (object, ""))
+        if not isinstance(value, types):
+            raise GrammarError(f"JSON schema: {keyword} must be {name}")
+        if keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+            raise GrammarError("JSON schema: required must be an array of strings")
+
+
+def _relax(schema: dict[str, object], warnings: list[str]) -> None:
+    name = schema.get("format")
+    if isinstance(name, str) and name not in FORMATS:
+        del schema["format"]
+        _warn(f"format {name[:50]!r} is not enforced", warnings)
+    if "oneOf" in schema:
+        _warn("oneOf is enforced as anyOf", warnings)
+
+
+def _warn(warning: str, warnings: list[str]) -> None:
+    if warning not in warnings:
+        warnings.append(warning)

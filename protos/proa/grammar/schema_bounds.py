@@ -1,0 +1,55 @@
+"""Bounds on what a JSON schema costs to compile, and on what it costs an engine to compute its masks."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from math import lcm
+
+from proa.grammar.check import GrammarError
+from proa.grammar.lark import check_regexes
+
+# llguidance 1.9.1 on one core; it has no limits of its own on these.
+MAX_MULTIPLE_OF = 10_000  # 9,973: 130 ms; 99,991: 2.5 s; 999,983: 7.3 s
+MAX_ROUND_MULTIPLE_OF = 100  # times a power of ten, which costs little: 7 * 10^7: 4 ms; 9,999 * 10^4: 16 s
+MAX_OBJECT_CHOICES = 2000  # 130 ms
+MAX_PATTERN_PAIRS = 4096  # sum of squares of the numbers of patternProperties, of which each two are compared: 120 ms
+
+
+def check_bounds(objects: Sequence[dict[str, object]]) -> None:
+    """`objects`: all of the schema, whatever they stand for, because a reference may lead to any of them."""
+    patterns = [pattern for value in objects if isinstance(pattern := value.get("pattern"), str)]
+    pairs = 0
+    for value in objects:
+        if isinstance(choices := value.get("enum"), list):
+            count = sum(isinstance(each, (dict, list)) for each in choices)
+            if count > MAX_OBJECT_CHOICES:
+                raise GrammarError(
+                    f"enum must hold at most {MAX_OBJECT_CHOICES} objects and arrays, this one has {count}"
+                )
+        if isinstance(properties := value.get("patternProperties"), Mapping):
+            patterns += properties
+            pairs += len(properties) ** 2
+    check_regexes(patterns)
+    if pairs > MAX_PATTERN_PAIRS:
+        raise GrammarError("the JSON schema has too many patternProperties")
+    _check_multiples([value["multipleOf"] for value in objects if "multipleOf" in value])
+
+
+def _check_multiples(values: list[object]) -> None:
+    """Bound the least common multiple, because schemas with different ones may be intersected."""
+    numbers = [abs(Decimal(repr(value))) for value in values if isinstance(value, (int, float)) and value]
+    integers = [int(number.scaleb(9)) for number in numbers if 1e-9 <= number <= 1e10]  # llguidance refuses others
+    unit = min([10**9, *map(_power_of_ten, integers)])
+    multiple = lcm(*(number // unit for number in integers))
+    round_multiple = lcm(*(number // _power_of_ten(number) for number in integers))
+    if multiple > MAX_MULTIPLE_OF and round_multiple > MAX_ROUND_MULTIPLE_OF:
+        raise GrammarError(
+            f"multipleOf is supported up to {MAX_MULTIPLE_OF}, as an integer and as the least common multiple of all"
+        )
+
+
+def _power_of_ten(number: int) -> int:
+    """The largest power of ten that divides the number, which is not 0."""
+    power = 1
+    while number % (power * 10) == 0:
+        power *= 10
+    return power
