@@ -42,7 +42,7 @@ class Reporter:
     """Runs steps into a folder until the time is up."""
 
     def __init__(self, folder: Path, limit: float, scratch: Path) -> None:
-        self.results = Results(folder)
+        self.results = Results(scratch)  # of the preflight; those of the report replace it
         self._scratch = scratch
         self._site = scratch / "site"
         self._site.mkdir()
@@ -173,8 +173,8 @@ def main(argv: Sequence[str]) -> int:
     earlier = [read_stages(folder.resolve()) for folder in (*arguments.earlier, out)]
     with tempfile.TemporaryDirectory() as scratch:
         reporter = Reporter(out.resolve(), arguments.limit, Path(scratch))
-        results = reporter.results
         reporter.run(PREFLIGHT)
+        reporter.results = results = Results(out.resolve(), reporter.results.stages)
         if not arguments.small and results.missing("preflight", ["gpu", "engine"]):
             reporter.say("there is no GPU here, or something is missing that everything needs; nothing was measured")
             return 1

@@ -4,7 +4,7 @@
 
 - `packages`: what the three packages and the tests depend on, by its installed version. Shown, never fatal.
 - `gpu`: a GPU, a C compiler and Python's headers, with which Triton compiles its launchers.
-- `engine`, `tests`, `http`: all modules that these import.
+- `engine`, `tests`, `http`: whether these import what they begin with.
 
 A record is `complete` if nothing is amiss. Set PYTHONPATH as `make test-gpu` does.
 """
@@ -121,9 +121,9 @@ def engine() -> dict[str, Any]:
 
 
 def tests() -> dict[str, Any]:
-    """The tests' files, as modules of the name of the file."""
+    """What runs them, and the first of them; a file that cannot be imported fails alone."""
     sys.path.append(str(_ROOT / "tests/gpu"))
-    return imports(["xdist", "pytest_timeout", *sorted(path.stem for path in (_ROOT / "tests/gpu").glob("test_*.py"))])
+    return imports(["pytest", "xdist", "pytest_timeout", "test_gpu_smoke"])
 
 
 def http() -> dict[str, Any]:

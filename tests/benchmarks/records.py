@@ -37,11 +37,11 @@ def gpu_of(stages: Mapping[str, Any]) -> str:
 
 
 class Results:
-    """The records of a run, on disk after every change."""
+    """The records of a run, on disk after every change. `stages`: those to begin with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stages: Document | None = None) -> None:
         self._path = folder / FILE
-        self.stages: Document = {}
+        self.stages: Document = stages or {}
 
     def join(self, earlier: Document, again: Sequence[str]) -> None:
         """Take over what an earlier run measured, but for the records `stage/workload` that match one of `again`."""

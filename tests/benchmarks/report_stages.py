@@ -77,7 +77,7 @@ PREFLIGHT = Step(
 
 def calls() -> list[tuple[Step, ...]]:
     """The steps of each call. One that was measured by an earlier call is skipped."""
-    smoke = _tests("smoke", ["smoke"], processes=1, seconds=150)
+    smoke = _tests("smoke", ["smoke"], processes=1, timeout=90, seconds=150)
     return [
         (
             smoke,
@@ -88,7 +88,7 @@ def calls() -> list[tuple[Step, ...]]:
             _engine("Qwen3-30B-A3B", ("start", *_DECODES, *_profiles(*_DECODES)), 150),
             _engine("Llama-3.1-8B-fp8", ("start", *_DECODES, *_profiles(*_DECODES)), 110),
         ),
-        (smoke, _tests("correctness", test_names(), processes=8, seconds=480)),
+        (smoke, _tests("correctness", test_names(), processes=8, timeout=240, seconds=480)),
         (
             smoke,
             _engine("Llama-3.1-8B", (*TABLE, *_CLOSED), 190),
@@ -163,14 +163,15 @@ def test_names() -> list[str]:
     return [name for name in (*_FIRST_TESTS, *between, *_LAST_TESTS) if name in names]
 
 
-def _tests(stage: str, names: Sequence[str], *, processes: int, seconds: float) -> Step:
+def _tests(stage: str, names: Sequence[str], *, processes: int, timeout: int, seconds: float) -> Step:
+    """`timeout`: seconds of a test. One of engines compiles their kernels in its own process."""
     return Step(
         stage=stage,
         program="gpu_tests.py",
         workloads=tuple(f"tests/gpu/test_gpu_{name}.py" for name in names),
-        arguments=(f"--processes={processes}", "--timeout=90"),
+        arguments=(f"--processes={processes}", f"--timeout={timeout}"),
         seconds=seconds,
-        silence=200.0,  # longer than any test may take
+        silence=max(2.0 * timeout, 200.0),  # longer than any test may take
         needs="tests",
         is_test=True,
     )
