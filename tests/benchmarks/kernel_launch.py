@@ -1,0 +1,114 @@
+"""Time on the host of a mixed step's kernel launches: through Triton's binder, and directly as `Kernel` does.
+
+    PYTHONPATH=tests python tests/benchmarks/kernel_launch.py
+
+Needs no GPU: the kernels are compiled for Hopper and launched with the step's arguments on meta tensors, but the driver
+does nothing, so that neither figure has CUDA's own part of a launch.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import triton
+from torch._C._distributed_c10d import Store
+from triton.backends.compiler import GPUTarget
+
+from proa_engine.config import EngineConfig
+from proa_engine.kernels.launch import Kernel
+from proa_engine.worker.distributed import Rendezvous
+from proa_engine.worker.meta_worker import MetaWorker
+from proa_engine.worker.warmup import prefill_step
+from proa_engine.worker.worker import Worker
+from support import shape_models as models
+
+LENGTHS = [1] * 32 + [700, 1000]  # decodes, then prompts
+NUM_LAYERS = 28
+REPEATS = 200
+
+Launch = tuple[Kernel, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
+
+
+class IdleGpu:
+    """A Triton driver of a Hopper GPU that loads and launches nothing."""
+
+    def __init__(self) -> None:
+        self.utils = self
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 30}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
+
+    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+class WholeMetaWorker(MetaWorker):
+    def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
+        Worker.init_device(self, rendezvous, store)  # with all layers
+
+
+def launches_of_a_step() -> list[Launch]:
+    launches: list[Launch] = []
+
+    def note(kernel: Kernel, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launches.append((kernel, grid, arguments, constants))
+
+    with tempfile.TemporaryDirectory() as folder:
+        fields = models.QWEN3_06B | {"num_hidden_layers": NUM_LAYERS}
+        model = str(models.make_shape_model(Path(folder), fields))
+        worker = WholeMetaWorker(EngineConfig(model=model, dtype="bfloat16"))
+        worker.init_device()
+        runner = worker._make_model_runner(worker.load_model().num_blocks, [])
+    inputs = runner.prepare_inputs(prefill_step(LENGTHS, block_size=16, num_blocks=999))
+    assert inputs is not None
+    launch = Kernel._launch
+    Kernel._launch = note  # type: ignore[assignment, method-assign]
+    runner.execute_model(inputs)
+    Kernel._launch = launch  # type: ignore[method-assign]
+    return launches
+
+
+def best_seconds(work: Callable[[], None]) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(IdleGpu())
+    launches = launches_of_a_step()
+
+    def through_triton() -> None:
+        for kernel, grid, arguments, constants in launches:
+            kernel._launch_by_triton(grid, *arguments, **constants)
+
+    def directly() -> None:
+        for kernel, grid, arguments, constants in launches:
+            kernel[grid](*arguments, **constants)
+
+    for work in (through_triton, directly):
+        work()  # compiles
+        seconds = best_seconds(work)
+        name, count = work.__name__.replace("_", " "), len(launches)
+        print(f"{name}: {count} launches in {1e3 * seconds:.2f} ms, {1e6 * seconds / count:.1f} us each")
+
+
+if __name__ == "__main__":
+    main()
