@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+from proa_gateway.openai.response_schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+)
 from support.fake_engine import CHAT_TEMPLATE, EOS, FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
 from support.tokenizers import byte_level_tokenizer
@@ -194,3 +201,35 @@ async def test_a_requests_chat_template_needs_a_gateway_that_trusts_it(engine: F
         assert (await gateway.chat(chat_template="{{")).json()["error"]["param"] == "chat_template"
         assert (await gateway.chat(chat_template=CHAT_TEMPLATE)).is_success
         assert sent_text(engine).startswith("user: Hi")
+
+
+async def test_responses_have_the_fields_of_the_openapi_document(gateway: RunningGateway) -> None:
+    everything: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True, "logprobs": 1}
+    for fields in ({}, {**everything, "return_prompt_text": True, "top_logprobs": 1}):
+        answer = (await gateway.chat(**fields)).json()
+        chat = ChatCompletion.model_validate(answer)
+        assert answer == chat.model_dump(exclude_unset=True)
+        assert set(answer) == set(ChatCompletion.model_fields)
+        events = await gateway.events("/v1/chat/completions", chat_body(**fields | {"prompt_logprobs": None}))
+        assert events[:-1] == [
+            ChatCompletionChunk.model_validate(event).model_dump(exclude_unset=True) for event in events[:-1]
+        ]
+    for fields in ({}, everything):
+        answer = (await gateway.complete(**fields)).json()
+        assert answer == Completion.model_validate(answer).model_dump(exclude_unset=True)
+        assert set(answer["choices"][0]) == set(CompletionChoice.model_fields)
+        body = {"model": "fake", "prompt": "Hi", **fields, "prompt_logprobs": None}
+        events = await gateway.events("/v1/completions", body)
+        assert events[:-1] == [
+            CompletionChunk.model_validate(event).model_dump(exclude_unset=True) for event in events[:-1]
+        ]
+
+
+async def test_the_openapi_document_says_what_routes_send(gateway: RunningGateway) -> None:
+    paths = (await gateway.http.get("/openapi.json")).json()["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = paths[path]["post"]["responses"]["200"]["content"]
+        assert content["application/json"]["schema"]["$ref"].startswith("#/components/schemas/")
+        assert content["text/event-stream"]["schema"]["type"] == "string"
+    assert "content" not in paths["/health"]["get"]["responses"]["200"]
+    assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}

@@ -70,12 +70,15 @@ class Target:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=20)
+        paths = self.client.get("/openapi.json").json()["paths"]
+        self.documented = {status for route in ROUTES for status in paths[route]["post"]["responses"]}
 
     def post(self, route: str, body: bytes) -> None:
         self.check(self.client.post(route, content=body, headers={"content-type": "application/json"}))
 
     def check(self, answer: Any) -> None:
         assert answer.status_code < 500, answer.text
+        assert str(answer.status_code) in self.documented
         assert self.process.poll() is None
         if answer.status_code >= 400:
             assert answer.json()["error"]["message"]

@@ -5,13 +5,20 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway
 from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
+from proa_gateway.openai.response_schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    generation_response,
+)
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
 from proa_gateway.streaming import WriterResponse
@@ -41,13 +48,16 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/v1/chat/completions", responses=_ERRORS)
+@router.post(
+    "/v1/chat/completions",
+    responses=_ERRORS | {200: generation_response(ChatCompletion, ChatCompletionChunk)},
+)
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
     trusted = _gateway(request).config.trust_request_chat_template
     return _generate(ChatHandler(body, trusts_template=trusted), request)
 
 
-@router.post("/v1/completions", responses=_ERRORS)
+@router.post("/v1/completions", responses=_ERRORS | {200: generation_response(Completion, CompletionChunk)})
 async def completions(body: CompletionRequest, request: Request) -> Response:
     return _generate(CompletionHandler(body), request)
 
@@ -66,7 +76,7 @@ async def get_model(model: str, request: Request) -> dict[str, Any]:
     return _model_card(gateway, model)
 
 
-@public_router.get("/health")
+@public_router.get("/health", response_class=Response)
 async def health() -> Response:
     """The process is alive."""
     return Response()
@@ -79,7 +89,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
-@public_router.get("/metrics")
+@public_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     return Response(_gateway(request).metrics.render(), media_type=METRICS_TYPE)
 
