@@ -36,7 +36,11 @@ class RemoteOpenAIServer:
             _start("proa-gateway", *listen, str(self.port), "--engine", f"{self.host}:{engine_port}",
                    *_known(arguments, GATEWAY_OPTIONS)),
         ]  # fmt: skip
-        self._wait_until_ready()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -44,13 +48,7 @@ class RemoteOpenAIServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        self._stop()
 
     @property
     def url_root(self) -> str:
@@ -78,6 +76,15 @@ class RemoteOpenAIServer:
             "max_retries": 0,
             "timeout": 60,
         } | options
+
+    def _stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
