@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -12,9 +13,11 @@ from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, open_gateway
-from proa_gateway.http import BodyLimit, error_handlers
+from proa_gateway.http import BodyLimit, RootPath, error_handlers
 from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import public_router, router
+
+EXPOSED_HEADERS = ("x-request-id", "x-proa-ignored-fields", "retry-after")  # what pages of other origins may read
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
@@ -37,6 +40,17 @@ def create_app(config: GatewayConfig) -> FastAPI:
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
     app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
     app.add_middleware(RequestIdMiddleware)
+    if config.root_path:
+        app.add_middleware(RootPath, path=config.root_path)
+    if config.cors.allowed_origins.values:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors.allowed_origins.values,
+            allow_credentials=config.cors.allow_credentials,
+            allow_methods=config.cors.allowed_methods.values,
+            allow_headers=config.cors.allowed_headers.values,
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.include_router(router)
     app.include_router(public_router)
     return app

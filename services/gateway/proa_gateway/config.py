@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proa.options import check_options, option
 from proa.tls import TlsFiles
+from proa_gateway.cors import Cors
 from proa_gateway.routing.policies import POLICIES
 
 _ADDRESS = re.compile(r".+:[0-9]+")
@@ -28,6 +29,12 @@ def _tokenizer_folder(text: str) -> Path:
     if not (Path(text) / "tokenizer.json").is_file():
         raise ValueError(f"there is no tokenizer.json in {text!r}")
     return Path(text)
+
+
+def _root_path(text: str) -> str:
+    if text and (not text.startswith("/") or text.endswith("/")):
+        raise ValueError(f"{text!r} must begin with a slash and end without one")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +132,10 @@ class GatewayConfig:
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
     max_choices: int = option(128, "limit of prompts times n in one request", internal=True)
+    root_path: str = option(
+        "", "path under which a proxy serves the API, if the proxy does not remove it", metavar="PATH", parse=_root_path
+    )
+    cors: Cors = option(Cors(), "web pages of other origins")
     deadlines: Deadlines = option(Deadlines(), "time limits in seconds")
     tls: TlsFiles | None = option(None, "TLS to the engines (default: plaintext)")
 

@@ -1,4 +1,4 @@
-"""HTTP around the routes: the limit on request bodies, and errors as OpenAI's error object."""
+"""HTTP around the routes: the limit on request bodies, the root path, and errors as OpenAI's error object."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -45,6 +45,18 @@ class BodyLimit:
         return BodyTooLarge(f"The request body must not be larger than {self._max_bytes} bytes.")
 
 
+class RootPath:
+    """Middleware that serves the routes under `path` too."""
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._path  # Starlette ignores it for other paths
+        await self._app(scope, receive, send)
+
+
 def gateway_error_response(error: GatewayError) -> JSONResponse:
     return JSONResponse(error.to_dict(), error.status, error.headers)
 
@@ -73,7 +85,9 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
         return JSONResponse(body, error.status_code, error.headers)
 
     async def on_fault(request: Request, error: Exception) -> Response:
-        return await on_gateway_error(request, InternalError("The gateway failed."))
+        response = await on_gateway_error(request, InternalError("The gateway failed."))
+        response.headers["x-request-id"] = getattr(request.state, "request_id", "")  # no middleware runs any more
+        return response
 
     return {
         GatewayError: on_gateway_error,

@@ -149,7 +149,7 @@ class ApiKeyMiddleware:
         self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._public_paths:
+        if scope["type"] != "http" or _path(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
         header = dict(scope["headers"]).get(b"authorization")
@@ -167,6 +167,12 @@ class ApiKeyMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_limits if caller.name else send)
+
+
+def _path(scope: Scope) -> str:
+    """Without the path under which the API is served."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _fingerprint(path: Path) -> tuple[int, ...] | None:
