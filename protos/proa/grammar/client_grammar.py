@@ -6,6 +6,7 @@ import re
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from proa.grammar.check import GrammarError
+from proa.grammar.findings import Findings
 from proa.grammar.json_schema import JsonOptions, json_schema
 from proa.grammar.lark import check_regexes
 
@@ -24,31 +25,30 @@ _TOKEN = re.compile(
 _EBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
 
 
-def client_grammar(text: str, options: JsonOptions, warnings: list[str]) -> str:
+def client_grammar(text: str, options: JsonOptions, findings: Findings) -> str:
     """The grammar in Lark, with our options in each `%json`."""
     if len(text) > MAX_BYTES:
         raise GrammarError(f"a grammar must be at most {MAX_BYTES} characters long, this one has {len(text)}")
     if text.lstrip().startswith("{"):
         raise GrammarError("a grammar must be written in Lark or EBNF, not in JSON")
-    return _lark(text if _LARK.search(text) else ebnf_to_lark(text), options, warnings)
+    return _lark(text if _LARK.search(text) else ebnf_to_lark(text), options, findings)
 
 
-def _lark(text: str, options: JsonOptions, warnings: list[str]) -> str:
+def _lark(text: str, options: JsonOptions, findings: Findings) -> str:
     pieces: list[str] = []
-    regexes: list[str] = []
     levels = position = end = 0
     while found := _TOKEN.search(text, position):
         position = found.end()
         levels += found["level"] is not None
         if found["regex"] is not None:
-            regexes.append(found["regex"])
+            findings.regexes.append(found["regex"])
         if found["json"] is not None:
             schema, position = _decode(text, position)
-            pieces += [text[end : found.start()], json_schema(schema, options, warnings), " "]
+            pieces += [text[end : found.start()], json_schema(schema, options, findings), " "]
             end = position
     if levels > MAX_LEVELS:
         raise GrammarError(f"a grammar must have at most {MAX_LEVELS} rules and parentheses, this one has {levels}")
-    check_regexes(regexes)
+    check_regexes(findings.regexes)
     return "".join([*pieces, text[end:]])
 
 

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from proa.contract.grammar import MAX_GRAMMAR_BYTES
 from proa.grammar.check import GrammarError
+from proa.grammar.findings import Findings
 from proa.grammar.lark import check_regexes
 from proa.grammar.schema_bounds import check_bounds
 from proa.grammar.schema_levels import check_levels
@@ -62,21 +63,21 @@ class _Place:
     depth: int
 
 
-def json_schema(schema: object, options: JsonOptions, warnings: list[str]) -> str:
-    """A `%json` expression. `schema`: parsed, or its text. Appends what is not held exactly to `warnings`."""
+def json_schema(schema: object, options: JsonOptions, findings: Findings) -> str:
+    """A `%json` expression. `schema`: parsed, or its text. Adds to `findings`."""
     copied = _copy(schema)
     if copied is False:
         raise GrammarError("no output can match the JSON schema false")
     root: dict[str, object] = {} if copied is True else copied
     root.pop("x-guidance", None)  # llguidance's options, such as one that ignores unknown keywords
     places = _places(root)
-    check_bounds([place.value for place in places if isinstance(place.value, dict)])
+    check_bounds([place.value for place in places if isinstance(place.value, dict)], findings)
     check_levels([(place.value, place.parent) for place in places])
     for schema_ in (place.value for place in places if place.kind is _Kind.SCHEMA):
         if isinstance(schema_, dict):
             _check_types(schema_)
             if not options.strict:
-                _relax(schema_, warnings)
+                _relax(schema_, findings)
     if options.whitespace is not None:
         check_regexes([options.whitespace])
     return f"%json {json.dumps({**root, 'x-guidance': options.x_guidance()})}"
@@ -142,15 +143,10 @@ def _check_types(schema: dict[str, object]) -> None:
             raise GrammarError("JSON schema: required must be an array of strings")
 
 
-def _relax(schema: dict[str, object], warnings: list[str]) -> None:
+def _relax(schema: dict[str, object], findings: Findings) -> None:
     name = schema.get("format")
     if isinstance(name, str) and name not in FORMATS:
         del schema["format"]
-        _warn(f"format {name[:50]!r} is not enforced", warnings)
+        findings.warn(f"format {name[:50]!r} is not enforced")
     if "oneOf" in schema:
-        _warn("oneOf is enforced as anyOf", warnings)
-
-
-def _warn(warning: str, warnings: list[str]) -> None:
-    if warning not in warnings:
-        warnings.append(warning)
+        findings.warn("oneOf is enforced as anyOf")

@@ -5,6 +5,7 @@ from decimal import Decimal
 from math import lcm
 
 from proa.grammar.check import GrammarError
+from proa.grammar.findings import Findings
 from proa.grammar.lark import check_regexes
 
 # llguidance 1.9.1 on one core; it has no limits of its own on these.
@@ -14,10 +15,9 @@ MAX_OBJECT_CHOICES = 2000  # 130 ms
 MAX_PATTERN_PAIRS = 4096  # sum of squares of the numbers of patternProperties, of which each two are compared: 120 ms
 
 
-def check_bounds(objects: Sequence[dict[str, object]]) -> None:
+def check_bounds(objects: Sequence[dict[str, object]], findings: Findings) -> None:
     """`objects`: all of the schema, whatever they stand for, because a reference may lead to any of them."""
-    patterns = [pattern for value in objects if isinstance(pattern := value.get("pattern"), str)]
-    pairs = 0
+    findings.regexes += [pattern for value in objects if isinstance(pattern := value.get("pattern"), str)]
     for value in objects:
         if isinstance(choices := value.get("enum"), list):
             count = sum(isinstance(each, (dict, list)) for each in choices)
@@ -26,12 +26,13 @@ def check_bounds(objects: Sequence[dict[str, object]]) -> None:
                     f"enum must hold at most {MAX_OBJECT_CHOICES} objects and arrays, this one has {count}"
                 )
         if isinstance(properties := value.get("patternProperties"), Mapping):
-            patterns += properties
-            pairs += len(properties) ** 2
-    check_regexes(patterns)
-    if pairs > MAX_PATTERN_PAIRS:
+            findings.regexes += properties
+            findings.num_pattern_pairs += len(properties) ** 2
+    check_regexes(findings.regexes)
+    if findings.num_pattern_pairs > MAX_PATTERN_PAIRS:
         raise GrammarError("the JSON schema has too many patternProperties")
-    _check_multiples([value["multipleOf"] for value in objects if "multipleOf" in value])
+    findings.multiples += [value["multipleOf"] for value in objects if "multipleOf" in value]
+    _check_multiples(findings.multiples)
 
 
 def _check_multiples(values: list[object]) -> None:

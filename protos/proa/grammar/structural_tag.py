@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from proa.contract.grammar import Grammar
 from proa.grammar.check import GrammarError
 from proa.grammar.client_grammar import client_grammar
+from proa.grammar.findings import Findings
 from proa.grammar.json_schema import JsonOptions, json_schema
-from proa.grammar.lark import AddedTokens, literal, quote, regex, split
+from proa.grammar.lark import AddedTokens, check_regexes, literal, quote, regex, split
 from proa.grammar.tag_fields import Format, object_, objects, refuse, string, strings
 
 MAX_DEPTH = 20
 TEXT = "TEXT: /(?s:.*)/"
 
 
-def structural_tag(tag: str | Format, added_tokens: AddedTokens, options: JsonOptions, warnings: list[str]) -> Grammar:
+def structural_tag(tag: str | Format, added_tokens: AddedTokens, options: JsonOptions, findings: Findings) -> Grammar:
     """Triggers that are one and the same added token leave the output free until that token; see `Grammar`."""
-    lowering = _Lowering(added_tokens, options, warnings)
+    lowering = _Lowering(added_tokens, options, findings)
     form = _format_of(tag)
     if (token_id := lowering.only_trigger(form)) is not None:
         body = lowering.bodies(objects(form, "tags"), strings(form, "triggers")[0])
@@ -52,16 +53,16 @@ def _schema(structure: Format) -> Format:
 class _Lowering:
     """Collects the rules that expressions need."""
 
-    def __init__(self, added_tokens: AddedTokens, options: JsonOptions, warnings: list[str]) -> None:
+    def __init__(self, added_tokens: AddedTokens, options: JsonOptions, findings: Findings) -> None:
         self._added_tokens = added_tokens
         self._options = options
-        self._warnings = warnings
+        self._findings = findings
         self._rules: list[str] = []
         self._depth = 0
         self._by_type: dict[str, Callable[[Format], str]] = {
             "const_string": lambda form: self._literal(string(form, "value")),
             "json_schema": self._json_schema,
-            "regex": lambda form: regex(string(form, "pattern")),
+            "regex": self._regex,
             "grammar": self._grammar,
             "or": lambda form: self._any(objects(form, "elements")),
             "tag": self._tag,
@@ -128,10 +129,15 @@ class _Lowering:
         refuse(form, {"type", "json_schema", "style"}, "json_schema")
         if (style := form.get("style", "json")) != "json":
             raise GrammarError(f"structural_tag: style {style!r} of json_schema is not supported")
-        return self._add_rule("", json_schema(form.get("json_schema", True), self._options, self._warnings))
+        return self._add_rule("", json_schema(form.get("json_schema", True), self._options, self._findings))
+
+    def _regex(self, form: Format) -> str:
+        self._findings.regexes.append(string(form, "pattern"))
+        check_regexes(self._findings.regexes)
+        return regex(string(form, "pattern"))
 
     def _grammar(self, form: Format) -> str:
-        text = client_grammar(string(form, "grammar"), self._options, self._warnings)
+        text = client_grammar(string(form, "grammar"), self._options, self._findings)
         return self._add_rule("", f"%lark {{\n{text}\n}}")
 
     def _tag(self, tag: Format, skip: int = 0) -> str:

@@ -141,3 +141,12 @@ def test_deep_nesting_is_refused() -> None:
 
     with pytest.raises(GrammarError, match="nested at most 20 levels deep"):
         lowered(structural_tag={"format": form})
+
+
+def test_bounds_hold_for_all_tags_together() -> None:
+    primes = [schema({"type": "integer", "multipleOf": prime}) for prime in (101, 103)]
+    lowered(structural_tag={"format": any_of(primes[0])})
+    with pytest.raises(GrammarError, match="multipleOf is supported up to 10000"):
+        lowered(structural_tag={"format": any_of(*primes)})
+    with pytest.raises(GrammarError, match="at most 16384 characters long together"):
+        lowered(structural_tag={"format": any_of(*({"type": "regex", "pattern": "a" * 4000} for _ in range(5)))})
