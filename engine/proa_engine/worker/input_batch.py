@@ -36,15 +36,18 @@ class BatchEdits:
 
     token_starts: list[int] = field(default_factory=list)  # flat positions in the token table
     token_rows: list[IntArray] = field(default_factory=list)
-    block_positions: list[IntArray] = field(default_factory=list)  # flat positions in the block table
-    block_ids: list[IntArray] = field(default_factory=list)
+    block_positions: list[int] = field(default_factory=list)  # flat positions in the block table
+    block_ids: list[int] = field(default_factory=list)
     param_slots: list[int] = field(default_factory=list)
     param_rows: list[list[float]] = field(default_factory=list)
 
     def pack(self, packer: Packer) -> PackedEdits:
         first_array, blocks, params = len(packer), None, None
         if self.block_ids:
-            blocks = packer.add(np.concatenate(self.block_positions)), packer.add(np.concatenate(self.block_ids))
+            blocks = (
+                packer.add(np.array(self.block_positions, np.int64)),
+                packer.add(np.array(self.block_ids, np.int64)),
+            )
         if self.param_slots:
             params = packer.add(np.array(self.param_slots, np.int64)), packer.add_floats(np.array(self.param_rows))
         tokens = [(start, packer.add(row)) for start, row in zip(self.token_starts, self.token_rows, strict=True)]
@@ -83,7 +86,7 @@ class InputBatch:
         self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
         self.params = torch.zeros(max_num_seqs, columns.NUM_COLUMNS, dtype=torch.float64, device=device)
-        self._num_blocks = np.zeros(max_num_seqs, np.int64)
+        self._num_blocks = [0] * max_num_seqs
         self._eos_token_ids = eos_token_ids
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(max_num_seqs))[::-1]
@@ -142,9 +145,9 @@ class InputBatch:
             self.params.index_copy_(0, arrays[slots], arrays[rows].view(torch.float64).view(-1, columns.NUM_COLUMNS))
 
     def _append_blocks(self, slot: int, block_ids: list[int], edits: BatchEdits) -> None:
-        start = slot * self.max_blocks + int(self._num_blocks[slot])
-        edits.block_positions.append(np.arange(start, start + len(block_ids)))
-        edits.block_ids.append(np.array(block_ids, np.int64))
+        start = slot * self.max_blocks + self._num_blocks[slot]
+        edits.block_positions += range(start, start + len(block_ids))
+        edits.block_ids += block_ids
         self._num_blocks[slot] += len(block_ids)
 
     def _add_params(self, request: NewRequestData, slot: int) -> list[float]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from proa_engine.core.types import SchedulerOutput
+from proa_engine.core.types import CachedRequestData, SchedulerOutput
 from proa_engine.worker.decode_graphs import DecodeGraphs
-from proa_engine.worker.input_batch import BatchEdits, InputBatch
+from proa_engine.worker.input_batch import BatchEdits, InputBatch, PackedEdits
 from proa_engine.worker.sampling_inputs import SamplingInputs
 from proa_engine.worker.staging import IntArray, PackedArrays, Packer
 from proa_engine.worker.step_inputs import DecodeRows, StepInputs, build_step_inputs
@@ -16,12 +16,13 @@ from proa_engine.worker.step_inputs import DecodeRows, StepInputs, build_step_in
 class _Decodes:
     """A step of decodes only. Until its batch changes, the next step's arrays are its arrays plus `increments`."""
 
-    request_ids: list[str]
     slots: IntArray
     inputs: StepInputs
     sampling: SamplingInputs
-    arrays: PackedArrays  # of `inputs`, without its edits
+    values: IntArray  # of the arrays of `inputs`, without its edits
     increments: IntArray
+    lengths: list[int]
+    no_edits: PackedEdits
 
 
 class InputBuilder:
@@ -34,28 +35,26 @@ class InputBuilder:
 
     def build(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         """Apply the scheduler's output to the batch's host side and lay out the step; None if it computes no tokens."""
-        if self._last is not None and _continues(scheduler_output, self._last.request_ids):
-            return self._build_next(scheduler_output, self._last)
+        if self._last is not None and _continues(scheduler_output, self._last.inputs.request_ids):
+            return self._build_next(scheduler_output.cached_requests, self._last)
         inputs = build_step_inputs(scheduler_output, self._batch, self._graphs)
         self._last = None if inputs is None else self._decodes(inputs)
         return inputs
 
-    def _build_next(self, scheduler_output: SchedulerOutput, last: _Decodes) -> StepInputs:
-        batch, inputs = self._batch, last.inputs
-        edits = BatchEdits()
-        if scheduler_output.cached_requests:
-            batch.update(scheduler_output.cached_requests, edits)
-        last.arrays = PackedArrays(last.arrays.values + last.increments, last.arrays.lengths)
+    def _build_next(self, changed: list[CachedRequestData], last: _Decodes) -> StepInputs:
+        inputs = last.inputs
+        last.values = last.values + last.increments  # a new array: steps in flight keep theirs
+        arrays, edits = PackedArrays(last.values, last.lengths), last.no_edits
+        if changed:
+            arrays, edits = self._append_edits(changed, arrays)
         if last.sampling.max_num_tokens:
             last.sampling = replace(last.sampling, max_num_tokens=last.sampling.max_num_tokens + 1)
-        batch.num_computed_tokens[last.slots] += 1
-        batch.num_tokens[last.slots] += 1
-        packer = Packer(last.arrays)
-        packed_edits = edits.pack(packer)
+        self._batch.num_computed_tokens[last.slots] += 1
+        self._batch.num_tokens[last.slots] += 1
         return StepInputs(
-            arrays=packer.pack(),
+            arrays=arrays,
             num_tokens=inputs.num_tokens,
-            edits=packed_edits,
+            edits=edits,
             request_ids=inputs.request_ids,
             is_sampled=inputs.is_sampled,
             num_logprobs=inputs.num_logprobs,
@@ -65,6 +64,12 @@ class InputBuilder:
             drafts=None,
         )
 
+    def _append_edits(self, changed: list[CachedRequestData], arrays: PackedArrays) -> tuple[PackedArrays, PackedEdits]:
+        edits, packer = BatchEdits(), Packer(arrays)
+        self._batch.update(changed, edits)
+        packed = edits.pack(packer)
+        return packer.pack(), packed
+
     def _decodes(self, inputs: StepInputs) -> _Decodes | None:
         """The step as one that may be continued. None if more than positions will change."""
         rows, sampling = inputs.rows, inputs.sampling
@@ -73,7 +78,8 @@ class InputBuilder:
         num_rows = len(inputs.request_ids)
         if sampling.num_rows < num_rows:
             return None
-        lengths = inputs.arrays.lengths[: inputs.edits.first_array]
+        first_edit = inputs.edits.first_array
+        lengths = inputs.arrays.lengths[:first_edit]
         ends = np.cumsum(lengths)
         values = inputs.arrays.values[: ends[-1]]
         increments = np.zeros_like(values)
@@ -81,8 +87,8 @@ class InputBuilder:
         increments[first_end : first_end + num_rows] = 1
         for index in (sampling.positions, sampling.write_to):
             increments[ends[index] - num_rows : ends[index]] = 1
-        slots = self._batch.slots_of(inputs.request_ids)
-        return _Decodes(inputs.request_ids, slots, inputs, sampling, PackedArrays(values, lengths), increments)
+        slots, no_edits = self._batch.slots_of(inputs.request_ids), PackedEdits(first_edit, [], None, None)
+        return _Decodes(slots, inputs, sampling, values, increments, lengths, no_edits)
 
 
 def _continues(scheduler_output: SchedulerOutput, request_ids: list[str]) -> bool:
