@@ -81,9 +81,9 @@ def _rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch
 def _add_rms_norm_triton(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out = torch.empty_like(x)
-    _launch(x, residual, weight, out, eps)
-    return out, residual
+    assert x.is_contiguous()
+    _launch(x, residual, weight, x, eps)
+    return x, residual
 
 
 def _rms_norm_fp8_triton(
@@ -133,7 +133,7 @@ def rms_norm_kernel(
     x_ptr,  # [num_rows, size]
     residual_ptr,  # [num_rows, size], read, then overwritten by x + residual; None without a residual
     weight_ptr,  # [size]
-    out_ptr,  # [num_rows, size]
+    out_ptr,  # [num_rows, size]; may be x_ptr
     scales_ptr,  # [num_rows, size / GROUP]; None unless QUANTIZE
     static_ptr,  # [1]; None unless STATIC
     size,
