@@ -13,6 +13,7 @@ from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 MAX_ROWS = 2  # with more rows the arithmetic takes longer than reading the weight
 MAX_INPUTS = 16384  # a row must fit in a program's registers
+MAX_INPUTS_OF_TWO_ROWS = 8192  # with more, two rows would spill registers
 WARPS_PER_MULTIPROCESSOR = 16  # with 128 registers a thread
 THREAD_BYTES = (
     128  # bytes of the weight in flight for each thread: 64 KB a multiprocessor, twice latency times bandwidth
@@ -33,7 +34,7 @@ class SkinnyGemm:
 def skinny_gemm_form(weight: torch.Tensor) -> SkinnyGemm | None:
     """The input form of products by `weight` [N, K]; None if they have no skinny kernel."""
     fits = not weight.is_cpu and weight.shape[1] <= MAX_INPUTS and weight.numel() < 1 << 31
-    return SkinnyGemm() if fits else None
+    return SkinnyGemm(MAX_ROWS if weight.shape[1] <= MAX_INPUTS_OF_TWO_ROWS else 1) if fits else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

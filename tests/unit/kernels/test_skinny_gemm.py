@@ -5,7 +5,7 @@ import torch
 
 from proa_engine.kernels.skinny_gemm import (
     MAX_INPUTS,
-    MAX_ROWS,
+    MAX_INPUTS_OF_TWO_ROWS,
     THREAD_BYTES,
     WARPS_PER_MULTIPROCESSOR,
     choose_tiling,
@@ -41,8 +41,9 @@ def test_a_round_is_a_threads_share_at_most_unless_one_output_is_more(
 
 
 def test_only_weights_on_a_gpu_with_rows_that_fit_take_few_rows() -> None:
-    form = skinny_gemm_form(torch.empty(8, MAX_INPUTS, device="meta"))
-    assert form is not None
-    assert [form.holds(rows) for rows in (0, 1, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, False]
+    for inputs, most in ((MAX_INPUTS_OF_TWO_ROWS, 2), (MAX_INPUTS_OF_TWO_ROWS + 8, 1), (MAX_INPUTS, 1)):
+        form = skinny_gemm_form(torch.empty(8, inputs, device="meta"))
+        assert form is not None
+        assert [rows for rows in range(5) if form.holds(rows)] == list(range(1, most + 1))
     assert skinny_gemm_form(torch.empty(8, MAX_INPUTS + 1, device="meta")) is None
     assert skinny_gemm_form(torch.empty(8, 8)) is None
