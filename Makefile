@@ -61,6 +61,9 @@ gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the
 	@python3 tests/benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
 	  $(if $(STAGES),--stages $(STAGES)) $(if $(EARLIER),--earlier $(EARLIER))
 
+gpu-static: setup ## compile all kernels for Hopper, without a GPU: registers, copies in flight, launches of a step
+	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python tests/benchmarks/gpu_static.py --out build/gpu-static
+
 lint: setup ## check the style of the code and of the .proto files
 	ruff check
 	ruff format --check
@@ -114,4 +117,4 @@ clean: ## remove everything that the tasks above created
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help

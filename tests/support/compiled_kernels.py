@@ -1,14 +1,16 @@
-"""Run as a program, with the name of a group of models, on a machine with or without a GPU: compiles for Hopper every
-kernel variant that engines with them launch from their start on, and checks that steps of any other shape launch no
-other.
+"""Run as a program, on a machine with or without a GPU: compiles for Hopper every kernel variant that engines with
+these models launch from their start on, prints what each uses, a line of JSON a variant, and checks that steps of any
+other shape launch no other.
 
 Must not run inside pytest: which GPU Triton compiles for is the whole process's.
 """
 
-import sys
+import json
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,15 @@ from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_step, finish_step, prefill_step
 from support import shape_models as models
+from support.kernel_facts import KernelFacts, facts_of
 from support.shape_models import make_shape_model, stored_as
 
-MOST_SHARED_MEMORY = 227 * 1024  # bytes a program, on Hopper
+_NUM_PROCESSES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    name: str
     model: models.Fields
     settings: dict[str, Any] = field(default_factory=dict)  # of the engine
 
@@ -36,32 +40,36 @@ class Case:
         return 0 if drafts is None else drafts.num_speculative_tokens
 
 
-CASES = {
-    "plain": [
-        Case(models.LLAMA_8B),
-        Case(models.MISTRAL_7B),
-        Case(models.QWEN2_05B),
-        Case(models.QWEN3_06B),
-        Case(models.QWEN3_06B, {"dtype": "float16"}),
-        Case(models.QWEN3_06B, {"dtype": "float32"}),
-        Case(models.QWEN3_06B, {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}),
-        Case(models.QWEN3_06B, {"batch_invariant": True}),
-        Case(
-            models.LLAMA_8B,
-            {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)},
-        ),
-        Case(models.QWEN3_30B_A3B),
-    ],
-    "quantized": [
-        Case(models.LLAMA_8B, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
-        Case(stored_as(models.LLAMA_8B, models.FP8_STATIC)),
-        Case(stored_as(models.LLAMA_8B, models.FP8_BLOCKS)),
-        Case(stored_as(models.LLAMA_8B, models.GPTQ)),
-        Case(stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
-        Case(models.QWEN3_30B_A3B, {"quantization": "fp8"}),
-        Case(stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
-    ],
-}
+_FP8_CACHE = {"kv_cache_dtype": "fp8"}
+_INVARIANT = {"batch_invariant": True}
+_NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}
+_MANY_DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=32)}
+CASES = [
+    Case("Llama-3.1-8B", models.LLAMA_8B),
+    Case("Llama-3.1-8B fp8, fp8 KV", models.LLAMA_8B, {"quantization": "fp8"} | _FP8_CACHE),
+    Case("Llama-3.1-8B static fp8", stored_as(models.LLAMA_8B, models.FP8_STATIC)),
+    Case("Llama-3.1-8B fp8 blocks", stored_as(models.LLAMA_8B, models.FP8_BLOCKS)),
+    Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
+    Case("Llama-3.1-8B GPTQ out of order", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
+    Case("Llama-3.1-8B n-gram of 32", models.LLAMA_8B, _MANY_DRAFTS),
+    Case("Mistral-7B", models.MISTRAL_7B),
+    Case("Qwen2-0.5B", models.QWEN2_05B),
+    Case("Qwen2-0.5B fp8 KV", models.QWEN2_05B, _FP8_CACHE),
+    Case("Qwen2-0.5B invariant", models.QWEN2_05B, _INVARIANT),
+    Case("Qwen3-0.6B", models.QWEN3_06B),
+    Case("Qwen3-0.6B float16", models.QWEN3_06B, {"dtype": "float16"}),
+    Case("Qwen3-0.6B float32", models.QWEN3_06B, {"dtype": "float32"}),
+    Case("Qwen3-0.6B n-gram", models.QWEN3_06B, _NGRAM),
+    Case("Qwen3-0.6B invariant", models.QWEN3_06B, _INVARIANT),
+    Case("Qwen3-0.6B invariant, fp8 KV", models.QWEN3_06B, _INVARIANT | _FP8_CACHE),
+    Case("heads of 256", models.WIDE_HEADS),
+    Case("heads of 256, fp8 KV", models.WIDE_HEADS, _FP8_CACHE),
+    Case("heads of 256, invariant", models.WIDE_HEADS, _INVARIANT),
+    Case("heads of 256, invariant, fp8 KV", models.WIDE_HEADS, _INVARIANT | _FP8_CACHE),
+    Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
+    Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
+    Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
+]
 
 
 def variants_of(case: Case) -> set[Variant]:
@@ -72,7 +80,7 @@ def variants_of(case: Case) -> set[Variant]:
         at_start = set(record(worker.run_start))
     odd_steps = record(lambda: run_odd_steps(worker.model_runner, min(case.num_drafts, 2)))
     later = {variant.name for variant in set(odd_steps) - at_start}
-    assert not later, f"{case}: compiled while requests wait: {later}"
+    assert not later, f"{case.name}: compiled while requests wait: {later}"
     return at_start
 
 
@@ -90,19 +98,26 @@ def run_odd_steps(runner: ModelRunner, num_drafts: int) -> None:
             runner.prepare_inputs(finish_step(names))
 
 
-def compile_variant(variant: Variant) -> str:
-    compiled = variant.compile()
-    assert compiled.asm["cubin"]
-    assert compiled.metadata.shared <= MOST_SHARED_MEMORY, f"{variant.name}: {compiled.metadata.shared} bytes"
-    return variant.name
+def users(cases: Sequence[Case]) -> dict[Variant, list[str]]:
+    """Every variant with the names of the cases that launch it, in the order of the kernels' names."""
+    found: dict[Variant, list[str]] = defaultdict(list)
+    for case in cases:
+        for variant in variants_of(case):
+            found[variant].append(case.name)
+    return dict(sorted(found.items(), key=lambda item: item[0].specialization))
 
 
-def main(group: str) -> None:
-    variants = set.union(*map(variants_of, CASES[group]))
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        for name in pool.map(compile_variant, sorted(variants, key=lambda variant: variant.specialization)):
-            print(name, "ok", flush=True)
+def compile_all(variants: Sequence[Variant]) -> Iterator[KernelFacts]:
+    """Compile in other processes; yields the variants' facts in order."""
+    with ProcessPoolExecutor(_NUM_PROCESSES, get_context("spawn")) as pool:
+        yield from pool.map(facts_of, variants)
+
+
+def main() -> None:
+    names = users(CASES)
+    for facts, cases in zip(compile_all(list(names)), names.values(), strict=True):
+        print(json.dumps(asdict(facts) | {"cases": cases}), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,0 +1,132 @@
+"""Kernels that a step launches and the bytes that they move, counted on meta tensors: no GPU, no weights."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from real_shapes import write_model
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import JITFunction
+
+from floors import Step
+from proa.contract import SamplingParams
+from proa_engine.config import EngineConfig
+from proa_engine.kernels.variants import record
+from proa_engine.worker.decode_graphs import GraphShape
+from proa_engine.worker.distributed import Rendezvous
+from proa_engine.worker.meta_worker import MetaWorker
+from proa_engine.worker.warmup import decode_step, finish_step, prefill_step
+from proa_engine.worker.worker import Worker
+
+CONTEXT = 512  # tokens before a decode
+WORKLOADS = ("decode-1", "decode-64", "decode-256", "prefill-1x1024")
+_SAMPLING = SamplingParams(temperature=0.6)
+# Operators that launch nothing: they allocate, or rename memory
+_NO_LAUNCH = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach", "aten.lift", "aten.set_")
+
+
+@dataclass(slots=True)
+class StepCost:
+    triton: int = 0  # launches of Triton's kernels
+    torch: int = 0  # operators of torch that launch a kernel or a copy: at least as many launches
+    activation_bytes: int = 0  # read and written: of floating-point tensors but for weights and KV cache
+    kernels: dict[str, int] = field(default_factory=dict)  # launches by name
+
+
+class StepCounter:
+    """A model's steps, on all of its layers."""
+
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_model(model, Path(folder))
+            self._worker = _AllLayers(EngineConfig(model=str(path), dtype="bfloat16", max_num_seqs=256, **settings))
+            record(self._worker.prepare)  # sets Triton's GPU, too
+
+    def count(self, workload: str) -> StepCost:
+        step = Step.of_workload(workload, CONTEXT)
+        runner = self._worker.model_runner
+        length = step.context or step.new_tokens
+        requests = prefill_step([length] * step.sequences, block_size=16, num_blocks=1 << 20, params=_SAMPLING)
+        names = list(requests.num_scheduled_tokens)
+        last = requests
+        if step.context:
+            runner.prepare_inputs(requests)
+            last = decode_step(names, step.context)
+        inputs = runner.prepare_inputs(last)
+        assert inputs is not None
+        with _counting(self._worker.fixed_memory()) as cost:
+            runner.execute_model(inputs)
+            runner.sample_tokens()
+        runner.prepare_inputs(finish_step(names))
+        return cost
+
+
+class _AllLayers(MetaWorker):
+    """A MetaWorker with all layers of its model, whose graphs run the captured work when they are replayed."""
+
+    def prepare(self) -> None:
+        """Do what the start does, but for the warm-up."""
+        self.init_device()
+        steps = [Step.of_workload(workload, CONTEXT) for workload in WORKLOADS]
+        shapes = [GraphShape(step.rows, 1) for step in steps if step.context]
+        self.model_runner = self._make_model_runner(self.load_model().num_blocks, shapes)
+        self.model_runner.capture_graphs(_RunAgain())
+
+    def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
+        Worker.init_device(self, rendezvous, store)  # not MetaWorker's, which keeps one layer of each kind
+
+    def fixed_memory(self) -> set[int]:
+        """Storages of the weights and the KV cache."""
+        tensors = [*self._model.parameters(), *self.model_runner.kv_caches]
+        return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+class _RunAgain:
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        def replay() -> None:
+            work()
+
+        return replay, work()
+
+
+@contextmanager
+def _counting(fixed: set[int]) -> Iterator[StepCost]:
+    cost = StepCost()
+
+    def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
+        cost.triton += 1
+        cost.activation_bytes += _bytes(arguments, fixed)
+        cost.kernels[kernel.__name__] = cost.kernels.get(kernel.__name__, 0) + 1
+
+    with mock.patch.object(JITFunction, "run", launch), _Operators(cost, fixed):
+        yield cost
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, cost: StepCost, fixed: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cost, self._fixed = cost, fixed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        if func.is_view or name.startswith(_NO_LAUNCH) or not any(tensor.is_meta for tensor in tensors):
+            return result
+        self._cost.torch += 1
+        self._cost.activation_bytes += _bytes(tensors, self._fixed)
+        self._cost.kernels[name] = self._cost.kernels.get(name, 0) + 1
+        return result
+
+
+def _bytes(values: Any, fixed: set[int]) -> int:
+    """Bytes of the floating-point tensors among the values, each once, without those in fixed memory."""
+    tensors = {id(value): value for value in values if isinstance(value, Tensor) and value.is_floating_point()}
+    return sum(each.nbytes for each in tensors.values() if each.untyped_storage()._cdata not in fixed)

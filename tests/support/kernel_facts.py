@@ -1,0 +1,128 @@
+"""What a kernel compiled for Hopper uses and what its loops have in flight, without a GPU, from Triton's output."""
+
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton import knobs
+
+from proa_engine.kernels.variants import Variant
+
+# A multiprocessor of Hopper
+REGISTERS = 65536
+THREADS = 2048
+SHARED_BYTES = 228 * 1024
+RESERVED_SHARED_BYTES = 1024  # of each program
+MOST_SHARED_BYTES = SHARED_BYTES - RESERVED_SHARED_BYTES  # that one program can have
+MOST_PROGRAMS = 32
+
+# Kernels whose time is that of a layer's matrix products, attention and what lies between them
+HOT = {
+    "decode_attention_kernel",
+    "prefill_attention_kernel",
+    "skinny_gemm_kernel",
+    "invariant_linear_kernel",
+    "fp8_block_matmul_kernel",
+    "int4_matmul_kernel",
+    "moe_matmul_kernel",
+    "rms_norm_kernel",
+    "rotate_and_cache_kernel",
+    "silu_and_mul_kernel",
+    "quantize_kernel",
+}
+HOT_TYPES = ("*bf16", "*fp8e4nv")  # of a kernel's first argument: of the models that are benchmarked
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+_WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
+_PRODUCT = re.compile(r"\b(tt\.dot|ttng\.warp_group_dot) ")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    kernel: str
+    constants: dict[str, Any]
+    types: list[str]  # of the pointers, in Triton's names
+    registers: int  # of a thread
+    spilled_bytes: int  # of a thread
+    shared_bytes: int  # of a program
+    num_warps: int
+    copies_in_flight: list[int]  # see `copies_in_flight`
+    tensor_cores: str  # "wgmma", "mma" or ""
+
+    @property
+    def is_hot(self) -> bool:
+        return self.kernel in HOT and self.types[0] in HOT_TYPES
+
+    @property
+    def num_programs(self) -> int:
+        """Programs that a multiprocessor runs at once."""
+        threads = 32 * self.num_warps
+        registers = -(-self.registers // 8) * 8 * threads
+        shared = self.shared_bytes + RESERVED_SHARED_BYTES
+        return min(REGISTERS // registers, THREADS // threads, SHARED_BYTES // shared, MOST_PROGRAMS)
+
+
+def facts_of(variant: Variant) -> KernelFacts:
+    """Compile the variant for Hopper, or load it from Triton's cache."""
+    compiled = variant.compile()
+    specialization = json.loads(variant.specialization)
+    names = list(specialization["signature"])
+    keys = (names[position] for (position,) in specialization["constant_keys"])
+    registers, spilled_bytes = _usage(compiled.asm["cubin"])
+    ptx = compiled.asm["ptx"]
+    return KernelFacts(
+        kernel=variant.name.rpartition(".")[2],
+        constants=dict(zip(keys, specialization["constant_vals"], strict=True)),
+        types=[kind for kind in specialization["signature"].values() if kind.startswith("*")],
+        registers=registers,
+        spilled_bytes=spilled_bytes,
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+        copies_in_flight=copies_in_flight(compiled.asm["ttgir"]),
+        tensor_cores="wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "",
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers, and bytes of the stack, of a thread. Triton's kernels have no stack but for spilled registers."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = _USAGE.search(output)
+    assert found is not None, output
+    return int(found[1]), int(found[2])
+
+
+@dataclass(slots=True)
+class _Loop:
+    indent: int
+    waits: list[int] = field(default_factory=list)
+    has_product: bool = False
+
+
+def copies_in_flight(ttgir: str) -> list[int]:
+    """For each loop that multiplies matrices, the fewest asynchronous copies that one of its waits leaves in flight.
+
+    0 if a wait leaves none, or if the loop copies nothing asynchronously: it then waits for the memory's latency each
+    time around.
+    """
+    found: list[int] = []
+    loops: list[_Loop] = []  # around the line, the innermost last
+    for line in ttgir.splitlines():
+        code = line.lstrip()
+        indent = len(line) - len(code)
+        if "scf.for" in code:
+            loops.append(_Loop(indent))
+        elif loops and indent == loops[-1].indent and code.startswith("}"):
+            loop = loops.pop()
+            if loop.has_product:
+                found.append(min(loop.waits, default=0))
+        elif loops:
+            loops[-1].waits += [int(count) for count in _WAIT.findall(code)]
+            loops[-1].has_product |= _PRODUCT.search(code) is not None
+    return found
