@@ -19,7 +19,8 @@ from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
 MIN_ROWS = 16  # of tl.dot
-MAX_TILE = 64 * 128  # numbers of a program's queries: as many float32 sums stay in the registers of 4 warps
+WIDE_ROWS = 64  # of wgmma; in 4 warps their sums would spill registers
+MAX_TILE = 64 * 128  # numbers of a program's queries: float32 sums of as many stay in registers
 
 
 def decode_attention(
@@ -78,7 +79,7 @@ def decode_attention(
         BLOCK_M=block_m,
         BLOCK_D=block_d,
         TILE=_tile(block_d * query.element_size()),
-        num_warps=4,
+        num_warps=4 if block_m < WIDE_ROWS else 8,
         num_stages=6,  # three for the block table, three for keys and values: two tiles of them are in flight
     )
 
