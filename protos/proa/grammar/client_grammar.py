@@ -16,13 +16,16 @@ MAX_BYTES = 64 * 1024
 MAX_LEVELS = 2000
 MAX_EBNF_RULES = 300  # gbnf_to_lark takes quadratic time
 
-_LARK = re.compile(r"^\s*[?!]?start\s*(\[[^\]]*\])?\s*:(?!:=)|%llguidance", re.MULTILINE)
+# All three take linear time: what is not closed ends with the text, and no quantifier gives back what it took.
+_LARK = re.compile(r"^[ \t]*+[?!]?start[ \t]*+(?:\[[^\]\n]*+\])?[ \t]*+:(?!:=)|%llguidance", re.MULTILINE)
 # What llguidance's lexer takes as one token and may hold what looks like another: string, comment, regular expression,
 # special token. And what is looked for.
 _TOKEN = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?P<regex>(?:\\.|[^/\\])+)/|<[^<>\s]+>|(?P<json>%json)|(?P<level>[(:]|%lark)'
+    r'"(?:\\.|[^"\\\n])*+"?|(?://|#)[^\n]*+|/(?P<regex>(?:\\.|[^/\\])++)/?|<[^<>\s]++>'
+    r"|(?P<json>%json)|(?P<level>[(:]|%lark)",
+    re.DOTALL,
 )
-_EBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
+_EBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*+"?|\[(?:\\.|[^\]\\\n])*+\]?|#[^\n]*+', re.DOTALL)
 
 
 def client_grammar(text: str, options: JsonOptions, findings: Findings) -> str:
@@ -69,7 +72,7 @@ def ebnf_to_lark(text: str) -> str:
         raise GrammarError('a grammar must be written in Lark, with a rule "start:", or in EBNF, with "root ::="')
     # Three things that gbnf_to_lark 1.9.1 does not read.
     text = _EBNF_TOKEN.sub(_repair_token, text)
-    text = re.sub(r"[ \t]*\n[ \t]*\|", " |", text)
+    text = re.sub(r"\n[ \t]*+\|", " |", text)
     try:
         return gbnf_to_lark(text)
     except RecursionError:

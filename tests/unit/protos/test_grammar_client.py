@@ -1,5 +1,7 @@
 """Grammars of clients in Lark and EBNF."""
 
+import time
+
 import pytest
 
 from proa.grammar import GrammarError
@@ -83,3 +85,25 @@ def test_the_longest_chain_of_rules_compiles() -> None:
     chain = "\n".join(f"a{n}: a{n + 1}" for n in range(1990))
 
     assert accepts(lowered(grammar=f'start: a0\n{chain}\na1990: "x"'), "x")
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "\n" * 65_000,
+        "start" + " " * 65_000,
+        "start: " + '"' + '\\"' * 32_000,
+        "start: /" + "\\/" * 2000 + "\\",
+        "root ::= " + " " * 65_000 + "x",
+        "root ::= [" + "\\[" * 32_000,
+        "root ::= " + '"' * 65_001,
+        "root ::= " + "a" * 65_000,
+        "root ::= " + "a | " * 16_000 + "b",
+    ],
+)
+def test_hostile_grammars_are_refused_soon(grammar: str) -> None:
+    """A loose bound against quadratic time, not a measurement."""
+    start = time.monotonic()
+    with pytest.raises(GrammarError):
+        lowered(grammar=grammar)
+    assert time.monotonic() - start < 20
