@@ -14,7 +14,8 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.scheduler import Scheduler, SchedulerConfig
+from proa_engine.core.scheduler import Scheduler
+from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import ModelLimits
 
 

@@ -20,7 +20,8 @@ from proa.blocks import hash_block, hash_blocks, root_hash
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.scheduler import Scheduler, SchedulerConfig
+from proa_engine.core.scheduler import Scheduler
+from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput, StepOutputs
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex

@@ -13,7 +13,8 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.scheduler import Scheduler, SchedulerConfig
+from proa_engine.core.scheduler import Scheduler
+from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.metrics_server import serve_metrics

@@ -9,7 +9,8 @@ from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
-from proa_engine.core.scheduler import Scheduler, SchedulerConfig
+from proa_engine.core.scheduler import Scheduler
+from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import FakeExecutor, generate

@@ -5,8 +5,6 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core import admission
@@ -14,27 +12,10 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
+from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
 from proa_engine.core.step_plan import IdColumn, StepPlan
 from proa_engine.core.types import ModelRunnerOutput, PlainTokens, Rejection, SchedulerOutput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    max_model_len: int
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_waiting_requests: int = 4096
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool = True
-    num_speculative_tokens: int = 0  # at most, per decode
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_model_len < 2:
-            raise ValueError(f"max_model_len must be at least 2, a prompt and an output, got {self.max_model_len}")
 
 
 class Scheduler:
@@ -181,9 +162,7 @@ class Scheduler:
             if num_tokens == 0:
                 continue
             num_slots = request.num_computed_tokens + num_tokens
-            block_ids: list[int] | None = []
-            if num_slots > request.num_slots:
-                block_ids = self._grow(request, num_slots, now)
+            block_ids = self._grow(request, num_slots, now) if num_slots > request.num_slots else []
             if block_ids is None:
                 break
             plan.add_known(request, num_tokens, block_ids)

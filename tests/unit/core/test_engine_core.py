@@ -8,7 +8,8 @@ import pytest
 from proa.contract import EventType, FinishReason
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.scheduler import Scheduler, SchedulerConfig
+from proa_engine.core.scheduler import Scheduler
+from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from support.core import Clock, CoreRun, hash_block, make_request
 from support.fake_executor import FakeFuture

@@ -3,7 +3,7 @@
 import pytest
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, SamplingParams
-from proa_engine.core.scheduler import SchedulerConfig
+from proa_engine.core.scheduler_config import SchedulerConfig
 from support.core import CoreRun, make_request
 from support.fake_executor import generate
 

@@ -1,0 +1,22 @@
+"""SchedulerConfig: the limits and the policy that steps are scheduled by."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_model_len: int
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_waiting_requests: int = 4096
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = True
+    num_speculative_tokens: int = 0  # at most, per decode
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be at least 2, a prompt and an output, got {self.max_model_len}")
