@@ -63,7 +63,12 @@ class EngineConfig:
         "Slower; not for quantized weights, mixture of experts, or tensor parallelism on GPUs",
     )
     scheduling_policy: SchedulingPolicy = option("fcfs", "order of waiting requests: by arrival, or by priority first")
-    max_logprobs: int = option(20, "maximum log probabilities that a request may ask for per position", minimum=0)
+    max_logprobs: int = option(
+        20,
+        "maximum log probabilities that a request may ask for per position; -1: the whole vocabulary. A step computes "
+        "as many of each token that has any, which takes memory",
+        minimum=-1,
+    )
     speculative_config: SpeculativeConfig | None = option(
         None,
         'speculative decoding, as JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, '
@@ -96,6 +101,10 @@ class EngineConfig:
     def model_name(self) -> str:
         """The model's name in the API."""
         return self.served_model_name or ("proa-builtin" if self.model == "builtin" else self.model)
+
+    def num_top_logprobs(self, vocab_size: int) -> int:
+        """`max_logprobs` for a vocabulary."""
+        return vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, vocab_size)
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -112,7 +112,7 @@ def assemble_engine(
     limits = ModelLimits(
         vocab_size=executor.model_config.vocab_size,
         max_model_len=executor.max_model_len,
-        max_logprobs=config.max_logprobs,
+        max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder)
 

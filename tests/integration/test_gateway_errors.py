@@ -138,6 +138,8 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["a"] * 129}, "n", "invalid_value"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     ({"logprobs": 21}, "logprobs", "invalid_value"),
+    ({"logprobs": -1}, "logprobs", "invalid_value"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs", "invalid_value"),
     ({"logprobs": "many"}, "logprobs", "invalid_value"),
     ({"best_of": 3, "n": 2}, "best_of", "invalid_value"),
     ({"suffix": "end"}, "suffix", "unsupported_parameter"),

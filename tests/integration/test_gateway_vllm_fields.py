@@ -233,3 +233,12 @@ async def test_the_openapi_document_says_what_routes_send(gateway: RunningGatewa
         assert content["text/event-stream"]["schema"]["type"] == "string"
     assert "content" not in paths["/health"]["get"]["responses"]["200"]
     assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+async def test_minus_one_log_probabilities_are_those_of_the_whole_vocabulary(engine: FakeEngine) -> None:
+    engine.info.max_logprobs = vocabulary = engine.info.vocab_size
+    async with running_gateway(engine) as gateway:
+        assert (await gateway.chat(logprobs=True, top_logprobs=-1, prompt_logprobs=-1, max_tokens=1)).is_success
+        assert (await gateway.complete(logprobs=-1, max_tokens=1)).is_success
+    chat, completion = (request.sampling_params for request in engine.requests)
+    assert (chat.logprobs, chat.prompt_logprobs, completion.logprobs) == (vocabulary, vocabulary, vocabulary)

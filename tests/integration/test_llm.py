@@ -2,6 +2,8 @@
 
 import gc
 import itertools
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,25 @@ def test_tokenizer_dtype_and_max_logprobs_can_be_configured(folder: Path, tmp_pa
     assert only(llm.generate("The sea", GREEDY, use_tqdm=False)).text
     with pytest.raises(ValueError, match="logprobs must be at most 2"):
         llm.generate("The sea", SamplingParams(logprobs=3), use_tqdm=False)
+
+
+def test_the_whole_vocabulary_may_have_log_probabilities_and_fewer_of_them_are_the_likeliest(folder: Path) -> None:
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    for most in (-1, 2**20):
+        llm = LLM(str(folder), max_logprobs=most, max_model_len=64, device="cpu", kv_cache_memory_bytes=2**20)
+        params = [
+            SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=count, prompt_logprobs=count)
+            for count in (vocab_size, 3)
+        ]
+        full, few = (only([output]) for output in llm.generate(["The sea"] * 2, params, use_tqdm=False))
+        assert full.logprobs is not None
+        assert few.logprobs is not None
+        for everything, three in zip(full.logprobs, few.logprobs, strict=True):
+            assert everything.keys() == set(range(vocab_size))
+            assert math.isclose(sum(math.exp(each.logprob) for each in everything.values()), 1, rel_tol=1e-4)
+            assert {token_id for token_id, each in everything.items() if each.rank <= 3} == three.keys()
+        with pytest.raises(ValueError, match=f"logprobs must be at most {vocab_size}"):
+            llm.generate("The sea", SamplingParams(logprobs=vocab_size + 1), use_tqdm=False)
 
 
 def test_llm_engine_is_stepped_by_its_caller(folder: Path) -> None:

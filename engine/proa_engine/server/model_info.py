@@ -22,7 +22,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_logprobs=config.max_logprobs,
+        max_logprobs=parts.limits.max_logprobs,
         max_waiting_requests=config.max_waiting_requests,
         prefix_caching=config.enable_prefix_caching,
         engine_version=version("proa-engine"),

@@ -54,7 +54,7 @@ def _collect_accepted(
     assert inputs.drafts is not None
     output = ModelRunnerOutput(plain_token_ids=[], prompt_logprobs=prompt_logprobs)
     draft_counts: Iterator[list[int]] = iter(counts.tolist())
-    logprob_rows = iter(()) if logprobs is None else _rows(logprobs)
+    logprob_rows = iter(()) if logprobs is None else _rows(logprobs, max(inputs.num_logprobs.values(), default=0))
     for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
         accepted, proposed = next(draft_counts) if is_sampled else (0, 0)
         num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
@@ -120,27 +120,29 @@ def _logprobs_to_host(tensors: LogprobTensors) -> LogprobTensors:
 def _logprobs(tensors: LogprobTensors | None, inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
     if tensors is None:
         return {}
-    rows = _rows(tensors)
+    rows = _rows(tensors, max(inputs.num_logprobs.values(), default=0))
     return {name: [_cut(next(rows), count)] for name, count in inputs.num_logprobs.items()}
 
 
 def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
     if inputs.prompt_logprobs is None:
         return {}
-    rows = (row for part in parts for row in _rows(part))
+    most = max((num_top for _, _, num_top in inputs.prompt_logprobs.requests), default=0)
+    rows = (row for part in parts for row in _rows(part, most))
     return {
         name: [_cut(next(rows), num_top) for _ in range(count)]
         for name, count, num_top in inputs.prompt_logprobs.requests
     }
 
 
-def _rows(tensors: LogprobTensors) -> Iterator[TokenLogprobs]:
+def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[TokenLogprobs]:
+    """The rows with their `num_top` most likely tokens, or fewer if the tensors have fewer."""
     columns = (
         tensors.token_ids.tolist(),
         tensors.logprobs.tolist(),
         tensors.ranks.tolist(),
-        tensors.top_token_ids.tolist(),
-        tensors.top_logprobs.tolist(),
+        tensors.top_token_ids[:, :num_top].tolist(),
+        tensors.top_logprobs[:, :num_top].tolist(),
     )
     return (TokenLogprobs(*row) for row in zip(*columns, strict=True))
 

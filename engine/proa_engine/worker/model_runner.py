@@ -200,7 +200,7 @@ def make_model_runner(
         model,
         kv_caches,
         batch,
-        max_logprobs=config.max_logprobs,
+        max_logprobs=config.num_top_logprobs(model_config.vocab_size),
         graphs=DecodeGraphs(shapes, device) if shapes else None,
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,

@@ -33,7 +33,7 @@ class WarmUp:
         self._max_model_len = max_model_len
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
-        self._max_logprobs = config.max_logprobs
+        self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
         self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
         self._block_size = config.block_size
         self._num_blocks = num_blocks

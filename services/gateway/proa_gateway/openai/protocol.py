@@ -24,6 +24,7 @@ from proa_gateway.request_id import REQUEST_ID
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+NumLogprobs = Annotated[int, Field(ge=-1, lt=2**31, description="-1: the whole vocabulary.")]
 Name = Annotated[str, Field(max_length=256)]
 RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -74,7 +75,7 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     bad_words: Strings | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
@@ -128,7 +129,7 @@ class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+    top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
     continue_final_message: bool | None = None
     echo: bool | None = Field(None, description="The text begins with the last message if that has the same role.")
@@ -150,5 +151,5 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+    logprobs: NumLogprobs | None = None
     best_of: Count | None = None

@@ -37,7 +37,6 @@ def sampling_params(
     check_token_ids("stop_token_ids", request.stop_token_ids or (), model.info)
     check_token_ids("allowed_token_ids", request.allowed_token_ids or (), model.info)
     check_token_ids("logit_bias", [int(key) for key in request.logit_bias or ()], model.info)
-    check_logprobs("prompt_logprobs", prompt_logprobs, model.info)
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens must not be above max_tokens ({max_tokens}), got {min_tokens}."
@@ -46,7 +45,8 @@ def sampling_params(
     values = model.tokenizer.sampling_defaults | {
         name: value for name in _SHARED if (value := getattr(request, name)) is not None
     }
-    values |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    values |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    values["prompt_logprobs"] = num_logprobs("prompt_logprobs", prompt_logprobs, model.info)
     values["bad_words_token_ids"] = [ids for word in words for ids in _bad_word_ids(word, model.tokenizer)]
     try:
         params = SamplingParams(**values)
@@ -109,9 +109,15 @@ def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> N
             raise InvalidRequest(message, param=param)
 
 
-def check_logprobs(param: str, value: int | None, model: ModelInfo) -> None:
-    if value is not None and value > model.max_logprobs:
-        raise InvalidRequest(f"{param} must not be above {model.max_logprobs}, got {value}.", param=param)
+def num_logprobs(param: str, value: int | None, model: ModelInfo) -> int | None:
+    """The number of likeliest tokens; -1 stands for the whole vocabulary. Raises `InvalidRequest`."""
+    if value is None:
+        return None
+    count = model.vocab_size if value < 0 else value
+    if count > model.max_logprobs:
+        message = f"{param} must not be above {model.max_logprobs}, got {count}; the engine's --max-logprobs limits it."
+        raise InvalidRequest(message, param=param)
+    return count
 
 
 def given(value: T | None, default: T) -> T:

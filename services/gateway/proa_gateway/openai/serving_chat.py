@@ -12,7 +12,7 @@ from proa_gateway.openai.chat_prompt import echoed_text, render_prompt, response
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_fields
-from proa_gateway.openai.sampling import check_logprobs, check_max_tokens, sampling_params, text_stream, truncated
+from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.output_processor import Delta
 
 
@@ -48,12 +48,12 @@ class ChatHandler:
 
     def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
         request = self.request
-        check_logprobs("top_logprobs", request.top_logprobs, model.info)
+        num_top = num_logprobs("top_logprobs", request.top_logprobs, model.info)
         return sampling_params(
             request,
             model,
             max_tokens=self._max_tokens,
-            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            logprobs=(num_top or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
         )
 

@@ -11,10 +11,10 @@ from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_COMPLETIONS, Refused
 from proa_gateway.openai.rendering import Choice, CompletionChoice, Envelope, Prompt
 from proa_gateway.openai.sampling import (
-    check_logprobs,
     check_max_tokens,
     check_token_ids,
     given,
+    num_logprobs,
     sampling_params,
     text_stream,
     truncated,
@@ -50,12 +50,11 @@ class CompletionHandler:
 
     def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
         request = self.request
-        check_logprobs("logprobs", request.logprobs, model.info)
         return sampling_params(
             request,
             model,
             max_tokens=self._max_tokens,
-            logprobs=request.logprobs,
+            logprobs=num_logprobs("logprobs", request.logprobs, model.info),
             prompt_logprobs=given(request.prompt_logprobs, request.logprobs if request.echo else None),
         )
 
