@@ -126,9 +126,8 @@ class EngineCore:
         self._num_steps += 1
 
     def _read_inbox(self) -> None:
-        now = self._clock()
         while not self._inbox.empty():  # only this thread reads it
-            self._read(self._inbox.get_nowait(), now)
+            self._read(self._inbox.get_nowait(), self._clock())
 
     def _read(self, message: _Message, now: float) -> None:
         if isinstance(message, EngineCoreRequest):

@@ -27,7 +27,10 @@ class PlainTokens(NamedTuple):
     token_ids: Sequence[int] = ()  # one for each of `request_ids`
 
 
-@dataclass(frozen=True, slots=True)
+# Read-only by convention: freezing a dataclass triples the cost of making one, and each step makes these.
+
+
+@dataclass(slots=True)
 class StepOutputs:
     """One step's results for all clients."""
 
@@ -62,7 +65,7 @@ class CachedRequestData:
     new_block_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SchedulerOutput:
     """One step, as the core schedules it and the executor sends it to every worker.
 
@@ -104,7 +107,7 @@ class Drafts(NamedTuple):
     proposed: int  # that the drafter found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ModelRunnerOutput:
     """One step's result on the host, in the order of its rows."""
 

@@ -46,9 +46,9 @@ class DecodeRows:
     rows: int  # staged index of what `pad_rows` made, [3 * shape.num_rows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInputs:
-    """The inputs of one step. Staged indices refer to `arrays`."""
+    """The inputs of one step, read-only. Staged indices refer to `arrays`."""
 
     arrays: PackedArrays
     num_tokens: int
