@@ -45,7 +45,8 @@ from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.step_inputs import StepInputs
 from proa_gateway.engines.session import Session as GatewaySession
 from proa_gateway.openai.delta_sinks import ChoiceStream
-from proa_gateway.openai.rendering import ChatChoice, Envelope
+from proa_gateway.openai.envelope import Envelope
+from proa_gateway.openai.rendering import ChatChoice
 from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.streaming import ResponseWriter
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import orjson
 
-from proa_gateway.openai.rendering import Choice, Usage
+from proa_gateway.openai.envelope import Usage
+from proa_gateway.openai.rendering import Choice
 from proa_gateway.output_processor import Delta
 from proa_gateway.streaming import ResponseWriter
 

@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Protocol
 from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.openai.envelope import Envelope, Prompt
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.openai.rendering import Choice, Envelope, Prompt
+from proa_gateway.openai.rendering import Choice
 from proa_gateway.output_processor import Delta
 
 

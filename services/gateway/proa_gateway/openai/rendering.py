@@ -4,80 +4,15 @@ The bytes that all events of a choice share are rendered once. The common event,
 is these bytes around one JSON string.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
 
 from proa.text import Vocabulary
-from proa_gateway.errors import GatewayError
+from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.logprobs import CompletionLogprobs, TokenName, chat_logprobs, join, prompt_logprobs
 from proa_gateway.output_processor import Delta
-
-_DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A tokenized prompt. `text` is None if the response does not need it."""
-
-    token_ids: Sequence[int]
-    text: str | None = None
-
-
-class Envelope:
-    """The fields around the choices, the same in all events of one HTTP response."""
-
-    def __init__(self, *, id: str, object: str, created: int, model: str, include_usage: bool = False) -> None:
-        self._fields = {"id": id, "object": object, "created": created, "model": model}
-        self._include_usage = include_usage
-
-    def event(self, choice: bytes, usage: Usage | None = None, **fields: object) -> bytes:
-        """An event with one choice, given as JSON. `fields`: more of them around the choice."""
-        return self._event_head(**fields) + choice + self._event_tail(usage)
-
-    @property
-    def event_head(self) -> bytes:
-        return self._event_head()
-
-    @property
-    def event_tail(self) -> bytes:
-        return self._event_tail(None)
-
-    def last_events(self, usage: Usage) -> bytes:
-        return (self.event(b"", usage) if self._include_usage else b"") + _DONE
-
-    def error_events(self, error: GatewayError) -> bytes:
-        return b"data: " + orjson.dumps(error.to_dict()) + b"\n\n" + _DONE
-
-    def response(self, choices: Sequence[dict[str, Any]], usage: Usage, **fields: object) -> bytes:
-        """Fields that are not there are null, as in vLLM: OpenAI's client raises where one is missing."""
-        absent = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
-        return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **absent, **fields})
-
-    def _event_head(self, **fields: object) -> bytes:
-        return b"data: " + orjson.dumps({**self._fields, **fields})[:-1] + b',"choices":['
-
-    def _event_tail(self, usage: Usage | None) -> bytes:
-        if usage is not None:
-            return b'],"usage":' + orjson.dumps(usage.to_dict()) + b"}\n\n"
-        return b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
 
 class Choice(Protocol):

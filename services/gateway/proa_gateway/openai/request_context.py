@@ -10,8 +10,8 @@ from proa_gateway.errors import GatewayError
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.openai.endpoint_handler import EndpointHandler
+from proa_gateway.openai.envelope import Prompt, Usage
 from proa_gateway.openai.protocol import GenerationRequest
-from proa_gateway.openai.rendering import Prompt, Usage
 from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
 

@@ -26,7 +26,7 @@ from proa_gateway.errors import (
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.endpoint_handler import EndpointHandler
-from proa_gateway.openai.rendering import Prompt
+from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.request_context import RequestContext
 from proa_gateway.openai.responder import Responder
 from proa_gateway.openai.sampling import check_context

@@ -9,9 +9,10 @@ from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.openai.chat_prompt import echoed_text, render_prompt, response_role
+from proa_gateway.openai.envelope import Envelope, Prompt
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
-from proa_gateway.openai.rendering import ChatChoice, Choice, Envelope, Prompt, prompt_fields
+from proa_gateway.openai.rendering import ChatChoice, Choice, prompt_fields
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.output_processor import Delta
 

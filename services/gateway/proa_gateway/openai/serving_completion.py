@@ -7,9 +7,10 @@ from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
+from proa_gateway.openai.envelope import Envelope, Prompt
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_COMPLETIONS, Refused
-from proa_gateway.openai.rendering import Choice, CompletionChoice, Envelope, Prompt
+from proa_gateway.openai.rendering import Choice, CompletionChoice
 from proa_gateway.openai.sampling import (
     check_max_tokens,
     check_token_ids,
