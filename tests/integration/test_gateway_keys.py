@@ -72,7 +72,7 @@ async def test_without_a_known_key_every_request_is_rejected(engine: FakeEngine,
 
 async def test_probes_and_scrapers_need_no_key(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(engine, api_keys=key_file(tmp_path, a={})) as gateway:
-        for path in ("/health", "/ready", "/metrics", "/version"):
+        for path in ("/health", "/ping", "/ready", "/load", "/metrics", "/version"):
             assert (await gateway.http.get(path)).status_code == 200
 
 

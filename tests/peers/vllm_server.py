@@ -16,7 +16,13 @@ from support.processes import free_port
 START_SECONDS = 120.0
 # vLLM's options that Proa has too, by their number of values. All others do not matter here.
 ENGINE_OPTIONS = {"--max-num-seqs": 1, "--max-logprobs": 1, "--no-enable-prefix-caching": 0, "--no-async-scheduling": 0}
-GATEWAY_OPTIONS = {"--api-key": 1, "--allowed-origins": 1, "--root-path": 1, "--tool-call-parser": 1}
+GATEWAY_OPTIONS = {
+    "--api-key": 1,
+    "--allowed-origins": 1,
+    "--root-path": 1,
+    "--tool-call-parser": 1,
+    "--enable-tokenizer-info-endpoint": 0,
+}
 
 
 class RemoteOpenAIServer:

@@ -20,8 +20,8 @@ from schemathesis.generation import GenerationMode
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from support.processes import fake_engine_process, gateway_process
 
-ROUTES = ("/v1/chat/completions", "/v1/completions")
-FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, "unknown"})
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, "tokens", "unknown"})
 ANYTHING: SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()

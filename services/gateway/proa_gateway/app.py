@@ -12,10 +12,11 @@ from starlette.types import Scope
 from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
-from proa_gateway.gateway import Gateway, open_gateway
+from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http import BodyLimit, RootPath, error_handlers
 from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import public_router, router
+from proa_gateway.tokenizer_routes import tokenizer_info_router
 
 EXPOSED_HEADERS = ("x-request-id", "x-proa-ignored-fields", "retry-after")  # what pages of other origins may read
 
@@ -53,6 +54,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
         )
     app.include_router(router)
     app.include_router(public_router)
+    if config.enable_tokenizer_info_endpoint:
+        app.include_router(tokenizer_info_router)
     return app
 
 
@@ -66,6 +69,5 @@ def _authenticate(scope: Scope, authorization: str | None) -> Caller:
 
 
 def _observe_error(request: Request, status: int, error_type: str) -> None:
-    gateway: Gateway = request.state.gateway
     route = request.scope.get("route")
-    gateway.metrics.observe_request(getattr(route, "path", "none"), status, error_type)
+    gateway_of(request).metrics.observe_request(getattr(route, "path", "none"), status, error_type)

@@ -129,6 +129,9 @@ class GatewayConfig:
     trust_request_chat_template: bool = option(
         False, "run the chat templates of requests: programs in a sandbox, without a limit of their time"
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "answer GET /tokenizer_info with the tokenizer's configuration and chat template"
+    )
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
     max_choices: int = option(128, "limit of prompts times n in one request", internal=True)

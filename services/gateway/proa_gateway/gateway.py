@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from starlette.requests import HTTPConnection
 
 from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore
@@ -45,6 +46,11 @@ class Gateway:
     config: GatewayConfig
     extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+
+def gateway_of(request: HTTPConnection) -> Gateway:
+    gateway: Gateway = request.state.gateway
+    return gateway
 
 
 @asynccontextmanager

@@ -6,12 +6,33 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
 
 ErrorHandler = Callable[..., Awaitable[Response]]
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of an error response, and of an error event in a stream."""
+
+    error: ErrorDetail
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """A route's responses with these statuses, for the OpenAPI document."""
+    return {status: {"model": ErrorBody} for status in statuses}
 
 
 class BodyLimit:

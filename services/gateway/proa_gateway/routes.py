@@ -1,4 +1,4 @@
-"""The gateway's HTTP routes. A route is added here and nowhere else."""
+"""The gateway's HTTP routes. A route is added here, or in `tokenizer_routes.py`, and nowhere else."""
 
 from functools import partial
 from importlib.metadata import version
@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel
 
 from proa_gateway.errors import ModelNotFound
-from proa_gateway.gateway import Gateway
+from proa_gateway.gateway import Gateway, gateway_of
+from proa_gateway.http import error_responses
 from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.response_schema import (
@@ -22,30 +22,13 @@ from proa_gateway.openai.response_schema import (
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
 from proa_gateway.streaming import WriterResponse
+from proa_gateway.tokenizer_routes import tokenizer_router
 
 router = APIRouter()
+router.include_router(tokenizer_router)
 public_router = APIRouter()  # routes that need no API key
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class ErrorDetail(BaseModel):
-    """OpenAI's error object."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of an error response, and of an error event in a stream."""
-
-    error: ErrorDetail
-
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 429, 500, 503, 504)
-}
+_ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
 @router.post(
@@ -53,7 +36,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     responses=_ERRORS | {200: generation_response(ChatCompletion, ChatCompletionChunk)},
 )
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    trusted = _gateway(request).config.trust_request_chat_template
+    trusted = gateway_of(request).config.trust_request_chat_template
     return _generate(ChatHandler(body, trusts_template=trusted), request)
 
 
@@ -64,19 +47,21 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    gateway = _gateway(request)
-    return {"object": "list", "data": [_model_card(gateway, name) for name in gateway.admission.model_names()]}
+    gateway = gateway_of(request)
+    return {"object": "list", "data": [_model_card(gateway, name) for name in gateway.admission.lookup.names()]}
 
 
-@router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
+@router.get("/v1/models/{model:path}", responses=error_responses(404))
 async def get_model(model: str, request: Request) -> dict[str, Any]:
-    gateway = _gateway(request)
-    if model not in gateway.admission.model_names():
+    gateway = gateway_of(request)
+    if model not in gateway.admission.lookup.names():
         raise ModelNotFound(f"The model {model!r} does not exist.", param="model")
     return _model_card(gateway, model)
 
 
 @public_router.get("/health", response_class=Response)
+@public_router.get("/ping", response_class=Response)
+@public_router.post("/ping", response_class=Response)
 async def health() -> Response:
     """The process is alive."""
     return Response()
@@ -85,13 +70,19 @@ async def health() -> Response:
 @public_router.get("/ready", responses={503: {"description": "No engine is usable."}})
 async def ready(request: Request) -> Response:
     """An engine is usable, or requests wait until one is (scale from zero)."""
-    is_ready = _gateway(request).admission.ready
+    is_ready = gateway_of(request).admission.ready
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+
+@public_router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """The generation requests of this gateway that are running or wait for an engine."""
+    return {"server_load": gateway_of(request).admission.bounds.num_requests}
 
 
 @public_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    return Response(_gateway(request).metrics.render(), media_type=METRICS_TYPE)
+    return Response(gateway_of(request).metrics.render(), media_type=METRICS_TYPE)
 
 
 @public_router.get("/version")
@@ -100,17 +91,12 @@ async def get_version() -> dict[str, str]:
 
 
 def _generate(handler: EndpointHandler, request: Request) -> Response:
-    gateway, state, body = _gateway(request), request.state, handler.request
+    gateway, state, body = gateway_of(request), request.state, handler.request
     if body.request_id is not None and "x-request-id" not in request.headers:
         state.request_id = body.request_id
     state.response_headers += gateway.extra_fields.check(body.extra_fields, handler.refused)
     respond = partial(gateway.serving.respond, handler, state.caller, state.request_id, request.headers)
     return WriterResponse(respond)
-
-
-def _gateway(request: Request) -> Gateway:
-    gateway: Gateway = request.state.gateway
-    return gateway
 
 
 def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -13,12 +13,18 @@ from proa.text import Vocabulary
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
+MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
 # The sampling parameters whose defaults a model's generation_config.json may set.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+T = TypeVar("T")
+
 
 class Tokenizer:
-    """One for each model. `executor` encodes long texts."""
+    """One for each model. `executor` encodes long texts and decodes many tokens.
+
+    `info`: the fields of tokenizer_config.json, with special tokens as strings and the chat template in use.
+    """
 
     def __init__(self, files: Mapping[str, bytes], executor: Executor) -> None:
         """Raises `ValueError` if tokenizer.json is missing or invalid. Takes up to seconds for large vocabularies."""
@@ -36,6 +42,7 @@ class Tokenizer:
         self._special_tokens = special_tokens(config)
         self.chat_template = self.compile_template(source) if source else None
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
+        self.info = _tokenizer_info(config, source)
         self.vocabulary = Vocabulary(self._tokenizer)
 
     def compile_template(self, source: str) -> ChatTemplate:
@@ -45,14 +52,29 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= MAX_INLINE_CHARACTERS:
             return self.encode_now(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._encode_without_gil, text, add_special_tokens)
+        return await self._in_thread(lambda: self._encode_without_gil(text, add_special_tokens))
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """`decode`, on another thread if there are many tokens."""
+        if len(token_ids) <= MAX_INLINE_TOKENS:
+            return self.decode(token_ids)
+        return await self._in_thread(lambda: self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0])
+
+    async def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them: in a byte-level one, `Ġ` is a space."""
+        name = self._tokenizer.id_to_token
+        if len(token_ids) <= MAX_INLINE_TOKENS:
+            return [name(token_id) or "" for token_id in token_ids]
+        return await self._in_thread(lambda: [name(token_id) or "" for token_id in token_ids])
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def _encode_without_gil(self, text: str, add_special_tokens: bool) -> list[int]:
         # Of the tokenizers calls, only batches release the interpreter lock.
@@ -66,3 +88,17 @@ def _json(data: bytes | None) -> dict[str, Any]:
 
 def _sampling_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     return {name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
+
+
+def _tokenizer_info(config: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
+    info = {"tokenizer_class": "PreTrainedTokenizerFast", **{name: _plain(value) for name, value in config.items()}}
+    info.pop("chat_template", None)  # may be several
+    return info | ({"chat_template": chat_template} if chat_template else {})
+
+
+def _plain(value: Any) -> Any:
+    """Tokens that are objects with a `content` as their content."""
+    if isinstance(value, dict):
+        content = value.get("content")
+        return content if isinstance(content, str) else {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value

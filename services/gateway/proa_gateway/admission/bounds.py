@@ -42,6 +42,11 @@ class AdmissionBounds:
         self._queues: list[FairQueue] = []
         self._arrivals = count()
 
+    @property
+    def num_requests(self) -> int:
+        """Admitted requests, running and waiting."""
+        return len(self._admitted)
+
     def new_queue(self) -> FairQueue:
         """A queue under these bounds. It must be changed only through this object."""
         self._queues.append(FairQueue(self._arrivals))

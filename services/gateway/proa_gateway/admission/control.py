@@ -8,12 +8,13 @@ from typing import Any, Protocol
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.bounds import AdmissionBounds
 from proa_gateway.admission.fair_queue import QueuedRequest
+from proa_gateway.admission.model_lookup import ModelLookup
 from proa_gateway.admission.rate_limits import Lease
 from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.model_registry import ModelRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
+from proa_gateway.errors import EngineUnavailable, ModelNotFound, Overloaded
 from proa_gateway.observability.metrics import GatewayMetrics
 
 # Output tokens expected of a sequence whose `max_tokens` is larger: few sequences use up a large limit.
@@ -62,6 +63,7 @@ class AdmissionControl:
         self.config = config
         self.pool = pool
         self.models = models
+        self.lookup = ModelLookup(config, pool=pool, models=models)
         self.bounds = AdmissionBounds(
             max_requests=config.max_concurrent_requests,
             max_waiting=config.max_waiting_requests,
@@ -77,13 +79,6 @@ class AdmissionControl:
         """Whether the gateway accepts requests. Without an engine it does if requests can wait for the first one:
         an autoscaler starts that engine because of the queue's depth."""
         return self.pool.ready or self.config.deadlines.scale_from_zero > 0
-
-    def model_names(self) -> list[str]:
-        """Names of models that requests may use, sorted."""
-        names = {*self.pool.model_names(), *self.config.models}
-        if self.config.deadlines.scale_from_zero > 0:
-            names.update(self.models.names())
-        return sorted(names)
 
     @contextmanager
     def admit(self, context: GenerationContext, num_sequences: int) -> Iterator["AdmissionGuard"]:
@@ -129,9 +124,7 @@ class AdmissionGuard:
     async def find_model(self) -> ServedModel:
         """The requested model. Waits for its first engine if the gateway scales from zero. Raises `InvalidRequest`,
         `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
-        name = self._context.requested_model
-        if name is None:
-            name = self._only_model()
+        name = self._control.lookup.name(self._context.requested_model)
         try:
             self._control.pool.check(name)
         except (ModelNotFound, EngineUnavailable):
@@ -165,22 +158,11 @@ class AdmissionGuard:
     def _expected_output(self, max_tokens: int | None) -> int:
         return self._request.num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
 
-    def _only_model(self) -> str:
-        names = self._control.pool.model_names() or self._control.model_names()
-        if len(names) > 1:
-            raise InvalidRequest(f"model must be one of {', '.join(names)}.", param="model")
-        if not names:
-            raise EngineUnavailable("No engine is ready.")
-        return names[0]
-
     async def _wait_for_engine(self, name: str) -> None:
         control = self._control
-        known = {*control.config.models, *control.models.names()}
-        # While no model is known, or an engine may turn out to serve this one, its absence is not permanent.
-        if known and name not in known and not control.pool.may_serve(name):
-            raise ModelNotFound(f"The model {name!r} does not exist.", param="model")
+        control.lookup.check(name)
         seconds = control.config.deadlines.scale_from_zero
-        if name not in known or not seconds:
+        if name not in control.lookup.known or not seconds:
             raise EngineUnavailable(f"No engine is ready for the model {name!r}.")
         with self._context.trace.span("scale_from_zero"):
             await control.queue.wait_for_engine(name, self._request, min(seconds, self._context.seconds_left))

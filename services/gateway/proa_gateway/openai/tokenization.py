@@ -1,0 +1,115 @@
+"""Tokenization: texts and chats to the token ids that a model gets, and back. The bodies have vLLM's form."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.openai.fields import TemplateValue, TemplateVariables, Text
+from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage, Effort, TokenIds
+from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
+from proa_gateway.openai.sampling import check_token_ids
+from proa_gateway.openai.serving_chat import ChatHandler
+
+# Fields that would change the tokens of a chat. The others of generation requests are ignored.
+REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {
+    "truncate_prompt_tokens": Refused("all tokens are returned"),
+    **{name: REFUSED_IN_CHAT[name] for name in ("tools", "functions", "media_io_kwargs", "mm_processor_kwargs")},
+}
+_TEMPLATE_FIELDS = ("continue_final_message", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
+_MODEL = Field(None, description="May be omitted if only one model is served.")
+
+
+class TokenizeRequest(BaseModel):
+    """`POST /tokenize`: a text in `prompt`, or a chat in `messages`; the fields after it are the chat template's."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        protected_namespaces=(),
+        json_schema_extra={"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]},
+    )
+    __pydantic_extra__: dict[str, Any]
+
+    model: str | None = _MODEL
+    add_special_tokens: bool | None = Field(None, description="Default: true for a text, false for a chat.")
+    return_token_strs: bool | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
+    continue_final_message: bool | None = None
+    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
+    chat_template_kwargs: TemplateVariables | None = None
+    documents: list[dict[Text, TemplateValue]] | None = None
+    reasoning_effort: Effort | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("invalid_value", "must have either prompt or messages")
+        given = [name for name in _TEMPLATE_FIELDS if getattr(self, name)]
+        if given and self.prompt is not None:
+            raise PydanticCustomError("invalid_value", "has {name}, which needs messages", {"name": given[0]})
+        return self
+
+    def chat_request(self) -> ChatCompletionRequest:
+        """The chat completion whose prompt these tokens are. Only for a chat."""
+        return ChatCompletionRequest.model_construct(**{name: getattr(self, name) for name in _CHAT_FIELDS})
+
+
+_CHAT_FIELDS = TokenizeRequest.model_fields.keys() & ChatCompletionRequest.model_fields.keys()
+
+
+class TokenizeResponse(BaseModel):
+    """`token_strs`: null unless asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(BaseModel):
+    """`POST /detokenize`. Special tokens are part of the text."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model: str | None = _MODEL
+    tokens: TokenIds
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """The fields of the model's tokenizer_config.json, and the chat template in use."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+
+
+async def tokenize(request: TokenizeRequest, model: ServedModel, *, trusts_template: bool) -> dict[str, object]:
+    """A `TokenizeResponse`. `trusts_template`: whether requests may bring a chat template. Raises `InvalidRequest`."""
+    if request.prompt is None:
+        handler = ChatHandler(request.chat_request(), trusts_template=trusts_template)
+        handler.validate()
+        (prompt,) = await handler.tokenize(model)
+        tokens = list(prompt.token_ids)
+    else:
+        special = request.add_special_tokens is not False
+        tokens = await model.tokenizer.encode(request.prompt, add_special_tokens=special)
+    return {
+        "count": len(tokens),
+        "max_model_len": model.info.max_model_len,
+        "tokens": tokens,
+        "token_strs": await model.tokenizer.token_strs(tokens) if request.return_token_strs else None,
+    }
+
+
+async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str, object]:
+    """A `DetokenizeResponse`. Raises `InvalidRequest` for a token that is not in the vocabulary."""
+    check_token_ids("tokens", request.tokens, model.info)
+    return {"prompt": await model.tokenizer.detokenize(request.tokens)}
