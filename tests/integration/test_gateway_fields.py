@@ -133,3 +133,13 @@ async def test_two_running_requests_may_have_the_same_id(gateway: RunningGateway
 async def test_requests_of_a_session_share_their_engine(gateway: RunningGateway) -> None:
     for fields in ({"session_id": "s"}, {"prompt_cache_key": "s"}, {"user": "s"}):
         assert (await gateway.chat(**fields)).status_code == 200
+
+
+async def test_all_keys_of_logit_bias_that_are_no_token_ids_are_named(gateway: RunningGateway) -> None:
+    message = (await gateway.chat(logit_bias={"bad1": 1, "5": 1, "-2": 1})).json()["error"]["message"]
+    assert "'bad1', '-2'" in message
+
+
+async def test_the_openapi_document_has_no_status_that_is_never_sent(gateway: RunningGateway) -> None:
+    paths = (await gateway.http.get("/openapi.json")).json()["paths"]
+    assert not [path for path, routes in paths.items() for route in routes.values() if "422" in route["responses"]]

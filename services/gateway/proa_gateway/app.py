@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
@@ -36,6 +38,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
         lifespan=lifespan,
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     public_paths = frozenset(route.path for route in public_router.routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
@@ -57,6 +60,15 @@ def create_app(config: GatewayConfig) -> FastAPI:
     if config.enable_tokenizer_info_endpoint:
         app.include_router(tokenizer_info_router)
     return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document without its validation errors, status 422: they are sent as OpenAI's, status 400."""
+    document = FastAPI.openapi(app)
+    for routes in document["paths"].values():
+        for route in routes.values():
+            route["responses"].pop("422", None)
+    return document
 
 
 def _authenticate(scope: Scope, authorization: str | None) -> Caller:

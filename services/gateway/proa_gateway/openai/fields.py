@@ -155,11 +155,10 @@ Content = Annotated[
 
 def _biases(value: dict[str, float]) -> dict[int, float]:
     biases: dict[int, float] = {}
+    if wrong := [key for key in value if not (key.isascii() and key.isdigit() and len(key) <= 10)]:
+        keys = ", ".join(repr(key[:40]) for key in wrong[:10])
+        raise PydanticCustomError("invalid_value", "must have token ids as keys, not {keys}", {"keys": keys})
     for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise PydanticCustomError(
-                "invalid_value", "must have token ids as keys, not {key}", {"key": repr(key[:40])}
-            )
         if not -100 <= bias <= 100:
             raise PydanticCustomError("invalid_value", "must have values from -100 to 100")
         biases[int(key)] = bias
