@@ -143,3 +143,11 @@ async def test_all_keys_of_logit_bias_that_are_no_token_ids_are_named(gateway: R
 async def test_the_openapi_document_has_no_status_that_is_never_sent(gateway: RunningGateway) -> None:
     paths = (await gateway.http.get("/openapi.json")).json()["paths"]
     assert not [path for path, routes in paths.items() for route in routes.values() if "422" in route["responses"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_variables_that_the_chat_template_does_not_use_are_named(gateway: RunningGateway, stream: bool) -> None:
+    variables = {"opening": "Hm", "enable_thinking": False}
+    response = await gateway.chat(chat_template_kwargs=variables, stream=stream, unheard_of=1)
+    assert response.status_code == 200
+    assert response.headers[IGNORED] == "unheard_of, chat_template_kwargs.enable_thinking"

@@ -1,5 +1,6 @@
 """The gateway's HTTP routes. A route is added here, or in `tokenizer_routes.py`, and nowhere else."""
 
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -36,8 +37,13 @@ _ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
     responses=_ERRORS | {200: generation_response(ChatCompletion, ChatCompletionChunk)},
 )
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    trusted = gateway_of(request).config.trust_request_chat_template
-    return _generate(ChatHandler(body, trusts_template=trusted), request)
+    gateway, headers = gateway_of(request), request.state.response_headers
+
+    def on_ignored(fields: Sequence[str]) -> None:
+        headers.extend(gateway.extra_fields.ignored(fields))
+
+    trusted = gateway.config.trust_request_chat_template
+    return _generate(ChatHandler(body, trusts_template=trusted, on_ignored=on_ignored), request)
 
 
 @router.post("/v1/completions", responses=_ERRORS | {200: generation_response(Completion, CompletionChunk)})

@@ -26,6 +26,12 @@ def render_prompt(request: ChatCompletionRequest, template: ChatTemplate) -> str
     return _cut_at_mark(text) if request.continue_final_message else text
 
 
+def unused_variables(request: ChatCompletionRequest, template: ChatTemplate) -> list[str]:
+    """Paths of the variables that are sent and that the template does not use."""
+    names = (request.chat_template_kwargs or {}).keys()
+    return [f"chat_template_kwargs.{name}" for name in names if name not in template.variables]
+
+
 def response_role(request: ChatCompletionRequest) -> str:
     """The role of the message that the output belongs to."""
     return "assistant" if request.opens_message else request.messages[-1].role

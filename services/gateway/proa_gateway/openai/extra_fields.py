@@ -29,10 +29,15 @@ class ExtraFields:
             if rule is not None and not rule.accepts(value):
                 raise UnsupportedField(f"{name} is not supported: {rule.reason}.", param=name)
             if rule is None and name not in NO_EFFECT:
-                unknown.append(name[:MAX_CHARACTERS])
-        self._log_new(unknown)
-        names = ", ".join(quote(name, safe=".", errors="replace") for name in unknown[:MAX_NAMES])
-        return [(IGNORED_HEADER, names.encode())] if names else []
+                unknown.append(name)
+        return self.ignored(unknown)
+
+    def ignored(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
+        """Response headers that name these fields."""
+        short = [name[:MAX_CHARACTERS] for name in names]
+        self._log_new(short)
+        value = ", ".join(quote(name, safe=".", errors="replace") for name in short[:MAX_NAMES])
+        return [(IGNORED_HEADER, value.encode())] if value else []
 
     def _log_new(self, names: Iterable[str]) -> None:
         for name in names:

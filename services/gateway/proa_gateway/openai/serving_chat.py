@@ -1,6 +1,6 @@
 """Chat completions: the model's chat template turns messages into one prompt, and choices are messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
@@ -8,7 +8,7 @@ from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.openai.chat_prompt import echoed_text, render_prompt, response_role
+from proa_gateway.openai.chat_prompt import echoed_text, render_prompt, response_role, unused_variables
 from proa_gateway.openai.envelope import Envelope, Prompt
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
@@ -27,9 +27,17 @@ class ChatHandler:
     refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_CHAT
     num_prompts = 1
 
-    def __init__(self, request: ChatCompletionRequest, *, trusts_template: bool) -> None:
-        """`trusts_template`: whether requests may bring a chat template."""
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        *,
+        trusts_template: bool,
+        on_ignored: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
+        """`trusts_template`: whether requests may bring a chat template. `on_ignored` is called with the paths of
+        ignored fields, before the response starts."""
         self.request = request
+        self._on_ignored = on_ignored
         self._trusts_template = trusts_template
 
     @property
@@ -60,7 +68,10 @@ class ChatHandler:
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         request = self.request
-        text = render_prompt(request, self._template(model))
+        template = self._template(model)
+        text = render_prompt(request, template)
+        if self._on_ignored is not None:
+            self._on_ignored(unused_variables(request, template))
         # The text has its special tokens already: the template writes them.
         token_ids = await model.tokenizer.encode(text, add_special_tokens=request.add_special_tokens or False)
         kept = truncated(token_ids, request, model, max_tokens=self._max_tokens)
