@@ -51,13 +51,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     return _generate(CompletionHandler(body), request)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=error_responses(401))
 async def list_models(request: Request) -> dict[str, Any]:
     gateway = gateway_of(request)
     return {"object": "list", "data": [_model_card(gateway, name) for name in gateway.admission.lookup.names()]}
 
 
-@router.get("/v1/models/{model:path}", responses=error_responses(404))
+@router.get("/v1/models/{model:path}", responses=error_responses(401, 404))
 async def get_model(model: str, request: Request) -> dict[str, Any]:
     gateway = gateway_of(request)
     if model not in gateway.admission.lookup.names():

@@ -45,7 +45,9 @@ async def detokenize_tokens(body: DetokenizeRequest, request: Request) -> Respon
         return _json(await detokenize(body, model))
 
 
-@tokenizer_info_router.get("/tokenizer_info", response_model=TokenizerInfo, responses=error_responses(400, 404, 503))
+@tokenizer_info_router.get(
+    "/tokenizer_info", response_model=TokenizerInfo, responses=error_responses(400, 401, 404, 503)
+)
 async def tokenizer_info(request: Request, model: str | None = None) -> Response:
     # Not `_json`: orjson has no integers of more than 64 bits, and model_max_length is often 10^30.
     return JSONResponse(gateway_of(request).admission.lookup.tokenizer_model(model).tokenizer.info)
