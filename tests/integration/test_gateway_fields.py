@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import AsyncIterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -53,12 +54,11 @@ async def test_a_message_may_have_any_role(gateway: RunningGateway, engine: Fake
 async def test_refused_fields_are_refused_by_name_and_their_neutral_values_are_not(
     gateway: RunningGateway, path: str, base: dict[str, Any], refused: Any
 ) -> None:
-    for name, rule in refused.items():
-        for value in ("x", {"y": [0.5]}, 7, ["z"]):
-            response = await gateway.http.post(path, json={**base, name: value})
-            error = response.json()["error"]
-            assert (response.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter")
-            assert error["message"].startswith(f"{name} is not supported: ")
+    for (name, rule), value in zip(refused.items(), cycle(("x", {"y": [0.5]}, 7, ["z"])), strict=False):
+        response = await gateway.http.post(path, json={**base, name: value})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter")
+        assert error["message"].startswith(f"{name} is not supported: ")
         assert rule.accepts(None)
     neutral = {name: rule.neutral[-1] if rule.neutral else None for name, rule in refused.items()}
     response = await gateway.http.post(path, json={**base, **neutral, "max_tokens": 1})
