@@ -14,7 +14,6 @@ from typing import Any
 
 import triton
 from torch._C._distributed_c10d import Store
-from triton.backends.compiler import GPUTarget
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.launch import Kernel
@@ -23,6 +22,7 @@ from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import prefill_step
 from proa_engine.worker.worker import Worker
 from support import shape_models as models
+from support.fake_gpu import FakeGpu, FakeLauncher
 
 LENGTHS = [1] * 32 + [700, 1000]  # decodes, then prompts
 NUM_LAYERS = 28
@@ -31,29 +31,15 @@ REPEATS = 200
 Launch = tuple[Kernel, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 
 
-class IdleGpu:
-    """A Triton driver of a Hopper GPU that loads and launches nothing."""
+class IdleLauncher(FakeLauncher):
+    """Checks nothing, so that a launch takes only the time of what calls it."""
 
-    def __init__(self) -> None:
-        self.utils = self
+    def __call__(self, *arguments: object) -> None:
+        pass
 
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 1 << 30}
-
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
-
-    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
-        return lambda *arguments: None
+class IdleGpu(FakeGpu):
+    launcher_cls = IdleLauncher
 
 
 class WholeMetaWorker(MetaWorker):
