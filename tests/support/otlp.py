@@ -76,11 +76,6 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
             assert self._changed.wait_for(lambda: condition(self.spans), seconds), [span.name for span in self.spans]
             return list(self.spans)
 
-    def wait_for_names(self, *names: str, seconds: float = 15.0) -> dict[str, ReceivedSpan]:
-        """Wait until there is a span of each name; return the latest of each."""
-        spans = self.wait(lambda spans: {span.name for span in spans} >= set(names), seconds)
-        return {span.name: span for span in spans}
-
 
 def _received(service: str, span: trace_pb2.Span) -> ReceivedSpan:
     return ReceivedSpan(
