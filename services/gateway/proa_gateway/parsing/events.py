@@ -1,0 +1,52 @@
+"""What a message consists of, as it is generated. The three chat APIs render the same events."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from proa_gateway.output_processor import Delta
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """`index` counts the calls of the message. `id` is the client's name for it, unique."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsDelta:
+    """A part of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    index: int
+
+
+MessageEvent = ReasoningDelta | ContentDelta | CallStarted | ArgumentsDelta | CallEnded
+
+
+class MessageSink(Protocol):
+    """Receives a message as it is generated. Calls must not block."""
+
+    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
+        """The next events, none if only `delta` has something: token ids, log probabilities, the end of the output.
+
+        The text of `delta` is what the model wrote; show that of the events.
+        """
