@@ -23,6 +23,9 @@ class LoadedModelConfig(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def model_type(self) -> str: ...
+
 
 class LoadedExecutor(Executor, Protocol):
     """An executor with its model in memory, and the properties of the two."""

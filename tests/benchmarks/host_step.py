@@ -62,7 +62,7 @@ class NoCapture:
 class HostExecutor:
     """Does a worker's host work and samples the same token for every row. `seconds` is its CPU time so far."""
 
-    model_config = SimpleNamespace(vocab_size=151_936)
+    model_config = SimpleNamespace(vocab_size=151_936, model_type="fake")
     max_model_len = 4096
     num_gpu_blocks = 40_000
     eos_token_ids = frozenset({151_645})

@@ -42,7 +42,7 @@ class InstantFuture:
 class InstantExecutor:
     """Samples the same token for every row."""
 
-    model_config = SimpleNamespace(vocab_size=1000)
+    model_config = SimpleNamespace(vocab_size=1000, model_type="fake")
     max_model_len = MAX_MODEL_LEN
     num_gpu_blocks = 1 << 16
     eos_token_ids: frozenset[int] = frozenset()

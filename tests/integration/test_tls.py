@@ -163,7 +163,8 @@ def test_gateway_serves_over_tls_and_reconnects_with_its_current_certificate(
     port = free_port()
 
     def engine() -> Any:
-        executor = LoadedFakeExecutor(num_blocks=512, max_model_len=1024, model_config=SimpleNamespace(vocab_size=1000))
+        model_config = SimpleNamespace(vocab_size=1000, model_type="fake")
+        executor = LoadedFakeExecutor(num_blocks=512, max_model_len=1024, model_config=model_config)
         return serving(secret, executor, port=port, tokenizer_folder=folder)
 
     with engine() as server, gateway_process(f"127.0.0.1:{server.port}", *secret.flags) as (_, gateway_port):

@@ -52,7 +52,7 @@ def serving(folder: Path, *, fail_at: int | None = None) -> Iterator[httpx.Clien
     executor = LoadedFakeExecutor(
         num_blocks=512,
         max_model_len=1024,
-        model_config=SimpleNamespace(vocab_size=1000),
+        model_config=SimpleNamespace(vocab_size=1000, model_type="fake"),
         while_waiting=lambda: time.sleep(0.02),
         fail_at=fail_at,
     )

@@ -34,7 +34,7 @@ class LoadedFakeExecutor(FakeExecutor):
 
     max_model_len: int = 128
     eos_token_ids: frozenset[int] = frozenset()
-    model_config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE))
+    model_config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE, model_type="fake"))
 
     longest_warm_up_step: float = 0.0
     failure: str | None = None

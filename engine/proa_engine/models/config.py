@@ -36,6 +36,7 @@ class ModelConfig:
     """Parameters of a model. Sizes are full sizes, before sharding."""
 
     architecture: str
+    model_type: str  # empty: config.json names none
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -81,6 +82,7 @@ class ModelConfig:
         max_positions = config.get("max_position_embeddings", 2048)
         return cls(
             architecture=architecture,
+            model_type=config.get("model_type") or "",
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],

@@ -26,6 +26,8 @@ class ModelInfo:
     engine_version: str
     max_num_batched_tokens: int  # in one step
     prefix_caching: bool
+    grammars: bool = False  # whether it accepts `SamplingParams.grammar`
+    model_type: str = ""  # of config.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,8 @@ INFO = ModelInfo(
     engine_version="0.1",
     max_num_batched_tokens=65,
     prefix_caching=True,
+    grammars=True,
+    model_type="llama",
 )
 REQUEST = EngineCoreRequest(
     request_id="r",
