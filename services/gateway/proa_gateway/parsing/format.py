@@ -1,0 +1,122 @@
+"""ToolFormat: how a family of models writes reasoning and tool calls. Each is a constant in a file of `formats/`.
+
+The parser, the grammar for constrained calls and the choice of a model's format are made from the same description.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """The arguments are a JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The call is a JSON object with these two keys, in any order; its other keys are ignored.
+
+    `aliases`: keys that models also write for `arguments`.
+    """
+
+    name: str
+    arguments: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The arguments are repetitions of `template`, which has the places `$key` and `$value`.
+
+    A value is the text itself if the tool's schema takes a string there, otherwise JSON.
+    """
+
+    template: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLiteral:
+    """The arguments are an object with keys without quotes. Strings stand between two `quote`s, without escapes."""
+
+    quote: str
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """The arguments are those of a Python call, `city="Rome", days=3`, with Python's literals."""
+
+
+ArgumentsSyntax = Json | Envelope | Tagged | ObjectLiteral | PythonCall
+
+
+@dataclass(frozen=True, slots=True)
+class RandomIds:
+    """A call's id is `prefix` and `length` random characters of `alphabet`."""
+
+    prefix: str
+    alphabet: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedIds:
+    """A call's id is `template`, with the places `$name` and `$index`.
+
+    Where `call` of the format has no `$name`, the name is taken from the id at `$id`.
+    """
+
+    template: str
+
+
+CALL_IDS = RandomIds(prefix="call_", alphabet="0123456789abcdef", length=24)
+
+
+class Route(Enum):
+    REASONING = auto()
+    CONTENT = auto()
+    CALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """An answer that consists of several messages, each with a header that says what its body is.
+
+    A header is the text around `open`, up to `body`. A message ends with one of `close`; `next` begins another.
+    `routes`: regular expressions with the kind of a body. The first one counts that matches the header from its start,
+    where a header is what stands after `open`, a space, and what stands before it. That of a call has a group `name`.
+    """
+
+    open: str
+    body: str
+    close: tuple[str, ...]
+    next: str
+    routes: tuple[tuple[str, Route], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`signs`: texts that all stand in the chat template of a model with this format.
+    `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id,
+    `$id`. Whitespace around them, and before and after line ends, may differ in what the model writes.
+    `arguments`: how `$arguments` is written; with an `Envelope`, all from `{` to `}`.
+    `reasoning`: its opening and its closing.
+    `between`: stands between two calls.
+    `section`: opening and closing of all the calls.
+    `also_opens`: texts that begin a call as well: ends of the part of `call` before `$name`, or tokens in its place.
+    `at_start`: the calls, or their section, are recognized only where the content begins, since their opening is empty
+    or common in other text.
+    `dropped`: texts in the content that are not shown.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    call: str
+    arguments: ArgumentsSyntax
+    reasoning: tuple[str, str] | None = None
+    between: str = ""
+    section: tuple[str, str] | None = None
+    also_opens: tuple[str, ...] = ()
+    at_start: bool = False
+    dropped: tuple[str, ...] = ()
+    call_ids: RandomIds | NamedIds = CALL_IDS
+    channels: Channels | None = None
