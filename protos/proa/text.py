@@ -118,14 +118,22 @@ class TextStream:
         delta = self.push(token_ids[: len(token_ids) - hidden])
         if delta.stop_string is not None:
             return delta
-        self._held += self._detokenizer.finish()
-        if self._ends:
-            self._ends[-1] = len(self._held)
-        last = self._release() if self._stop else TextDelta("", 0)
-        if last.stop_string is None:
-            last = TextDelta(last.text + self._held, last.num_tokens + len(self._ends) + hidden)
-            self._held, self._ends = "", []
-        return TextDelta(delta.text + last.text, delta.num_tokens + last.num_tokens, last.stop_string)
+        last = self._release_all()
+        if last.stop_string is not None:
+            hidden = 0
+        return TextDelta(delta.text + last.text, delta.num_tokens + last.num_tokens + hidden, last.stop_string)
+
+    def boundary(self) -> TextDelta:
+        """Release all text that was held back, before a token that adds no text. More tokens may follow.
+
+        Neither a character nor a stop string extends over the boundary. The token counts towards `min_tokens`, but not
+        in the delta.
+        """
+        if self._stopped_by is not None:
+            return TextDelta("", 0, self._stopped_by)
+        delta = self._release_all()
+        self._exempt = max(0, self._exempt - 1)
+        return delta
 
     def _push_exempt(self, token_ids: Sequence[int]) -> TextDelta:
         num_exempt = min(self._exempt, len(token_ids))
@@ -133,6 +141,17 @@ class TextStream:
         text = self._detokenizer.push(token_ids[:num_exempt])
         delta = self.push(token_ids[num_exempt:]) if len(token_ids) > num_exempt else TextDelta("", 0)
         return TextDelta(text + delta.text, num_exempt + delta.num_tokens, delta.stop_string)
+
+    def _release_all(self) -> TextDelta:
+        """Release all held text, an incomplete character included, up to a stop string that is complete with it."""
+        self._held += self._detokenizer.finish()
+        if self._ends:
+            self._ends[-1] = len(self._held)
+        delta = self._release() if self._stop else TextDelta("", 0)
+        if delta.stop_string is None:
+            delta = TextDelta(delta.text + self._held, delta.num_tokens + len(self._ends))
+            self._held, self._ends, self._counted = "", [], 0
+        return delta
 
     def _release(self) -> TextDelta:
         if not self._stop_starts.search(self._held):

@@ -32,6 +32,7 @@ class Delta:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # all of them, in the first delta
     finish_reason: FinishName | None = None
     stop_reason: int | str | None = None  # the stop token or stop string; None for an end-of-sequence token
+    num_tokens: int = 0  # of `text`, if the sequence has `markers`
 
     def merge(self, later: "Delta") -> None:
         """Append `later`, except its text: repeated concatenation takes quadratic time, so callers join texts."""
@@ -40,15 +41,20 @@ class Delta:
         self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
+        self.num_tokens += later.num_tokens
 
 
 class DeltaSink(Protocol):
     """Receives a sequence's output. Calls must not block."""
 
     def text(self, text: str) -> None:
-        """A delta that has nothing but text."""
+        """A delta that has nothing but text. Not called for a sequence with `markers`."""
 
     def delta(self, delta: Delta) -> None: ...
+
+    def marker(self, token_id: int) -> None:
+        """A token of the sequence's `markers`, after all text before it. Its id and log probabilities come with the
+        next delta."""
 
 
 class SequenceListener(Protocol):
@@ -76,7 +82,10 @@ class OutputProcessor:
         "_discards",
         "_held_ids",
         "_held_logprobs",
+        "_is_parsed",
         "_listener",
+        "_markers",
+        "_num_unsent_markers",
         "_plain",
         "_prompt_logprobs",
         "_sink",
@@ -89,16 +98,27 @@ class OutputProcessor:
     )
 
     def __init__(
-        self, stream: TextStream | None, sink: DeltaSink, listener: SequenceListener, *, wants_tokens: bool
+        self,
+        stream: TextStream | None,
+        sink: DeltaSink,
+        listener: SequenceListener,
+        *,
+        wants_tokens: bool,
+        markers: frozenset[int] | None = None,
     ) -> None:
         """Without a `stream` only the prompt is scored: the output is discarded, and its finish reason is "length".
-        `wants_tokens`: deltas have token ids and log probabilities."""
+        `wants_tokens`: deltas have token ids and log probabilities. `markers`: tokens that the sink gets as ids instead
+        of text, for an output that is parsed."""
         self._discards = stream is None
         self._stream: TextStream | _DiscardedText = stream or _DiscardedText()
         self._sink = sink
         self._listener = listener
         self._wants_tokens = wants_tokens
-        self._plain = None if wants_tokens else self._stream.plain  # a text without stop strings is sent as it comes
+        self._is_parsed = markers is not None
+        self._markers = markers or frozenset()
+        self._num_unsent_markers = 0  # since the last delta
+        # a text without stop strings is sent as it comes
+        self._plain = None if wants_tokens or self._is_parsed else self._stream.plain
         self._held_ids: list[int] = []  # received, but a stop string may still cut them off
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -118,9 +138,12 @@ class OutputProcessor:
             return
         if self._wants_tokens:
             self._held_ids.append(token_id)
+        if token_id in self._markers:
+            self._mark(token_id)
+            return
         delta = self._stream.push((token_id,))
         self.num_tokens += delta.num_tokens
-        if self._wants_tokens or delta.stop_string is not None:
+        if self._wants_tokens or self._is_parsed or delta.stop_string is not None:
             self._emit(delta, None, None)
         elif delta.text:
             self._sink.text(delta.text)
@@ -139,6 +162,10 @@ class OutputProcessor:
         if self._wants_tokens:
             self._held_ids += token_ids
             self._held_logprobs += output.logprobs
+        if self._markers:
+            token_ids = self._push_up_to_last_marker(token_ids)
+            if self.finish_reason is not None:  # stop string
+                return
         if output.finish_reason is None:
             delta = self._stream.push(token_ids)
         else:
@@ -154,13 +181,38 @@ class OutputProcessor:
             self._prompt_logprobs.clear()  # the next engine sends all of them again
         self._listener.failed(self, error, retryable=retryable)
 
+    def _push_up_to_last_marker(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Process the tokens up to the last marker. Return the rest."""
+        start = 0
+        for end, token_id in enumerate(token_ids):
+            if token_id in self._markers and self.finish_reason is None:
+                if end > start:
+                    delta = self._stream.push(token_ids[start:end])
+                    self.num_tokens += delta.num_tokens
+                    self._emit(delta, None, None)
+                start = end + 1
+                if self.finish_reason is None:
+                    self._mark(token_id)
+        return token_ids[start:]
+
+    def _mark(self, token_id: int) -> None:
+        delta = self._stream.boundary()
+        self.num_tokens += delta.num_tokens
+        self._emit(delta, None, None)
+        if delta.stop_string is None:
+            self.num_tokens += 1
+            self._num_unsent_markers += 1
+            self._sink.marker(token_id)
+
     def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
-        emitted = Delta(delta.text, *self._release(delta.num_tokens))
+        emitted = Delta(delta.text, *self._release(self._num_unsent_markers + delta.num_tokens))
+        self._num_unsent_markers = 0
+        emitted.num_tokens = delta.num_tokens if self._is_parsed else 0
         if delta.stop_string is not None:
             emitted.finish_reason, emitted.stop_reason = "stop", delta.stop_string
         elif finish_reason is not None:
             emitted.finish_reason, emitted.stop_reason = _NAMES[finish_reason], stop_reason
-        if emitted.text or emitted.token_ids or emitted.finish_reason is not None:
+        if emitted.text or emitted.token_ids or emitted.num_tokens or emitted.finish_reason is not None:
             emitted.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
             self._sink.delta(emitted)
         if emitted.finish_reason is not None:
@@ -180,6 +232,9 @@ class _DiscardedText:
     plain = None
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
+        return TextDelta("", 0)
+
+    def boundary(self) -> TextDelta:
         return TextDelta("", 0)
 
     def finish(self, token_ids: Sequence[int], *, stop_token: bool) -> TextDelta:

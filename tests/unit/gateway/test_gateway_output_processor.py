@@ -23,6 +23,7 @@ class Recorder:
     texts: list[str] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    message: list[str | int] = field(default_factory=list)  # texts and markers, in their order
 
     def text(self, text: str) -> None:
         self.texts.append(text)
@@ -30,6 +31,10 @@ class Recorder:
     def delta(self, delta: Delta) -> None:
         self.deltas.append(delta)
         self.texts.append(delta.text)
+        self.message.append(delta.text)
+
+    def marker(self, token_id: int) -> None:
+        self.message.append(token_id)
 
     def started(self, sequence: OutputProcessor) -> None:
         self.events.append("started")
@@ -49,6 +54,16 @@ def make_discarding() -> tuple[OutputProcessor, Recorder]:
 def make(wants_tokens: bool = False, **text: Any) -> tuple[OutputProcessor, Recorder]:
     recorder = Recorder()
     return OutputProcessor(TextStream(VOCABULARY, **text), recorder, recorder, wants_tokens=wants_tokens), recorder
+
+
+MARKER = 300
+
+
+def make_parsed(wants_tokens: bool = False, **text: Any) -> tuple[OutputProcessor, Recorder]:
+    recorder = Recorder()
+    stream = TextStream(VOCABULARY, **text)
+    markers = frozenset({MARKER})
+    return OutputProcessor(stream, recorder, recorder, wants_tokens=wants_tokens, markers=markers), recorder
 
 
 def ids(text: str) -> list[int]:
@@ -194,3 +209,54 @@ def test_prompt_logprobs_of_an_attempt_without_tokens_are_dropped() -> None:
         EngineCoreOutput(new_token_ids=chunk, logprobs=logprobs(chunk), prompt_logprobs=logprobs([1, 2, 3]))
     )
     assert [entry.token_id for entry in recorder.deltas[0].prompt_logprobs] == [1, 2, 3]
+
+
+def push(sequence: OutputProcessor, token_ids: list[int], num_in_call: int) -> None:
+    """`num_in_call` 0: with `token`, else with `output`."""
+    if not num_in_call:
+        for token_id in token_ids:
+            sequence.token(token_id)
+    for start in range(0, len(token_ids), num_in_call) if num_in_call else ():
+        sequence.output(EngineCoreOutput(new_token_ids=token_ids[start : start + num_in_call]))
+
+
+@pytest.mark.parametrize("num_in_call", [0, 1, 2, 3, 100])
+def test_a_marker_comes_as_its_id_between_the_texts(num_in_call: int) -> None:
+    sequence, recorder = make_parsed(stop=["never"])
+    before, after = ids("one two n"), ids("ever three")
+    push(sequence, [MARKER, *before, MARKER, MARKER, *after], num_in_call)
+    sequence.output(EngineCoreOutput(new_token_ids=[EOS], finish_reason=FinishReason.STOP))
+    at = [position for position, part in enumerate(recorder.message) if part == MARKER]
+    texts = [
+        "".join(map(str, recorder.message[start + 1 : end])) for start, end in zip(at, [*at[1:], None], strict=True)
+    ]
+    assert texts == ["one two n", "", "ever three"]
+    assert sequence.num_tokens == len(sequence.received)
+    assert sum(delta.num_tokens for delta in recorder.deltas) == len(sequence.received) - 3
+
+
+def test_an_incomplete_character_ends_at_a_marker() -> None:
+    sequence, recorder = make_parsed()
+    for token_id in [*ids("€")[:1], MARKER, *ids("a")]:
+        sequence.token(token_id)
+    assert [part for part in recorder.message if part] == ["\ufffd", MARKER, "a"]
+
+
+def test_a_marker_s_id_and_log_probability_come_with_the_next_delta() -> None:
+    sequence, recorder = make_parsed(wants_tokens=True)
+    tokens = [*ids("a"), MARKER, *ids("b"), MARKER]
+    for number, token_id in enumerate(tokens):
+        finish = FinishReason.LENGTH if number == 3 else None
+        sequence.output(EngineCoreOutput(new_token_ids=[token_id], logprobs=logprobs([token_id]), finish_reason=finish))
+    assert [delta.token_ids for delta in recorder.deltas] == [tokens[:1], tokens[1:3], tokens[3:]]
+    assert [[entry.token_id for entry in delta.logprobs] for delta in recorder.deltas] == [
+        delta.token_ids for delta in recorder.deltas
+    ]
+    assert recorder.deltas[-1].finish_reason == "length"
+
+
+def test_markers_after_a_stop_string_are_not_given() -> None:
+    sequence, recorder = make_parsed(stop=["two"])
+    sequence.output(EngineCoreOutput(new_token_ids=[*ids("one two"), MARKER, *ids("three"), MARKER]))
+    assert recorder.message == ["one "]
+    assert recorder.events == ["started", "ended"]

@@ -230,3 +230,24 @@ def test_token_bytes_join_to_the_text(name: str) -> None:
     assert joined.removeprefix(" ") == "naïve café, 😀 12 €"
     assert vocabulary_of(name).token_bytes(0) == b"<eos>"
     assert vocabulary_of(name).token_bytes(10**6) == b""
+
+
+@pytest.mark.parametrize("stop", [[], ["\ufffdx"], ["bcd"], ["c\ufffdd"]])
+def test_a_boundary_releases_held_text_and_ends_an_incomplete_character(stop: list[str]) -> None:
+    stream = TextStream(letters(), stop=stop)
+    before = [*(stream.push([token_id]) for token_id in (*ids_of("abc"), 26)), stream.boundary()]
+    assert total(before) == TextDelta("abc\ufffd", 4)
+    assert total([stream.push(ids_of("d")), stream.finish()]) == TextDelta("d", 1)
+
+
+def test_a_stop_string_that_a_boundary_completes_ends_the_text() -> None:
+    stream = TextStream(letters(), stop=["b\ufffd"])
+    assert total([stream.push([0, 1, 26]), stream.boundary()]) == TextDelta("a", 1, "b\ufffd")
+    assert stream.boundary() == TextDelta("", 0, "b\ufffd")
+
+
+def test_the_token_at_a_boundary_counts_towards_min_tokens() -> None:
+    stream = TextStream(letters(), stop=["b"], min_tokens=2)
+    assert stream.push(ids_of("b")).stop_string is None
+    stream.boundary()
+    assert stream.push(ids_of("b")).stop_string == "b"

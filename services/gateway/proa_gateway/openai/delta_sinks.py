@@ -30,6 +30,9 @@ class DeltaCollector:
         self._texts.append(delta.text)
         self._rest.merge(delta)
 
+    def marker(self, token_id: int) -> None:
+        raise AssertionError("only parsed outputs have markers")
+
     def result(self) -> Delta:
         self._rest.text = "".join(self._texts)
         return self._rest
@@ -83,6 +86,9 @@ class ChoiceStream:
     def delta(self, delta: Delta) -> None:
         self._collector().delta(delta)
         self._flush_or_wait(is_last=delta.finish_reason is not None)
+
+    def marker(self, token_id: int) -> None:
+        raise AssertionError("only parsed outputs have markers")
 
     def flush(self) -> None:
         """Write what is pending, unless the writer is blocked."""
