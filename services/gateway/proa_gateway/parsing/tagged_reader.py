@@ -1,0 +1,188 @@
+"""TaggedReader: arguments that each stand between tags, such as `<parameter=city>\\nOslo\\n</parameter>`."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from proa_gateway.parsing.json_text import escape, held_back, quoted
+from proa_gateway.parsing.schema_types import TYPES, Schema, allowed_types, is_text, property_schema
+from proa_gateway.parsing.tagged_value import WORDS, to_json
+
+_PLACES = re.compile(r"\$(?:key|is_string|value)")
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The text around the key and the value of one argument. The model may leave out whitespace beside tags."""
+
+    open: str
+    after_key: str  # a tag or quote; empty: the key ends at `header_end`
+    header_end: str  # what ends the tag before the value
+    before_value: str  # whitespace, as is `after_value`
+    after_value: str
+    close: str
+
+    @classmethod
+    def of(cls, item: str) -> "Tags":
+        """`item`: one argument as the model is to write it, with `$key` and `$value`, and with `$is_string` where the
+        model writes whether the value is a string, as true or false."""
+        before_key, *between, after_value = _PLACES.split(item)
+        header = between[-1].rstrip()
+        header_end = header[max(header.rfind("<"), 0) :]
+        close = after_value.lstrip()
+        return cls(
+            open=before_key.strip(),
+            after_key="".join(between)[: -len(between[-1])].strip() or header.removesuffix(header_end).strip(),
+            header_end=header_end,
+            before_value=between[-1][len(header) :],
+            after_value=after_value[: len(after_value) - len(close)],
+            close=close.rstrip(),
+        )
+
+
+class _State(Enum):
+    BETWEEN = auto()
+    HEADER = auto()
+    VALUE_BEGINS = auto()
+    WORD_OR_STRING = auto()  # nothing was sent of the value
+    STRING = auto()  # sent as it comes
+    OTHER = auto()  # collected, and converted at its end
+    COMPLETE = auto()
+
+
+class TaggedReader:
+    """An `ArgumentsReader`. The arguments are complete at the first text that does not open another one.
+
+    A value whose schema allows strings, and nothing else but words such as null, is sent as it comes; others once they
+    have ended.
+    """
+
+    __slots__ = ("_collected", "_num_values", "_parameters", "_pending", "_state", "_tags", "_types")
+
+    def __init__(self, tags: Tags, parameters: Schema) -> None:
+        """`parameters`: the JSON schema of the tool's arguments."""
+        self._tags = tags
+        self._parameters = parameters
+        self._types: frozenset[str] = frozenset()  # that the value being read may have
+        self._state = _State.BETWEEN
+        self._pending = ""  # text that is not understood without what follows
+        self._collected: list[str] = []  # of the header or the value being read
+        self._num_values = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._state is _State.COMPLETE
+
+    @property
+    def rest(self) -> str:
+        return self._pending if self.is_complete else ""
+
+    def feed(self, text: str) -> str:
+        self._pending += text
+        written: list[str] = []
+        state = None
+        while state is not self._state:  # until it takes more text to go on
+            state = self._state
+            written.append(_STEPS[state](self))
+        return "".join(written)
+
+    def close(self) -> str:
+        """Values that have not ended stay open, so that a truncated call is no valid JSON."""
+        if self._state is _State.BETWEEN:
+            return self._complete()
+        rest, self._pending = self._pending, ""
+        return escape(rest) if self._state is _State.STRING else ""
+
+    def _between(self) -> str:
+        self._pending = self._pending.lstrip()
+        if self._pending.startswith(self._tags.open):
+            self._pending = self._pending.removeprefix(self._tags.open)
+            self._state = _State.HEADER
+        elif not self._tags.open.startswith(self._pending):
+            return self._complete()
+        return ""
+
+    def _complete(self) -> str:
+        self._state = _State.COMPLETE
+        return "}" if self._num_values else "{}"
+
+    def _header(self) -> str:
+        if not self._ends(self._tags.header_end):
+            return ""
+        header = self._take_collected()
+        key, _, attribute = header.partition(self._tags.after_key) if self._tags.after_key else (header, "", "")
+        key = key.strip()
+        self._types = _types_of_attribute(attribute) or allowed_types(
+            property_schema(self._parameters, key), self._parameters
+        )
+        self._num_values += 1
+        self._state = _State.VALUE_BEGINS
+        return f"{'{' if self._num_values == 1 else ', '}{quoted(key)}: "
+
+    def _value_begins(self) -> str:
+        before = self._tags.before_value
+        if self._pending.startswith(before) or not before.startswith(self._pending):
+            self._pending = self._pending.removeprefix(before)
+            self._state = _State.WORD_OR_STRING if is_text(self._types) else _State.OTHER
+        return ""
+
+    def _word_or_string(self) -> str:
+        ended = self._value_ends()
+        value = "".join(self._collected)
+        if ended:
+            self._take_collected()
+            return to_json(value, self._types)
+        if any(word.startswith(value) for word, type_ in WORDS.items() if type_ in self._types) or not value:
+            return ""
+        self._take_collected()
+        self._state = _State.STRING
+        return f'"{escape(value)}'
+
+    def _string(self) -> str:
+        ended = self._value_ends()
+        return escape(self._take_collected()) + ('"' if ended else "")
+
+    def _other(self) -> str:
+        return to_json(self._take_collected(), self._types) if self._value_ends() else ""
+
+    def _take_collected(self) -> str:
+        text = "".join(self._collected)
+        self._collected.clear()
+        return text
+
+    def _value_ends(self) -> bool:
+        """Collect text of the value. At its end: go to the state after it, and return True."""
+        if not self._ends(self._tags.close, self._tags.after_value):
+            return False
+        self._state = _State.BETWEEN
+        return True
+
+    def _ends(self, end: str, whitespace: str = "") -> bool:
+        """Collect text up to `end`, which is dropped together with `whitespace` before it. Return whether it came."""
+        text, found, self._pending = self._pending.partition(end)
+        if found:
+            self._collected.append(text.removesuffix(whitespace))
+            return True
+        held = max(held_back(text, end), held_back(text, whitespace + end))
+        self._collected.append(text[: len(text) - held])
+        self._pending = text[len(text) - held :]
+        return False
+
+
+def _types_of_attribute(attribute: str) -> frozenset[str]:
+    """The types that `$is_string` allows. Empty: it is not there."""
+    if "true" in attribute:
+        return frozenset({"string"})
+    return TYPES - {"string"} if "false" in attribute else frozenset()
+
+
+_STEPS: dict[_State, Callable[[TaggedReader], str]] = {
+    _State.BETWEEN: TaggedReader._between,
+    _State.HEADER: TaggedReader._header,
+    _State.VALUE_BEGINS: TaggedReader._value_begins,
+    _State.WORD_OR_STRING: TaggedReader._word_or_string,
+    _State.STRING: TaggedReader._string,
+    _State.OTHER: TaggedReader._other,
+    _State.COMPLETE: lambda reader: "",
+}
