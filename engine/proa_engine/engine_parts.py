@@ -56,6 +56,10 @@ class LoadedExecutor(Executor, Protocol):
         """Stop running steps: everything that waits for one raises ExecutorFailed. Callable from any thread."""
         ...
 
+    def make_host_buffer(self, num_bytes: int) -> memoryview:
+        """Writable memory for masks, which the device reads without blocking the host; lives as long as its views."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:

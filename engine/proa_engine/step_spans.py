@@ -13,6 +13,7 @@ from opentelemetry.trace import Link, Span, Tracer
 
 from proa.telemetry import extract_context, set_error
 from proa_engine.core.executor import Executor, StepFuture
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 OnChunk = Callable[[str, int], None]
@@ -45,8 +46,8 @@ class TracedExecutor:
         self._span = self._start_span(scheduler_output)
         self._executor.execute_model(scheduler_output)
 
-    def sample_tokens(self) -> StepFuture:
-        future, span = self._executor.sample_tokens(), self._span
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
+        future, span = self._executor.sample_tokens(masks), self._span
         return future if span is None else _TracedFuture(future, span)
 
     def shutdown(self) -> None:

@@ -29,6 +29,7 @@ from proa.engine.v1 import service_pb2
 from proa.text import TextStream, Vocabulary
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
 from proa_engine.metrics import EngineMetrics
@@ -91,12 +92,15 @@ class HostExecutor:
         self._inputs = inputs
         self.seconds += time.thread_time() - started
 
-    def sample_tokens(self) -> "HostFuture":
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> "HostFuture":
         return HostFuture(self, self._inputs, self._token_ids[: len(self._inputs.request_ids)])
 
     def shutdown(self) -> None: ...
 
     def fail(self, reason: str) -> None: ...
+
+    def make_host_buffer(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
 
 
 @dataclass

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.options import ServeOptions
@@ -52,12 +53,15 @@ class InstantExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._num_rows = len(scheduler_output.num_scheduled_tokens)
 
-    def sample_tokens(self) -> InstantFuture:
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> InstantFuture:
         return InstantFuture(ModelRunnerOutput(plain_token_ids=[7] * self._num_rows))
 
     def shutdown(self) -> None: ...
 
     def fail(self, reason: str) -> None: ...
+
+    def make_host_buffer(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
 
 
 def make_parts() -> EngineParts:

@@ -19,6 +19,7 @@ from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
 from proa.blocks import hash_block, hash_blocks, root_hash
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -68,7 +69,7 @@ class SimulatedDevice:
                 self._output.sampled_token_ids[request_id] = []
         self.seconds = 1e-3 + max(4e-3, 21.5e-6 * scheduler_output.total_num_scheduled_tokens) + 35e-9 * context
 
-    def sample_tokens(self) -> Future:
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> Future:
         return Future(self._output)
 
     def shutdown(self) -> None:

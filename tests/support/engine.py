@@ -15,6 +15,7 @@ from proa.contract import EngineCoreRequest, FinishReason, SamplingParams, Token
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import StepFuture
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
@@ -44,8 +45,8 @@ class Watched:
                 self.inner._device_thread.submit(lambda: self._fill(blocks))
         self.inner.execute_model(scheduler_output)
 
-    def sample_tokens(self) -> StepFuture:
-        return self.inner.sample_tokens()
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
+        return self.inner.sample_tokens(masks)
 
     def shutdown(self) -> None:
         self.inner.shutdown()

@@ -46,6 +46,9 @@ class LoadedFakeExecutor(FakeExecutor):
     def fail(self, reason: str) -> None:
         self.failure = self.failure or reason
 
+    def make_host_buffer(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
+
 
 @dataclass
 class RunningServer:

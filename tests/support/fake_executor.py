@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from proa.contract import SamplingParams, TokenLogprobs
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 _MODULUS = 2**61 - 1
@@ -118,7 +119,7 @@ class FakeExecutor:
         for request_id in plan.num_scheduled_tokens:
             self._read_back(request_id)
 
-    def sample_tokens(self) -> FakeFuture:
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
         plan, self._started = self._started, None
         assert plan is not None, "execute_model must come first"
         output = ModelRunnerOutput(plain_token_ids=[])

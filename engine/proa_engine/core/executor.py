@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 
 
@@ -24,11 +25,12 @@ class Executor(Protocol):
 
     `execute_model` starts a step's forward pass and returns at once. `sample_tokens` starts its sampling, and must be
     called before the next `execute_model`. Only the future blocks. A step without tokens, which only carries finished
-    and preempted ids, is run the same way; its result has no rows.
+    and preempted ids, is run the same way; its result has no rows. `masks` may have rows of the step's `grammar_rows`
+    only.
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None: ...
 
-    def sample_tokens(self) -> StepFuture: ...
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture: ...
 
     def shutdown(self) -> None: ...

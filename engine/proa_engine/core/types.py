@@ -85,6 +85,8 @@ class SchedulerOutput:
     num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id
     finished_request_ids: list[str]  # workers drop these before they run this step
     preempted_request_ids: list[str]  # likewise; they come back as new requests
+    # Indices of rows that sample a token under a grammar, ascending; rank 0 alone samples all rows of such a step.
+    grammar_rows: list[int] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed, StepFuture
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
@@ -76,8 +77,8 @@ class UniProcExecutor:
             wake = not self._is_small(inputs)
             self._device_thread.submit(lambda: self._guarded(lambda: runner.execute_model(inputs)), wake=wake)
 
-    def sample_tokens(self) -> StepFuture:
-        """Sample the step that `execute_model` started."""
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
+        """Sample the step that `execute_model` started. `masks` are read until the future is done."""
         self._check()
         inputs, self._inputs = self._inputs, None
         future: Future[ModelRunnerOutput] = Future()
@@ -85,12 +86,12 @@ class UniProcExecutor:
             future.set_result(_EMPTY_OUTPUT)
             return future
         if self._worker.device.type == "cuda":
-            return self._launch_sampling(inputs)
+            return self._launch_sampling(inputs, masks)
         with self._lock:
             self._pending.add(future)
         is_small = self._is_small(inputs)
         job = self._device_thread.submit(
-            lambda: self._guarded(lambda: self._resolve(future, inputs)), wake=not is_small
+            lambda: self._guarded(lambda: self._resolve(future, inputs, masks)), wake=not is_small
         )
         return _SmallStepFuture(future, job, self._device_thread) if is_small else future
 
@@ -104,6 +105,10 @@ class UniProcExecutor:
         for future in pending:
             future.set_exception(ExecutorFailed(reason))
         self._log(reason)
+
+    def make_host_buffer(self, num_bytes: int) -> memoryview:
+        is_pinned = self._worker.device.type == "cuda"
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned).numpy().data
 
     def shutdown(self) -> None:
         """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""
@@ -164,19 +169,19 @@ class UniProcExecutor:
     def _explain(self, error: BaseException) -> str:
         return f"rank 0: {type(error).__name__}: {error}"
 
-    def _resolve(self, future: "Future[ModelRunnerOutput]", inputs: StepInputs) -> None:
-        output = collect(self._worker.model_runner.sample_tokens(), inputs)
+    def _resolve(self, future: "Future[ModelRunnerOutput]", inputs: StepInputs, masks: GrammarMasks | None) -> None:
+        output = collect(self._worker.model_runner.sample_tokens(masks), inputs)
         with self._lock:
             is_pending = future in self._pending
             self._pending.discard(future)
         if is_pending:
             future.set_result(output)
 
-    def _launch_sampling(self, inputs: StepInputs) -> StepFuture:
+    def _launch_sampling(self, inputs: StepInputs, masks: GrammarMasks | None) -> StepFuture:
         if self._copy_stream is None:
             self._copy_stream = torch.cuda.Stream()
         try:
-            return AsyncOutput(self._worker.model_runner.sample_tokens(), inputs, self._copy_stream)
+            return AsyncOutput(self._worker.model_runner.sample_tokens(masks), inputs, self._copy_stream)
         except BaseException as error:
             self.fail(self._explain(error))
             raise ExecutorFailed(self._failed.result()) from error

@@ -36,13 +36,13 @@ class InputBuilder:
     def build(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         """Apply the scheduler's output to the batch's host side and lay out the step; None if it computes no tokens."""
         if self._last is not None and _continues(scheduler_output, self._last.inputs.request_ids):
-            return self._build_next(scheduler_output.cached_requests, self._last)
+            return self._build_next(scheduler_output, self._last)
         inputs = build_step_inputs(scheduler_output, self._batch, self._graphs)
         self._last = None if inputs is None else self._decodes(inputs)
         return inputs
 
-    def _build_next(self, changed: list[CachedRequestData], last: _Decodes) -> StepInputs:
-        inputs = last.inputs
+    def _build_next(self, scheduler_output: SchedulerOutput, last: _Decodes) -> StepInputs:
+        inputs, changed = last.inputs, scheduler_output.cached_requests
         last.values = last.values + last.increments  # a new array: steps in flight keep theirs
         arrays, edits = PackedArrays(last.values, last.lengths), last.no_edits
         if changed:
@@ -60,6 +60,7 @@ class InputBuilder:
             num_logprobs=inputs.num_logprobs,
             rows=inputs.rows,
             sampling=last.sampling,
+            is_constrained=bool(scheduler_output.grammar_rows),
             prompt_logprobs=None,
             drafts=None,
         )

@@ -67,6 +67,9 @@ class MetaParallel(ParallelContext):
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
     def _all_gather(self, x: Tensor) -> list[Tensor]:
         return [x] * self.world_size
 

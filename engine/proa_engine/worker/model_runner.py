@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.worker.async_output import StepTensors
@@ -17,10 +19,12 @@ from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.kv_cache import num_parameters
-from proa_engine.worker.sampler import LogprobTensors, Sampler
+from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler
+from proa_engine.worker.sampling_inputs import SamplingInputs
 from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker.staging import Staging
 from proa_engine.worker.step_inputs import StepInputs, TokenRows
+from proa_engine.worker.token_masks import ship_masks
 from proa_engine.worker_spans import WorkerTracer
 
 # Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
@@ -51,6 +55,7 @@ class ModelRunner:
         batch: InputBatch,
         *,
         max_logprobs: int,
+        parallel: ParallelContext | None = None,
         graphs: DecodeGraphs | None = None,
         drafter: Drafter | None = None,
         small_steps: SmallSteps | None = None,
@@ -61,6 +66,7 @@ class ModelRunner:
         self._model = model
         self._batch = batch
         self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.vocab_size))
+        self._parallel = parallel or ParallelContext()
         self._sampler = Sampler(batch, max_logprobs)
         self._input_builder = InputBuilder(batch, graphs)
         self._staging = Staging(self.device)
@@ -98,8 +104,11 @@ class ModelRunner:
         self._forward_result = _ForwardResult(inputs, arrays, hidden)
 
     @torch.inference_mode()
-    def sample_tokens(self) -> StepTensors:
-        """Sample the tokens of the last executed step and write them to the token table for the next one."""
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
+        """Sample the tokens of the last executed step and write them to the token table for the next one.
+
+        A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples.
+        """
         assert self._forward_result is not None, "call execute_model first"
         inputs, arrays, hidden = self._forward_result.inputs, self._forward_result.arrays, self._forward_result.hidden
         self._forward_result = None
@@ -108,7 +117,7 @@ class ModelRunner:
         if sampling is None:
             return StepTensors(None, None, prompt_logprobs)
         rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
-        sampled = self._sampler.sample(self._model.compute_logits(rows), sampling, arrays)
+        sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
         self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
         drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)
         return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts)
@@ -121,6 +130,24 @@ class ModelRunner:
     def clear_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.clear()
+
+    def _sample(
+        self,
+        logits: Tensor,
+        inputs: StepInputs,
+        sampling: SamplingInputs,
+        arrays: list[Tensor],
+        masks: GrammarMasks | None,
+    ) -> SampledTokens:
+        """Rank 0 has the masks, so it alone samples a constrained step."""
+        if inputs.is_constrained and self._parallel.rank:
+            token_ids = torch.empty(sampling.num_rows, dtype=torch.int64, device=self.device)
+            return SampledTokens(self._parallel.broadcast(token_ids), None)
+        on_device = None if masks is None else ship_masks(masks, sampling, self._staging)
+        sampled = self._sampler.sample(logits, sampling, arrays, on_device)
+        if inputs.is_constrained:
+            self._parallel.broadcast(sampled.token_ids)
+        return sampled
 
     def _forward(self, rows: TokenRows, arrays: list[Tensor]) -> Tensor:
         """Hidden states [tokens, hidden_size] of any batch."""
@@ -176,6 +203,7 @@ def make_model_runner(
     model_config: ModelConfig,
     model: CausalLM,
     *,
+    parallel: ParallelContext,
     max_model_len: int,
     num_blocks: int,
     cache_dtype: torch.dtype,
@@ -201,6 +229,7 @@ def make_model_runner(
         kv_caches,
         batch,
         max_logprobs=config.num_top_logprobs(model_config.vocab_size),
+        parallel=parallel,
         graphs=DecodeGraphs(shapes, device) if shapes else None,
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,

@@ -1,8 +1,8 @@
 """Sampler: logits to tokens. Each operation runs once over all rows that need it, and not at all if none does.
 
 Log probabilities are of the model's own distribution, before any operation. Then, in this order: logit bias, penalties,
-forbidden tokens (allowed ids, bad words, minimum length), temperature, min-p, top-k, top-p, Gumbel noise. On a GPU
-everything from temperature on is one kernel, and nothing synchronizes with the host.
+forbidden tokens (allowed ids, bad words, minimum length), masks of grammars, temperature, min-p, top-k, top-p, Gumbel
+noise. On a GPU everything from temperature on is one kernel, and nothing synchronizes with the host.
 """
 
 import math
@@ -16,8 +16,10 @@ from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
 from proa_engine.kernels.draw_tokens import draw_tokens
 from proa_engine.kernels.sampling_params import LIMITS, Operation
+from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampling_inputs import RowSet, SamplingInputs
+from proa_engine.worker.token_masks import TokenMasks
 from proa_engine.worker.token_rules import PackedRules
 
 
@@ -45,7 +47,9 @@ class Sampler:
         self._batch = batch
         self._num_top = num_top
 
-    def sample(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> SampledTokens:
+    def sample(
+        self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor], masks: TokenMasks | None = None
+    ) -> SampledTokens:
         """Choose a token for each row of logits, [rows, vocab] in any float type, which may be overwritten.
 
         `arrays` are the step's staged arrays.
@@ -60,6 +64,8 @@ class Sampler:
             logits = self._penalize(logits, inputs, penalized, arrays)
         if inputs.rules is not None:
             self._forbid(logits, inputs.rules, arrays)
+        if masks is not None:
+            token_bitmask(logits, masks.rows, masks.bits)
         token_ids = self._choose(logits, inputs, arrays)
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 

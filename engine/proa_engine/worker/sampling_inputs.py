@@ -63,6 +63,7 @@ class SamplingInputs:
     """The tokens sampled in this step, one row of logits each, and the operations that they need."""
 
     num_rows: int
+    rows: IntArray  # [num_rows], on the host: the step's row of each sample, ascending
     hidden_rows: int | None  # staged index; None: a token is sampled after every token of the step
     slots: int  # staged index
     positions: int  # staged index: position of the new token in its request
@@ -85,6 +86,7 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, packer: Pac
     ]
     return SamplingInputs(
         num_rows=slots.size,
+        rows=samples.rows,
         hidden_rows=None if slots.size == rows.query_start_loc[-1] else packer.add(samples.hidden_rows),
         slots=packer.add(slots),
         positions=packer.add(positions),

@@ -58,6 +58,7 @@ class StepInputs:
     num_logprobs: dict[str, int]  # request id -> number of top tokens, in row order
     rows: TokenRows | DecodeRows
     sampling: SamplingInputs | None
+    is_constrained: bool  # whether a row samples under a grammar
     prompt_logprobs: PromptLogprobRows | None
     drafts: DraftInputs | None  # None: speculation is off
 
@@ -100,6 +101,7 @@ def build_step_inputs(
         num_logprobs=num_logprobs(rows, sampled_rows, batch),
         rows=token_rows,
         sampling=sampling,
+        is_constrained=bool(scheduler_output.grammar_rows),
         prompt_logprobs=prompt_logprobs,
         drafts=drafts,
     )

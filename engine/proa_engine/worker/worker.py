@@ -132,6 +132,7 @@ class Worker:
             self._config,
             self.model_config,
             self._model,
+            parallel=self._parallel,
             max_model_len=self.max_model_len,
             num_blocks=num_blocks,
             cache_dtype=self._cache_dtype,

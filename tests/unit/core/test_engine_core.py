@@ -7,6 +7,7 @@ import pytest
 
 from proa.contract import EventType, FinishReason
 from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -228,7 +229,7 @@ class InstantExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._plan = scheduler_output
 
-    def sample_tokens(self) -> FakeFuture:
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
         tokens = [7] * len(self._plan.num_scheduled_tokens)
         return FakeFuture(ModelRunnerOutput(plain_token_ids=tokens), lambda: None)
 

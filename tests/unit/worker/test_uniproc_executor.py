@@ -8,6 +8,7 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
@@ -64,7 +65,7 @@ class FakeWorker:
         if self.error is not None:
             raise self.error
 
-    def sample_tokens(self) -> StepTensors:
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
         self.log.append("sample")
         return StepTensors(torch.tensor([7]), None, [])
 

@@ -1,0 +1,32 @@
+"""TokenMasks: the masks of a step's constrained rows, on the device and by row of the step's logits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proa_engine.core.grammar import GrammarMasks
+from proa_engine.worker.sampling_inputs import SamplingInputs
+from proa_engine.worker.staging import PackedArrays, Staging
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """As `kernels.token_bitmask` takes them."""
+
+    rows: Tensor  # [masked rows] int64: rows of logits
+    bits: Tensor  # [masked rows, words] int32
+
+
+def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) -> TokenMasks:
+    """Copy a step's masks to its device, without waiting for the copy if their memory is pinned.
+
+    Every masked row must sample exactly one token; other rows may sample several, which verify drafts.
+    """
+    step_rows = np.fromiter(masks.rows, np.int64, len(masks.rows))
+    rows = np.searchsorted(sampling.rows, step_rows)
+    assert np.array_equal(sampling.rows[rows], step_rows), "a masked row samples no token"
+    (on_device,) = staging.ship(PackedArrays(rows, [rows.size]))
+    bits = torch.frombuffer(masks.bits, dtype=torch.int32).view(rows.size, -1)
+    return TokenMasks(on_device, bits.to(on_device.device, non_blocking=True))
