@@ -45,6 +45,7 @@ from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.step_inputs import StepInputs
 from proa_gateway.engines.session import Session as GatewaySession
+from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.delta_sinks import ChoiceStream
 from proa_gateway.openai.envelope import Envelope
 from proa_gateway.openai.rendering import ChatChoice
@@ -167,7 +168,7 @@ class Client:
         await writer.start_events(write_timeout=60)
         envelope = Envelope(id="chatcmpl-1", object="chat.completion.chunk", created=0, model="m")
         choice = ChatChoice(envelope, 0, self._vocabulary)
-        sink = ChoiceStream(choice, writer, interval=1, on_pending=lambda: None)
+        sink = ChoiceStream(choice, EventOutlet(writer, 1, on_pending=lambda: None))
         request = EngineCoreRequest(
             request_id=f"chatcmpl-{index}",
             prompt_token_ids=list(range(index, index + 20 + index % 16)),  # so that every step fills blocks

@@ -100,7 +100,7 @@ def _generate(handler: EndpointHandler, request: Request) -> Response:
     gateway, state, body = gateway_of(request), request.state, handler.request
     if body.request_id is not None and "x-request-id" not in request.headers:
         state.request_id = body.request_id
-    state.response_headers += gateway.extra_fields.check(body.extra_fields, handler.refused)
+    state.response_headers += gateway.extra_fields.check(handler.extra_fields, handler.refused)
     respond = partial(gateway.serving.respond, handler, state.caller, state.request_id, request.headers)
     return WriterResponse(respond)
 

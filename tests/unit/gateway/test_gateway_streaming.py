@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proa.text import Vocabulary
+from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.delta_sinks import ChoiceStream, DeltaCollector
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.rendering import ChatChoice, Choice, CompletionChoice
@@ -39,7 +40,7 @@ async def make_writer(server: AsgiServer) -> ResponseWriter:
 
 async def make_stream(server: AsgiServer, choice: Choice | None = None, *, interval: int = 1) -> ChoiceStream:
     writer = await make_writer(server)
-    return ChoiceStream(choice or chat_choice(), writer, interval=interval, on_pending=lambda: None)
+    return ChoiceStream(choice or chat_choice(), EventOutlet(writer, interval, on_pending=lambda: None))
 
 
 @pytest.mark.parametrize("text", AWKWARD)
@@ -65,7 +66,7 @@ async def test_each_text_is_an_event() -> None:
 async def test_deltas_for_a_slow_client_are_merged_into_one_event() -> None:
     server = AsgiServer()
     writer = await make_writer(server)
-    stream = ChoiceStream(chat_choice(), writer, interval=1, on_pending=lambda: None)
+    stream = ChoiceStream(chat_choice(), EventOutlet(writer, 1, on_pending=lambda: None))
     stream.text("a")
     server.stop_reading()
     for number in range(1000):

@@ -62,9 +62,11 @@ class Generation:
         sink: DeltaSink,
         *,
         wants_tokens: bool,
+        markers: frozenset[int] | None = None,
     ) -> OutputProcessor:
-        """Add a sequence. Without a `stream` its output is discarded."""
-        sequence = OutputProcessor(stream, sink, self, wants_tokens=wants_tokens)
+        """Add a sequence. Without a `stream` its output is discarded. `wants_tokens` and `markers`: as for
+        `OutputProcessor`."""
+        sequence = OutputProcessor(stream, sink, self, wants_tokens=wants_tokens, markers=markers)
         self.sequences.append(sequence)
         self._running[sequence] = RequestAttempts(request, hints)
         return sequence

@@ -5,6 +5,7 @@ from typing import Any
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
 
 # Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
@@ -13,23 +14,22 @@ _MARK = "\ue000continue\ue000 "
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
-def render_prompt(request: ChatCompletionRequest, template: ChatTemplate) -> str:
+def render_prompt(conversation: Conversation, template: ChatTemplate) -> str:
     """Raises `InvalidRequest` if the template refuses the messages or does not use a field that is set."""
-    messages = [_template_message(message) for message in request.messages]
-    if request.continue_final_message:
+    messages = [_template_message(message) for message in conversation.messages]
+    if conversation.continues_message:
         messages[-1]["content"] += _MARK
-    variables = (request.chat_template_kwargs or {}) | _variables(request, template)
+    variables = {**conversation.template_kwargs, **_variables(conversation, template)}
     try:
-        text = template.render(messages, variables, add_generation_prompt=request.opens_message)
+        text = template.render(messages, variables, add_generation_prompt=conversation.opens_message)
     except ChatTemplateError as error:
         raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
-    return _cut_at_mark(text) if request.continue_final_message else text
+    return _cut_at_mark(text) if conversation.continues_message else text
 
 
-def unused_variables(request: ChatCompletionRequest, template: ChatTemplate) -> list[str]:
+def unused_variables(conversation: Conversation, template: ChatTemplate) -> list[str]:
     """Paths of the variables that are sent and that the template does not use."""
-    names = (request.chat_template_kwargs or {}).keys()
-    return [f"chat_template_kwargs.{name}" for name in names if name not in template.variables]
+    return [f"chat_template_kwargs.{name}" for name in conversation.template_kwargs if name not in template.variables]
 
 
 def response_role(request: ChatCompletionRequest) -> str:
@@ -43,17 +43,17 @@ def echoed_text(request: ChatCompletionRequest) -> str:
     return last.content or "" if request.echo and last.role == response_role(request) else ""
 
 
-def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[str, object]:
+def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, object]:
     """The template's variables from the fields of the same names."""
     variables: dict[str, object] = {}
-    if request.documents:
+    if conversation.documents:
         _check_used(template, "documents", ("documents",))
-        variables["documents"] = request.documents
-    if request.reasoning_effort is not None:
+        variables["documents"] = list(conversation.documents)
+    if conversation.reasoning_effort is not None:
         # Templates that can only switch reasoning off do not know how much of it is asked for.
-        switches: Sequence[str] = _THINKING_SWITCHES if request.reasoning_effort == "none" else ()
+        switches: Sequence[str] = _THINKING_SWITCHES if conversation.reasoning_effort == "none" else ()
         _check_used(template, "reasoning_effort", ("reasoning_effort", *switches))
-        variables |= {"reasoning_effort": request.reasoning_effort, **dict.fromkeys(switches, False)}
+        variables |= {"reasoning_effort": conversation.reasoning_effort, **dict.fromkeys(switches, False)}
     return variables
 
 

@@ -1,13 +1,15 @@
 """Delta sinks: `ChoiceStream` writes a sequence's deltas as events, `DeltaCollector` merges them into one delta."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
+from proa.contract import TokenLogprobs
+from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.rendering import Choice
 from proa_gateway.output_processor import Delta
-from proa_gateway.streaming import ResponseWriter
 
 
 class DeltaCollector:
@@ -38,8 +40,29 @@ class DeltaCollector:
         return self._rest
 
 
+class ChoiceCollector:
+    """The `CollectedChoice` of an output that is not parsed."""
+
+    markers: frozenset[int] | None = None
+    num_reasoning_tokens: int | None = None
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self.sink = DeltaCollector()
+        self.prompt_logprobs: Sequence[TokenLogprobs] = ()
+
+    def final(self) -> dict[str, Any]:
+        result = self.sink.result()
+        self.prompt_logprobs = result.prompt_logprobs
+        return self._choice.final(result)
+
+
 class ChoiceStream:
-    """Writes one choice's deltas as events. While the client reads too slowly, deltas are merged into one."""
+    """The `StreamedChoice` of an output that is not parsed: writes its deltas as events. While the client reads too
+    slowly, deltas are merged into one."""
+
+    markers: frozenset[int] | None = None
+    num_reasoning_tokens: int | None = None
 
     __slots__ = (
         "_choice",
@@ -54,27 +77,24 @@ class ChoiceStream:
         "_writer",
     )
 
-    def __init__(
-        self,
-        choice: Choice,
-        writer: ResponseWriter,
-        *,
-        interval: int,
-        on_pending: Callable[[], None],
-        usage: Callable[[], Usage] | None = None,
-    ) -> None:
-        """`interval`: deltas in an event, except the first and the last one. `on_pending` is called when a delta waits
-        for `flush` because the writer is blocked. `usage`: returns the usage to put into every event."""
+    def __init__(self, choice: Choice, outlet: EventOutlet) -> None:
         self._choice = choice
-        self._writer = writer
-        self._interval = interval
-        self._on_pending = on_pending
-        self._usage = usage
-        self._merges = interval > 1 or usage is not None
+        self._writer = outlet.writer
+        self._interval = outlet.interval
+        self._on_pending = outlet.on_pending
+        self._usage = outlet.usage
+        self._merges = outlet.interval > 1 or outlet.usage is not None
         self._text_head = choice.text_head
         self._text_tail = choice.text_tail
         self._pending = DeltaCollector() if choice.begins_with_prompt else None
-        self._num_pending = interval  # so that the first delta is written at once
+        self._num_pending = outlet.interval  # so that the first delta is written at once
+
+    @property
+    def sink(self) -> "ChoiceStream":
+        return self
+
+    def opening(self, usage: Usage) -> bytes:
+        return self._choice.opening(usage if self._usage else None)
 
     def text(self, text: str) -> None:
         if self._writer.blocked or self._pending is not None or self._merges:

@@ -6,15 +6,17 @@ from typing import Any, ClassVar, Protocol
 from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.openai.envelope import Envelope, Prompt
+from proa_gateway.openai.answer import Answer
+from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.openai.rendering import Choice
-from proa_gateway.output_processor import Delta
 
 
 class EndpointHandler(Protocol):
-    """One request to one endpoint. The methods are in the order of their calls."""
+    """One request to one endpoint. The methods are in the order of their calls.
+
+    Those of chats derive from `ConversationHandler`, which has all but the class variables, `session_id` and `answer`.
+    """
 
     route: ClassVar[str]
     operation: ClassVar[str]  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
@@ -24,7 +26,12 @@ class EndpointHandler(Protocol):
 
     @property
     def request(self) -> GenerationRequest:
-        """The fields that all endpoints have."""
+        """The fields that all endpoints have, by OpenAI's names whatever the API calls them."""
+        ...
+
+    @property
+    def extra_fields(self) -> Mapping[str, Any]:
+        """The fields of the body that its class does not have, by their path in it."""
         ...
 
     @property
@@ -46,25 +53,10 @@ class EndpointHandler(Protocol):
         """The prompts. Raises `InvalidRequest`."""
         ...
 
-    def envelope(self, id: str, created: int, model: str) -> Envelope:
-        """The fields around the choices. `created`: Unix seconds."""
-        ...
-
-    def choice(self, envelope: Envelope, index: int, prompt: Prompt, model: ServedModel) -> Choice:
-        """The JSON of choice `index`, counted over all prompts."""
+    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> Answer:
+        """How the response looks. `created`: Unix seconds."""
         ...
 
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
         """Turns the output's tokens into text. None: the output is discarded, only the prompt is scored."""
-        ...
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether the response has token ids or log probabilities."""
-        ...
-
-    def response_fields(
-        self, prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
-    ) -> dict[str, Any]:
-        """More top-level fields of a response that is not streamed. `results`: one for each choice."""
         ...

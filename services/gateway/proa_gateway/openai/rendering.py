@@ -4,11 +4,12 @@ The bytes that all events of a choice share are rendered once. The common event,
 is these bytes around one JSON string.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
+from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.logprobs import CompletionLogprobs, TokenName, chat_logprobs, join, prompt_logprobs
@@ -134,7 +135,11 @@ class CompletionChoice:
 
     def final(self, delta: Delta) -> dict[str, Any]:
         fields = prompt_fields(
-            self._prompt, delta, self._vocabulary, logprobs=self._prompt_logprobs, token_ids=self._token_ids
+            self._prompt,
+            delta.prompt_logprobs,
+            self._vocabulary,
+            logprobs=self._prompt_logprobs,
+            token_ids=self._token_ids,
         )
         return {"token_ids": None, **self._choice(delta), **fields}
 
@@ -155,11 +160,11 @@ class CompletionChoice:
 
 
 def prompt_fields(
-    prompt: Prompt, result: Delta, vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
+    prompt: Prompt, entries: Sequence[TokenLogprobs], vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
 ) -> dict[str, Any]:
     """vLLM's response fields about the prompt; null if not requested."""
     return {
-        "prompt_logprobs": prompt_logprobs(result.prompt_logprobs, vocabulary) if logprobs else None,
+        "prompt_logprobs": prompt_logprobs(entries, vocabulary) if logprobs else None,
         "prompt_token_ids": list(prompt.token_ids) if token_ids else None,
     }
 

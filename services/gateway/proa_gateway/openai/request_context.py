@@ -1,6 +1,7 @@
 """RequestContext: the state of one generation request, from its arrival to the end of its response."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proa_gateway.admission.auth import Caller
@@ -9,6 +10,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import GatewayError
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
+from proa_gateway.openai.answer import ChoiceOutput
 from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.openai.envelope import Prompt, Usage
 from proa_gateway.openai.protocol import GenerationRequest
@@ -32,6 +34,7 @@ class RequestContext:
     prompts: list[Prompt] = field(default_factory=list)
     routing_hints: list[RoutingHints] = field(default_factory=list)  # one for each prompt
     generation: Generation | None = None
+    choices: Sequence[ChoiceOutput] = ()
     error: GatewayError | None = None
     status: int = 200
 
@@ -70,6 +73,7 @@ class RequestContext:
             prompt_tokens=sum(len(prompt.token_ids) for prompt in self.prompts),
             completion_tokens=sum(sequence.num_tokens for sequence in sequences),
             cached_tokens=sum(sequence.num_cached_tokens for sequence in firsts),
+            reasoning_tokens=self._num_reasoning_tokens,
         )
 
     @property
@@ -117,6 +121,11 @@ class RequestContext:
         )
         for sequence in sequences:
             metrics.observe_finish(model, self._finish_reason(sequence))
+
+    @property
+    def _num_reasoning_tokens(self) -> int | None:
+        counts = [count for choice in self.choices if (count := choice.num_reasoning_tokens) is not None]
+        return sum(counts) if counts else None
 
     @property
     def _sequences(self) -> list[OutputProcessor]:

@@ -9,10 +9,8 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import GatewayError
-from proa_gateway.openai.delta_sinks import ChoiceStream, DeltaCollector
-from proa_gateway.openai.rendering import Choice
+from proa_gateway.openai.answer import ChoiceOutput, EventOutlet, StreamedChoice
 from proa_gateway.openai.request_context import RequestContext
-from proa_gateway.output_processor import DeltaSink
 from proa_gateway.streaming import ResponseWriter
 
 
@@ -39,62 +37,50 @@ class Responder:
         self._params = params
         self._config = config
         self._prompts = [prompt for prompt in context.prompts for _ in params]  # one for each choice
-        self._envelope = self._handler.envelope(context.id, int(context.created), model.name)
+        self._answer = self._handler.answer(context.id, int(context.created), model, context.prompts)
 
     async def stream(self, writer: ResponseWriter) -> None:
         """Stream events. Raises `GatewayError` before the first token, while the status can still be an error's; later
         errors are events."""
         context, generation = self._context, self._generation
         request = context.request
-        choices = self._choices()
-        streams = [
-            ChoiceStream(
-                choice,
-                writer,
-                interval=max(self._config.stream_interval, request.stream_interval or 1),
-                on_pending=generation.wake,
-                usage=(lambda: context.usage) if request.continuous_usage else None,
-            )
-            for choice in choices
-        ]
+        outlet = EventOutlet(
+            writer,
+            interval=max(self._config.stream_interval, request.stream_interval or 1),
+            on_pending=generation.wake,
+            usage=(lambda: context.usage) if request.continuous_usage else None,
+        )
+        streams = [self._answer.stream(index, prompt, outlet) for index, prompt in enumerate(self._prompts)]
         self._start(streams)
         await generation.wait()
         await writer.start_events(write_timeout=self._config.deadlines.slow_reader)
-        usage = replace(context.usage, completion_tokens=0) if request.continuous_usage else None
-        if opening := b"".join(choice.opening(usage) for choice in choices):
+        usage = replace(context.usage, completion_tokens=0)
+        if opening := b"".join(stream.opening(usage) for stream in streams):
             writer.write(opening)
         try:
             await self._write_all(writer, streams)
-            last = self._envelope.last_events(context.usage)
+            last = self._answer.last_events(context.usage)
         except GatewayError as error:
             context.error = error
             await self._flush(writer, streams)
-            last = self._envelope.error_events(error)
+            last = self._answer.error_events(error)
         await writer.end(last)
 
     async def complete(self, writer: ResponseWriter) -> None:
         """Write one body, once all sequences have ended. Raises `GatewayError`."""
         context, generation = self._context, self._generation
-        collectors = [DeltaCollector() for _ in self._prompts]
-        self._start(collectors)
+        choices = [self._answer.collect(index, prompt) for index, prompt in enumerate(self._prompts)]
+        self._start(choices)
         while not generation.finished:
             await generation.wait()
-        results = [collector.result() for collector in collectors]
-        choices = [choice.final(result) for choice, result in zip(self._choices(), results, strict=True)]
-        fields = self._handler.response_fields(context.prompts, results, self._model)
-        await writer.send_json(self._envelope.response(choices, context.usage, **fields))
+        await writer.send_json(self._answer.body(choices, context.usage))
 
-    def _choices(self) -> list[Choice]:
-        return [
-            self._handler.choice(self._envelope, index, prompt, self._model)
-            for index, prompt in enumerate(self._prompts)
-        ]
-
-    def _start(self, sinks: Sequence[DeltaSink]) -> None:
+    def _start(self, choices: Sequence[ChoiceOutput]) -> None:
         """Send one engine request for each choice; its output goes to the choice's sink."""
         context, handler = self._context, self._handler
+        context.choices = choices
         suffix = secrets.token_hex(4)  # clients choose ids, and engines refuse one that is in use
-        for index, (prompt, sink) in enumerate(zip(self._prompts, sinks, strict=True)):
+        for index, (prompt, choice) in enumerate(zip(self._prompts, choices, strict=True)):
             prompt_index, choice_index = divmod(index, len(self._params))
             engine_request = EngineCoreRequest(
                 request_id=f"{context.id}-{suffix}-{index}",
@@ -108,12 +94,13 @@ class Responder:
                 engine_request,
                 context.routing_hints[prompt_index],
                 handler.text_stream(prompt, self._model),
-                sink,
-                wants_tokens=handler.wants_tokens,
+                choice.sink,
+                wants_tokens=self._answer.wants_tokens,
+                markers=choice.markers,
             )
         self._generation.start()
 
-    async def _write_all(self, writer: ResponseWriter, streams: Sequence[ChoiceStream]) -> None:
+    async def _write_all(self, writer: ResponseWriter, streams: Sequence[StreamedChoice]) -> None:
         """Return when every sequence has ended and its last event is written. Only a slow client causes work here."""
         while True:
             await self._flush(writer, streams)
@@ -121,7 +108,7 @@ class Responder:
                 return
             await self._generation.wait()
 
-    async def _flush(self, writer: ResponseWriter, streams: Sequence[ChoiceStream]) -> None:
+    async def _flush(self, writer: ResponseWriter, streams: Sequence[StreamedChoice]) -> None:
         """Write what is pending, as fast as the client reads. Raises `TimeoutError`."""
         while True:
             await writer.drain()

@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from proa.contract import SamplingParams
-from proa.text import TextStream
+from proa.text import TextStream, Vocabulary
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.errors import InvalidRequest
-from proa_gateway.openai.envelope import Envelope, Prompt
+from proa_gateway.errors import GatewayError, InvalidRequest
+from proa_gateway.openai.answer import CollectedChoice, EventOutlet
+from proa_gateway.openai.delta_sinks import ChoiceCollector, ChoiceStream
+from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_COMPLETIONS, Refused
-from proa_gateway.openai.rendering import Choice, CompletionChoice
+from proa_gateway.openai.rendering import CompletionChoice
 from proa_gateway.openai.sampling import (
     check_max_tokens,
     check_token_ids,
@@ -20,7 +22,6 @@ from proa_gateway.openai.sampling import (
     text_stream,
     truncated,
 )
-from proa_gateway.output_processor import Delta
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -37,6 +38,10 @@ class CompletionHandler:
     def __init__(self, request: CompletionRequest) -> None:
         self.request = request
         self.num_prompts = len(request.prompt)
+
+    @property
+    def extra_fields(self) -> Mapping[str, Any]:
+        return self.request.extra_fields
 
     @property
     def session_id(self) -> str | None:
@@ -62,37 +67,15 @@ class CompletionHandler:
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         return [await self._tokenize(prompt, model) for prompt in self.request.prompt]
 
-    def envelope(self, id: str, created: int, model: str) -> Envelope:
+    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> "CompletionAnswer":
         include_usage = self.request.include_usage
-        return Envelope(id=id, object="text_completion", created=created, model=model, include_usage=include_usage)
-
-    def choice(self, envelope: Envelope, index: int, prompt: Prompt, model: ServedModel) -> Choice:
-        request, vocabulary = self.request, model.tokenizer.vocabulary
-        return CompletionChoice(
-            envelope,
-            index,
-            prompt,
-            vocabulary,
-            echo=bool(request.echo),
-            logprobs=request.token_names(vocabulary) if request.logprobs is not None else None,
-            prompt_logprobs=request.prompt_logprobs is not None,
-            token_ids=bool(request.return_token_ids),
-            skip_special_tokens=request.skip_special_tokens is not False,
+        envelope = Envelope(
+            id=id, object="text_completion", created=created, model=model.name, include_usage=include_usage
         )
+        return CompletionAnswer(self.request, envelope, model.tokenizer.vocabulary)
 
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
         return None if self.request.max_tokens == 0 else text_stream(self.request, model, context=prompt.token_ids)
-
-    @property
-    def wants_tokens(self) -> bool:
-        request = self.request
-        return request.logprobs is not None or bool(request.return_token_ids) or request.prompt_logprobs is not None
-
-    def response_fields(
-        self, prompts: Sequence[Prompt], results: Sequence[Delta], model: ServedModel
-    ) -> dict[str, Any]:
-        """None: a response may have several prompts, so the fields about them are in the choices."""
-        return {}
 
     @property
     def _max_tokens(self) -> int:
@@ -110,3 +93,47 @@ class CompletionHandler:
         if self.request.echo and (text is None or len(kept) < len(token_ids)):
             text = model.tokenizer.decode(kept)
         return Prompt(kept, text)
+
+
+class CompletionAnswer:
+    """The `Answer` of `/v1/completions`. A response may have several prompts, so the fields about them are in the
+    choices."""
+
+    def __init__(self, request: CompletionRequest, envelope: Envelope, vocabulary: Vocabulary) -> None:
+        self._request = request
+        self._envelope = envelope
+        self._vocabulary = vocabulary
+
+    @property
+    def wants_tokens(self) -> bool:
+        request = self._request
+        return request.logprobs is not None or bool(request.return_token_ids) or request.prompt_logprobs is not None
+
+    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> ChoiceStream:
+        return ChoiceStream(self._choice(index, prompt), outlet)
+
+    def collect(self, index: int, prompt: Prompt) -> ChoiceCollector:
+        return ChoiceCollector(self._choice(index, prompt))
+
+    def last_events(self, usage: Usage) -> bytes:
+        return self._envelope.last_events(usage)
+
+    def error_events(self, error: GatewayError) -> bytes:
+        return self._envelope.error_events(error)
+
+    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
+        return self._envelope.response([choice.final() for choice in choices], usage)
+
+    def _choice(self, index: int, prompt: Prompt) -> CompletionChoice:
+        request = self._request
+        return CompletionChoice(
+            self._envelope,
+            index,
+            prompt,
+            self._vocabulary,
+            echo=bool(request.echo),
+            logprobs=request.token_names(self._vocabulary) if request.logprobs is not None else None,
+            prompt_logprobs=request.prompt_logprobs is not None,
+            token_ids=bool(request.return_token_ids),
+            skip_special_tokens=request.skip_special_tokens is not False,
+        )

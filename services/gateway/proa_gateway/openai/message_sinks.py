@@ -1,0 +1,159 @@
+"""Message sinks: `MessageStream` writes a message's events, `MessageCollector` keeps them. Both are for all APIs.
+
+    MessageConsumer -> MessageStream    -> MessageChoice.event -> ResponseWriter
+    MessageConsumer -> MessageCollector -> MessageChoice.final -> the body
+
+Plain chats, whose output is not parsed, have the shorter way of `delta_sinks.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Protocol
+
+from proa.contract import TokenLogprobs
+from proa_gateway.openai.answer import EventOutlet
+from proa_gateway.openai.delta_sinks import DeltaCollector
+from proa_gateway.openai.envelope import Usage
+from proa_gateway.output_processor import Delta, DeltaSink
+from proa_gateway.parsing.events import ArgumentsDelta, ContentDelta, MessageEvent, MessageSink, ReasoningDelta
+
+
+class MessageChoice(Protocol):
+    """Renders one choice in an API's form. Stateful: `opening` comes first, and events come in order."""
+
+    def opening(self, usage: Usage) -> bytes:
+        """The events before the first delta, or nothing. `usage`: of the prompt."""
+        ...
+
+    def event(self, events: Sequence[MessageEvent], delta: Delta, usage: Usage | None) -> bytes:
+        """The API's events for these, possibly none. Neighbouring parts of one text are merged already. The last call
+        has `delta.finish_reason`. `usage`: to put into the event."""
+        ...
+
+    def final(self, events: Sequence[MessageEvent], delta: Delta) -> dict[str, Any]:
+        """The choice's part of a response that is not streamed, from all events, merged."""
+        ...
+
+
+class TextConsumer:
+    """The `DeltaSink` of an output that is not parsed: its text is the content."""
+
+    markers: frozenset[int] | None = None
+    num_reasoning_tokens: int | None = None
+
+    def __init__(self, sink: MessageSink) -> None:
+        self._sink = sink
+
+    def text(self, text: str) -> None:
+        self.delta(Delta(text))
+
+    def delta(self, delta: Delta) -> None:
+        self._sink.events([ContentDelta(delta.text)] if delta.text else [], delta)
+
+    def marker(self, token_id: int) -> None:
+        raise AssertionError("only parsed outputs have markers")
+
+
+class _Pending:
+    """Merges events and their deltas."""
+
+    def __init__(self) -> None:
+        self._events: list[MessageEvent] = []
+        self._delta = DeltaCollector()
+
+    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
+        self._events += events
+        self._delta.delta(delta)
+
+    def result(self) -> tuple[list[MessageEvent], Delta]:
+        return merged(self._events), self._delta.result()
+
+
+class _MessageOutput:
+    """A `ChoiceOutput` whose consumer calls it back with events."""
+
+    _consumer: TextConsumer
+
+    @property
+    def sink(self) -> DeltaSink:
+        return self._consumer
+
+    @property
+    def markers(self) -> frozenset[int] | None:
+        return self._consumer.markers
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        return self._consumer.num_reasoning_tokens
+
+
+class MessageCollector(_MessageOutput):
+    """The `CollectedChoice` of a message."""
+
+    def __init__(self, choice: MessageChoice) -> None:
+        self._choice = choice
+        self._pending = _Pending()
+        self._consumer = TextConsumer(self._pending)
+        self.prompt_logprobs: Sequence[TokenLogprobs] = ()
+
+    def final(self) -> dict[str, Any]:
+        events, delta = self._pending.result()
+        self.prompt_logprobs = delta.prompt_logprobs
+        return self._choice.final(events, delta)
+
+
+class MessageStream(_MessageOutput):
+    """The `StreamedChoice` of a message. While the client reads too slowly, events are merged."""
+
+    def __init__(self, choice: MessageChoice, outlet: EventOutlet) -> None:
+        self._choice = choice
+        self._outlet = outlet
+        self._merges = outlet.interval > 1
+        self._pending: _Pending | None = None
+        self._num_pending = outlet.interval  # so that the first event is written at once
+        self._consumer = TextConsumer(self)
+
+    def opening(self, usage: Usage) -> bytes:
+        return self._choice.opening(usage)
+
+    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
+        """Write the events, or keep them while the client reads too slowly."""
+        if not (self._outlet.writer.blocked or self._pending is not None or self._merges):
+            self._write(events, delta)
+            return
+        if self._pending is None:
+            self._pending = _Pending()
+        self._pending.events(events, delta)
+        self._num_pending += 1
+        if self._outlet.writer.blocked:
+            self._outlet.on_pending()
+        elif delta.finish_reason is not None or self._num_pending >= self._outlet.interval:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending is not None and not self._outlet.writer.blocked:
+            pending, self._pending = self._pending, None
+            self._num_pending = 0
+            self._write(*pending.result())
+
+    def _write(self, events: Sequence[MessageEvent], delta: Delta) -> None:
+        usage = self._outlet.usage
+        if data := self._choice.event(events, delta, usage() if usage else None):
+            self._outlet.writer.write(data)
+
+
+def merged(events: Sequence[MessageEvent]) -> list[MessageEvent]:
+    """The events with neighbouring parts of the same text as one."""
+    return [_joined(list(group)) for _, group in groupby(events, key=_kind)]
+
+
+def _kind(event: MessageEvent) -> tuple[type, int]:
+    return type(event), getattr(event, "index", 0)
+
+
+def _joined(group: Sequence[MessageEvent]) -> MessageEvent:
+    first = group[0]
+    if isinstance(first, ReasoningDelta | ContentDelta | ArgumentsDelta) and len(group) > 1:
+        return replace(first, text="".join(event.text for event in group if isinstance(event, type(first))))
+    return first
