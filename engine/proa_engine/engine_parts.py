@@ -13,6 +13,7 @@ from proa.blocks import hash_block, root_hash
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
+from proa_engine.core.grammar import Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -104,8 +105,9 @@ def assemble_engine(
     executor: LoadedExecutor,
     tokenizer_folder: Path | None,
     trace_steps: Callable[[Executor], Executor] = untraced,
+    grammars: Grammars | None = None,
 ) -> EngineParts:
-    """Build an engine on an executor that has loaded its model."""
+    """Build an engine on an executor that has loaded its model. `grammars` None: it refuses grammars."""
     manager = KVCacheManager(
         num_blocks=executor.num_gpu_blocks,
         block_size=config.block_size,
@@ -113,13 +115,17 @@ def assemble_engine(
         root_hash=root_hash(config.model, config.revision or ""),
     )
     scheduler = Scheduler(
-        scheduler_config(config, executor.max_model_len), manager, eos_token_ids=frozenset(executor.eos_token_ids)
+        scheduler_config(config, executor.max_model_len),
+        manager,
+        eos_token_ids=frozenset(executor.eos_token_ids),
+        grammars=grammars,
     )
     core = EngineCore(scheduler, trace_steps(executor))
     limits = ModelLimits(
         vocab_size=executor.model_config.vocab_size,
         max_model_len=executor.max_model_len,
         max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
+        grammars=grammars is not None,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder)
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from proa.contract import EngineCoreRequest, SamplingParams
+from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, SamplingParams
 from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission import Limits, refusal
+from proa_engine.core.types import Rejection
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, LoadedExecutor, load_engine
 from proa_engine.output_processor import OutputProcessor, RequestState
@@ -116,13 +117,16 @@ class LLMEngine:
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Compute one step. Returns cumulative outputs of the requests with new tokens, or only of the finished ones.
 
-        Raises what the executor raises.
+        Blocks until a grammar is compiled if all unfinished requests wait for theirs. A request whose grammar the
+        engine refuses finishes with "error". Raises what the executor raises.
         """
+        if self._core.has_unfinished_requests():
+            self._core.wait_for_work()
         outputs = self._core.step()
         if outputs is None:
             return []
-        assert not outputs.rejections, "prepare has checked what the core rejects"
-        states, to_abort = self._processor.process(outputs.outputs, outputs.plain)
+        refused = [_refused(rejection) for rejection in outputs.rejections]
+        states, to_abort = self._processor.process([*outputs.outputs, *refused], outputs.plain)
         if to_abort:
             self._core.abort(to_abort)
         return [self._processor.make_output(state) for state in states if state.finished or not only_finished]
@@ -154,6 +158,12 @@ class LLMEngine:
                 bad_words_token_ids=bad_words,
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             )
+
+
+def _refused(rejection: Rejection) -> EngineCoreOutput:
+    """The output of a request whose grammar was refused. `prepare` has checked all else that the core rejects."""
+    _log.error("grammar of request %s refused: %s", rejection.request_id, rejection.message)
+    return EngineCoreOutput(request_id=rejection.request_id, finish_reason=FinishReason.ERROR, error=rejection.message)
 
 
 def _shut_down(executor: LoadedExecutor) -> None:

@@ -14,6 +14,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import FakeExecutor, generate
+from support.fake_grammar import FakeGrammars, generate_constrained
 
 EOS = frozenset({0})
 
@@ -102,7 +103,8 @@ class CoreRun:
             async_scheduling=async_scheduling,
             num_speculative_tokens=num_speculative_tokens,
         )
-        scheduler = Scheduler(config, manager, eos_token_ids=eos_token_ids)
+        self.grammars = FakeGrammars(eos_token_ids)
+        scheduler = Scheduler(config, manager, eos_token_ids=eos_token_ids, grammars=self.grammars)
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
@@ -140,10 +142,11 @@ class CoreRun:
             self.step()
 
     def finish(self, max_steps: int = 2000) -> None:
-        """Step until no request is unfinished, and check that nothing has leaked."""
+        """Compile grammars and step until no request is unfinished, and check that nothing has leaked."""
         for _ in range(max_steps):
             if not self.core.has_unfinished_requests():
                 break
+            self.grammars.compile_all()
             self.step()
         assert not self.core.has_unfinished_requests(), f"not finished after {max_steps} steps"
         assert self.core.stats().kv_cache_usage == 0, "blocks have leaked"
@@ -170,6 +173,9 @@ class CoreRun:
 
     def expected(self, request: EngineCoreRequest) -> list[int]:
         """The fake model's output, however it is scheduled, without resumed tokens."""
+        if request.sampling_params.grammar is not None:
+            tokens, _ = generate_constrained(request, self.eos_token_ids, self.max_model_len)
+            return tokens[len(request.resumed_token_ids) :]
         tokens = generate(request.prompt_token_ids, request.sampling_params, self.eos_token_ids, self.max_model_len)
         return tokens[len(request.resumed_token_ids) :]
 

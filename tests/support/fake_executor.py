@@ -5,7 +5,7 @@ which context, was written there. Each planned step reads the whole context of e
 two requests, a prefix found by mistake or a position computed twice or never fails at once, with a sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from proa.contract import SamplingParams, TokenLogprobs
@@ -25,6 +25,26 @@ def fingerprint(before: int, token_id: int) -> int:
 def next_token(context: int) -> int:
     """The token that the fake model says after this context."""
     return (context ^ context >> 29) % VOCAB_SIZE
+
+
+def choose(context: int, allowed: Collection[int]) -> int:
+    """The token that the fake model says if it must be one of `allowed`; 0 if none is."""
+    first = next_token(context)
+    return min(allowed, key=lambda token_id: (token_id - first) % VOCAB_SIZE, default=0)
+
+
+def allowed_by_row(masks: GrammarMasks | None) -> dict[int, set[int]]:
+    if masks is None:
+        return {}
+    assert masks.bits.format == "i"
+    num_words = -(-VOCAB_SIZE // 32)
+    assert masks.bits.shape == (len(masks.rows), num_words)
+    words = list(masks.bits.cast("B").cast("i"))
+    of_row = [words[start : start + num_words] for start in range(0, len(words), num_words)]
+    return {
+        row: {token_id for token_id in range(VOCAB_SIZE) if bits[token_id // 32] >> token_id % 32 & 1}
+        for row, bits in zip(masks.rows, of_row, strict=True)
+    }
 
 
 def generate(prompt: Sequence[int], params: SamplingParams, eos_token_ids: frozenset[int], limit: int) -> list[int]:
@@ -56,6 +76,11 @@ class FakeRow:
     accepted: list[int] = field(default_factory=list)  # of the step's drafts
     drafts: Drafts = NO_DRAFTS
 
+    @property
+    def samples(self) -> bool:
+        """Whether the step computes the last of its tokens."""
+        return self.num_computed_tokens == len(self.contexts)
+
 
 @dataclass
 class FakeFuture:
@@ -79,9 +104,10 @@ class FakeFuture:
 class FakeExecutor:
     """Computes each step when it is told, and shows its result when the core waits for it.
 
-    `log` holds what happened in order: ("execute", step), ("host", step). `plans` are all plans. `on_execute` is called
-    when a step starts, and `while_waiting` in the middle of a step, when the core waits for a result. `fail_at` is the
-    step that fails. `accept` says how many of so many draft tokens are right; without it there may be none.
+    `log` holds what happened in order: ("execute", step), ("host", step), and ("mask", step) when a step's masks come,
+    None included. `plans` are all plans. `disobeys` are requests whose masks it ignores. `on_execute` is called when a
+    step starts, and `while_waiting` in the middle of a step, when the core waits for a result. `fail_at` is the step
+    that fails. `accept` says how many of so many draft tokens are right; without it there may be none.
     """
 
     num_blocks: int = 64
@@ -92,6 +118,7 @@ class FakeExecutor:
     while_waiting: Callable[[], None] | None = None
     fail_at: int | None = None
     accept: Callable[[int], int] | None = None
+    disobeys: set[str] = field(default_factory=set)
     plans: list[SchedulerOutput] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     rows: dict[str, FakeRow] = field(default_factory=dict)
@@ -122,9 +149,16 @@ class FakeExecutor:
     def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
         plan, self._started = self._started, None
         assert plan is not None, "execute_model must come first"
+        if plan.grammar_rows:
+            self.log.append(("mask", plan.step))
+        assert plan.grammar_rows == self._constrained_rows(plan)
+        allowed = allowed_by_row(masks)
+        assert list(allowed) == sorted(allowed)
+        assert allowed.keys() <= set(plan.grammar_rows)
         output = ModelRunnerOutput(plain_token_ids=[])
-        for request_id in plan.num_scheduled_tokens:
-            self._add_row(output, request_id, self.rows[request_id])
+        for index, request_id in enumerate(plan.num_scheduled_tokens):
+            of_row = None if request_id in self.disobeys else allowed.get(index)
+            self._add_row(output, request_id, self.rows[request_id], of_row)
         error = RuntimeError(f"step {plan.step} failed") if plan.step == self.fail_at else None
         return FakeFuture(output, lambda: self._reach_host(plan.step), error)
 
@@ -214,8 +248,14 @@ class FakeExecutor:
             found = self._cache[row.block_ids[index]][: len(expected)]
             assert found == expected, f"{request_id} reads another's tokens in block {row.block_ids[index]}"
 
-    def _add_row(self, output: ModelRunnerOutput, request_id: str, row: FakeRow) -> None:
-        sampled = self._sample(row)
+    def _constrained_rows(self, plan: SchedulerOutput) -> list[int]:
+        rows = [self.rows[request_id] for request_id in plan.num_scheduled_tokens]
+        return [index for index, row in enumerate(rows) if row.samples and row.params.grammar is not None]
+
+    def _add_row(
+        self, output: ModelRunnerOutput, request_id: str, row: FakeRow, allowed: Collection[int] | None
+    ) -> None:
+        sampled = self._sample(row, allowed)
         self._add_logprobs(output, request_id, row, sampled)
         if row.drafts.planned:
             output.drafts[request_id] = row.drafts
@@ -226,10 +266,10 @@ class FakeExecutor:
         else:
             output.sampled_token_ids[request_id] = sampled
 
-    def _sample(self, row: FakeRow) -> list[int]:
-        if row.num_computed_tokens < len(row.contexts):
+    def _sample(self, row: FakeRow, allowed: Collection[int] | None) -> list[int]:
+        if not row.samples:
             return []
-        token_id = next_token(row.contexts[-1])
+        token_id = next_token(row.contexts[-1]) if allowed is None else choose(row.contexts[-1], allowed)
         row.contexts.append(fingerprint(row.contexts[-1], token_id))
         return [*row.accepted, token_id]
 

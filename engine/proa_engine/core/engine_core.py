@@ -1,17 +1,22 @@
 """EngineCore: runs steps that turn requests into outputs.
 
-With asynchronous scheduling, step N+1 is scheduled and started before the host waits for the result of step N.
+With asynchronous scheduling, step N+1 is scheduled and started before the host waits for the result of step N. If rows
+sample under a grammar, step N+1 is sampled when the host knows the tokens of step N, which its masks depend on.
 """
 
 import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa_engine.core.constrained import ConstrainedRequest, unfinished_cursors
 from proa_engine.core.executor import Executor, StepFuture
+from proa_engine.core.grammar import GrammarMasks, GrammarReady
+from proa_engine.core.grammar_admission import Admission
 from proa_engine.core.request import Request
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import PlainTokens, Rejection, SchedulerOutput, StepOutputs
@@ -22,7 +27,14 @@ class _KvEvents(Enum):
     UNFOLLOW = auto()
 
 
-_Message = EngineCoreRequest | tuple[str, ...] | _KvEvents | None  # a request, ids to abort, or a call to wake up
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    request: ConstrainedRequest
+    ready: GrammarReady
+
+
+# A request, the end of a compilation, ids to abort, or a call to wake up.
+_Message = EngineCoreRequest | _Compiled | tuple[str, ...] | _KvEvents | None
 
 
 class EngineCore:
@@ -36,6 +48,7 @@ class EngineCore:
         self.step_started_at: float | None = None
         self._scheduler = scheduler
         self._kv_events = scheduler.kv_events
+        self._grammars = scheduler.grammars
         self._executor = executor
         self._clock = clock
         self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # after a step returns
@@ -67,13 +80,17 @@ class EngineCore:
         self._inbox.put(None)
 
     def has_unfinished_requests(self) -> bool:
+        """Whether outputs are still to come. `step` may have to wait for a grammar: call `wait_for_work` before it."""
+        return self.has_work() or self._scheduler.has_pending
+
+    def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         unsent = self._outputs or self._rejections or self._kv_events.has_pending
         return self._scheduler.has_work or bool(self._in_flight or unsent) or not self._inbox.empty()
 
     def wait_for_work(self, timeout: float | None = None) -> None:
         """Block until there is something to do, `wake` is called or `timeout` seconds have passed."""
-        if self.has_unfinished_requests():
+        if self.has_work():
             return
         with contextlib.suppress(Empty):
             self._read(self._inbox.get(timeout=timeout), self._clock())
@@ -113,9 +130,21 @@ class EngineCore:
         ):
             return False
         self._executor.execute_model(scheduler_output)
-        self._in_flight.append((requests, self._executor.sample_tokens()))
+        rows = scheduler_output.grammar_rows
+        masks = self._fill_masks(requests, rows) if rows else None
+        self._in_flight.append((requests, self._executor.sample_tokens(masks)))
         self._scheduler.publish_blocks()
         return True
+
+    def _fill_masks(self, requests: list[Request], rows: list[int]) -> GrammarMasks | None:
+        """The masks of the started step's constrained rows, as soon as their last tokens are known."""
+        if any(requests[row].num_placeholders > 1 for row in rows):
+            self._finish_oldest()  # at most one step was in flight when this one started
+        cursors = unfinished_cursors(requests, rows)
+        if not cursors:
+            return None
+        assert self._grammars is not None, "a constrained request has a grammar"
+        return self._grammars.fill(cursors)
 
     def _finish_oldest(self) -> None:
         requests, future = self._in_flight.popleft()
@@ -131,15 +160,24 @@ class EngineCore:
 
     def _read(self, message: _Message, now: float) -> None:
         if isinstance(message, EngineCoreRequest):
-            rejection = self._scheduler.add_request(message, now)
-            if rejection is not None:
-                self._rejections.append(rejection)
+            self._take_admission(self._scheduler.add_request(message, now, self._on_grammar_ready))
+        elif isinstance(message, _Compiled):
+            self._take_admission(self._scheduler.set_grammar(message.request, message.ready, now))
         elif message is _KvEvents.FOLLOW:
             self._kv_events.follow()
         elif message is _KvEvents.UNFOLLOW:
             self._kv_events.unfollow()
         elif isinstance(message, tuple):
             self._outputs += self._scheduler.abort_requests(message, now)
+
+    def _take_admission(self, admission: Admission) -> None:
+        if isinstance(admission, Rejection):
+            self._rejections.append(admission)
+        elif admission is not None:
+            self._outputs.append(admission)
+
+    def _on_grammar_ready(self, request: ConstrainedRequest, ready: GrammarReady) -> None:
+        self._inbox.put(_Compiled(request, ready))
 
     def _take_outputs(self) -> StepOutputs | None:
         kv_events = self._kv_events.take()

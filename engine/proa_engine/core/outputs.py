@@ -31,14 +31,16 @@ def append_plain_tokens(
 
 
 def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:
-    """Append sampled tokens to the request. Returns those up to the one that finishes it."""
-    for count, token_id in enumerate(token_ids, start=1):
-        if not request.has_output:
-            request.has_output = True
-            request.record(EventType.FIRST_TOKEN, now)
+    """Append sampled tokens to the request until it finishes. Returns the appended ones."""
+    num_before = request.num_tokens
+    for token_id in token_ids:
         if request.append_token(token_id):
-            return token_ids[:count]
-    return token_ids
+            break
+    new_ids = token_ids[: request.num_tokens - num_before]
+    if new_ids and not request.has_output:
+        request.has_output = True
+        request.record(EventType.FIRST_TOKEN, now)
+    return new_ids
 
 
 def take_logprobs(request: Request, result: ModelRunnerOutput, num_tokens: int) -> tuple[Logprobs, Logprobs]:
@@ -73,6 +75,7 @@ def make_output(
         if request.is_finished:
             output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
             output.num_output_tokens = request.num_output_tokens
+            output.error = request.error
     return output
 
 

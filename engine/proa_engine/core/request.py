@@ -9,18 +9,23 @@ from proa_engine.core.block_pool import Block
 class RequestStatus(IntEnum):
     """Ordered: all after PREEMPTED are finished."""
 
-    WAITING = 1
-    RUNNING = 2
-    PREEMPTED = 3  # waiting to be computed again
-    FINISHED_STOPPED = 4
-    FINISHED_LENGTH_CAPPED = 5
-    FINISHED_ABORTED = 6
+    WAITING_FOR_GRAMMAR = 1  # to be compiled
+    WAITING = 2
+    RUNNING = 3
+    PREEMPTED = 4  # waiting to be computed again
+    FINISHED_STOPPED = 5
+    FINISHED_COMPLETE = 6
+    FINISHED_LENGTH_CAPPED = 7
+    FINISHED_ABORTED = 8
+    FINISHED_ERROR = 9
 
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_COMPLETE: FinishReason.COMPLETE,
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
 }
 
 
@@ -41,6 +46,7 @@ class Request:
         "client_index",
         "ends",
         "eos_token_ids",
+        "error",
         "events",
         "has_output",
         "max_num_tokens",
@@ -80,6 +86,7 @@ class Request:
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids - stop_token_ids
         self.ends = stop_token_ids | self.eos_token_ids
         self.stop_reason: int | None = None
+        self.error = ""  # why it finished with FINISHED_ERROR, as a sentence for the user
 
         self.num_computed_tokens = 0
         self.num_planned_tokens = len(self.token_ids)

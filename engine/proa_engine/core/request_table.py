@@ -6,6 +6,7 @@ Each transition also updates the request's blocks, its events and the ids that w
 from bisect import bisect_left, insort
 
 from proa.contract import EventType
+from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_queue import RequestQueue
@@ -14,6 +15,8 @@ from proa_engine.core.request_queue import RequestQueue
 class RequestTable:
     """Running requests hold blocks; waiting ones, preempted ones included, hold none.
 
+    Pending requests wait for their grammars. They cannot be scheduled and are no work.
+
     `running` is sorted by `Request.order`, so the last one is the first to be preempted.
     """
 
@@ -21,20 +24,49 @@ class RequestTable:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = RequestQueue()
+        self.pending: dict[str, ConstrainedRequest] = {}
+        self.constrained: dict[str, ConstrainedRequest] = {}  # running and waiting ones
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
         self._finished_ids: list[str] = []  # workers are not notified yet
         self._preempted_ids: list[str] = []  # likewise
 
     @property
+    def is_idle(self) -> bool:
+        """No request runs or waits to be scheduled."""
+        return len(self.by_id) == len(self.pending)
+
+    @property
     def is_settled(self) -> bool:
-        """No request is unfinished, and workers were notified of all that finished."""
-        return not (self.by_id or self._finished_ids or self._preempted_ids)
+        """`is_idle`, and workers were notified of all requests that finished."""
+        return self.is_idle and not (self._finished_ids or self._preempted_ids)
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiting and pending requests."""
+        return len(self.waiting) + len(self.pending)
 
     def add(self, request: Request, now: float) -> None:
         self.by_id[request.request_id] = request
         self.waiting.push(request)
         request.record(EventType.QUEUED, now)
+
+    def hold(self, request: ConstrainedRequest, now: float) -> None:
+        """Add a request whose grammar is not compiled yet."""
+        request.status = RequestStatus.WAITING_FOR_GRAMMAR
+        self.by_id[request.request_id] = self.pending[request.request_id] = request
+        request.record(EventType.QUEUED, now)
+
+    def release(self, request: ConstrainedRequest) -> None:
+        """Move a pending request to the waiting ones."""
+        request.status = RequestStatus.WAITING
+        del self.pending[request.request_id]
+        self.constrained[request.request_id] = request
+        self.waiting.push(request)
+
+    def discard(self, request: ConstrainedRequest) -> None:
+        """Remove a pending request that is rejected."""
+        del self.pending[request.request_id], self.by_id[request.request_id]
 
     def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """Move the next waiting request to running, with `num_cached_tokens` tokens found in the prefix cache."""
@@ -70,9 +102,12 @@ class RequestTable:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
             self._finished_ids.append(request.request_id)
+        elif before is RequestStatus.WAITING_FOR_GRAMMAR:
+            del self.pending[request.request_id]
         else:
             self.waiting.remove(request)
         del self.by_id[request.request_id]
+        self.constrained.pop(request.request_id, None)
         request.record(EventType.FINISHED, now)
 
     def take_notices(self) -> tuple[list[str], list[str]]:
@@ -85,7 +120,11 @@ class RequestTable:
         """Raises `AssertionError` if requests, queues and blocks are inconsistent."""
         waiting = self.waiting.to_list()
         assert len(waiting) == len(self.waiting)
-        assert {request.request_id: request for request in [*self.running, *waiting]} == self.by_id
+        admitted = {request.request_id: request for request in [*self.running, *waiting]}
+        assert admitted | self.pending == self.by_id
+        constrained = {key: request for key, request in admitted.items() if isinstance(request, ConstrainedRequest)}
+        assert constrained == self.constrained
+        assert all(request.status is RequestStatus.WAITING_FOR_GRAMMAR for request in self.pending.values())
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
         assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
         assert self.running == sorted(self.running, key=_order)

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core import admission
+from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.grammar_admission import Admission, GrammarAdmission, OnReady
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
 from proa_engine.core.request import Request, RequestStatus
@@ -26,12 +29,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, *, eos_token_ids: frozenset[int] = frozenset()
+        self,
+        config: SchedulerConfig,
+        kv_cache_manager: KVCacheManager,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars` None: requests must have no grammar."""
         self.config = config
+        self.grammars = grammars
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager)
+        self._grammar_admission = GrammarAdmission(self._table, grammars)
         self._drafts = DraftCounter()
         self._eos_token_ids = eos_token_ids
         # A running request computes at least one token in each step, so the budget limits their number too.
@@ -43,14 +54,19 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Requests are unfinished, or workers still hold some that finished."""
+        """Requests run or wait to be scheduled, or workers still hold some that finished."""
         return not self._table.is_settled
+
+    @property
+    def has_pending(self) -> bool:
+        """Requests wait for their grammars."""
+        return bool(self._table.pending)
 
     @property
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             num_running_reqs=len(self._table.running),
-            num_waiting_reqs=len(self._table.waiting),
+            num_waiting_reqs=self._table.num_waiting,
             num_waiting_tokens=self._table.waiting.num_tokens,
             kv_cache_usage=self._manager.usage,
             prefix_cache_queries=self._manager.num_queried_tokens,
@@ -61,14 +77,18 @@ class Scheduler:
             spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
         )
 
-    def add_request(self, request: EngineCoreRequest, now: float) -> Rejection | None:
-        """Queue a request. Returns a rejection if it cannot be accepted."""
+    def add_request(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
+        """Queue a request. Returns a rejection if it cannot be accepted, or its output if it has ended already.
+
+        If its grammar must be compiled first, `on_ready` is called then, from any thread, with the arguments for
+        `set_grammar`.
+        """
         limits = admission.Limits(self.config.max_model_len, self._manager.capacity)
         if request.request_id in self._table.by_id:
             return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
         if (message := admission.refusal(request, limits)) is not None:
             return Rejection(request.request_id, request.client_index, "invalid_argument", message)
-        num_waiting = len(self._table.waiting)
+        num_waiting = self._table.num_waiting
         if num_waiting >= self.config.max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
             return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
@@ -76,8 +96,15 @@ class Scheduler:
         is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began
         order = (priority, is_new, self._num_added)
         self._num_added += 1
-        self._table.add(self._make_request(request, order, admission.max_num_tokens(request, limits)), now)
+        made = self._make_request(request, order, admission.max_num_tokens(request, limits))
+        if isinstance(made, ConstrainedRequest):
+            return self._grammar_admission.hold(made, request, now, on_ready)
+        self._table.add(made, now)
         return None
+
+    def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
+        """Queue a request whose grammar is compiled. Returns what `add_request` does."""
+        return self._grammar_admission.settle(request, ready, now)
 
     def abort_requests(self, request_ids: Iterable[str], now: float) -> list[EngineCoreOutput]:
         """Finish requests and return their last outputs. Unknown ids are ignored: those may have just finished."""
@@ -95,7 +122,7 @@ class Scheduler:
 
         Returns the step and the requests of its rows, to be passed to `update_from_output` with the step's result.
         """
-        plan = StepPlan(self.config.max_num_batched_tokens)
+        plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
         self._filling = plan.filling
@@ -108,7 +135,8 @@ class Scheduler:
         that hits a block must run after the one that fills it.
         """
         for request in self._filling:
-            self._manager.publish(request)
+            if not request.is_finished:
+                self._manager.publish(request)
 
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
@@ -139,10 +167,14 @@ class Scheduler:
         logprobs, prompt_logprobs = take_logprobs(request, result, len(new_ids))
         if request.status is not before:
             self._table.retire(request, before, now)
-        return make_output(request, new_ids, logprobs, prompt_logprobs) if new_ids or prompt_logprobs else None
+        if not (new_ids or prompt_logprobs or request.is_finished):
+            return None
+        return make_output(request, new_ids, logprobs, prompt_logprobs)
 
     def _make_request(self, request: EngineCoreRequest, order: tuple[int, ...], max_num_tokens: int) -> Request:
         max_drafts, eos = self.config.num_speculative_tokens, self._eos_token_ids
+        if request.sampling_params.grammar is not None:
+            return ConstrainedRequest(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos)
         if max_drafts == 0 or not can_speculate(request.sampling_params):
             return Request(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos)
         return SpeculatingRequest(
@@ -192,8 +224,8 @@ class Scheduler:
         return block_ids
 
     def _seal(self, plan: StepPlan) -> SchedulerOutput:
-        """Finished and preempted ids go with the next step that has tokens, or at once if no request is left."""
-        notifies = plan.has_tokens or not self._table.by_id
+        """Finished and preempted ids go with the next step that has tokens, or at once if none can follow."""
+        notifies = plan.has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
         if plan.has_tokens or finished_ids or preempted_ids:
             self._num_steps += 1

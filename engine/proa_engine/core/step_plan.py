@@ -1,5 +1,8 @@
 """StepPlan: builds one step's `SchedulerOutput` while the scheduler decides."""
 
+from collections.abc import Mapping
+
+from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 
@@ -22,12 +25,13 @@ class IdColumn:
 
 
 class StepPlan:
-    """The requests of a step and their numbers of tokens."""
+    """The requests of a step and their numbers of tokens. `constrained` are those with a grammar, by id."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, constrained: Mapping[str, ConstrainedRequest]) -> None:
         self.decodes: list[Request] = []  # rows of one token
         self.filling: list[Request] = []  # those that may fill a block in this step
         self._budget = budget
+        self._constrained = constrained
         self._chunks: list[Request] = []  # rows of several tokens
         self._num_chunk_tokens: dict[str, int] = {}
         self._new: list[NewRequestData] = []
@@ -78,7 +82,12 @@ class StepPlan:
             num_chunk_tokens=self._num_chunk_tokens,
             finished_request_ids=finished_request_ids,
             preempted_request_ids=preempted_request_ids,
+            grammar_rows=self._grammar_rows() if self._constrained else [],
         )
+
+    def _grammar_rows(self) -> list[int]:
+        found = ((index, self._constrained.get(row.request_id)) for index, row in enumerate(self.rows))
+        return [index for index, request in found if request is not None and request.samples]
 
     def _add(self, request: Request, num_tokens: int) -> None:
         self.filling.append(request)

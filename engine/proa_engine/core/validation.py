@@ -11,6 +11,7 @@ class ModelLimits:
     vocab_size: int
     max_model_len: int  # tokens of prompt and output together
     max_logprobs: int = 20
+    grammars: bool = False  # whether the engine compiles grammars
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
@@ -33,9 +34,12 @@ def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
 
 
 def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
-    """Check token ids against the vocabulary and the numbers of log probabilities, and refuse grammars."""
+    """Check token ids against the vocabulary, the numbers of log probabilities, and whether a grammar is possible."""
     if params.grammar is not None:
-        raise ValueError("this engine does not support grammars")
+        if not limits.grammars:
+            raise ValueError("this engine does not support grammars")
+        _check_vocabulary("start_after", params.grammar.start_after, limits)
+        _check_vocabulary("free_if_first", params.grammar.free_if_first, limits)
     _check_vocabulary("logit_bias", params.logit_bias, limits)
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)

@@ -16,7 +16,7 @@ class LoopCore(Protocol):
 
     def wait_for_work(self) -> None: ...
 
-    def has_unfinished_requests(self) -> bool: ...
+    def has_work(self) -> bool: ...
 
     def step(self) -> StepOutputs | None: ...
 
@@ -70,7 +70,7 @@ class EngineLoop:
         """Step until stopped. Raises what the core and the executor raise."""
         while not self._stopped:
             self._core.wait_for_work()
-            if not self._core.has_unfinished_requests():
+            if not self._core.has_work():
                 continue
             started = time.monotonic()
             outputs = self._core.step()

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
-from proa.contract import EngineCoreRequest, EventType, FinishReason
+from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar
 from proa_engine.core.kv_events import KvChanges
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
+from support.fake_grammar import NEVER, fake_grammar, generate_constrained
 
 MAX_MODEL_LEN = 60
 Policy = Literal["fcfs", "priority"]
@@ -24,7 +25,23 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
     return [*start, *end]
 
 
-def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> EngineCoreRequest:
+def random_grammar(rng: random.Random) -> Grammar:
+    if rng.random() < 0.05:
+        return Grammar(text=rng.choice(["invalid", "busy"]))
+    start_after = rng.choice([(), (), tuple(rng.sample(range(VOCAB_SIZE), 8))])
+    return fake_grammar(
+        seed=rng.randrange(4),
+        length=rng.choice([0, 1, 2, rng.randint(3, 20), NEVER]),
+        fuel=rng.choice([NEVER, NEVER, NEVER, rng.randint(0, 8)]),
+        start_after=start_after,
+        free_if_first=tuple(rng.sample(range(VOCAB_SIZE), 30)) if start_after and rng.random() < 0.5 else (),
+        repeats=bool(start_after) and rng.random() < 0.5,
+    )
+
+
+def random_request(
+    rng: random.Random, request_id: str, prompt: list[int], grammar_share: float = 0.0
+) -> EngineCoreRequest:
     max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -33,15 +50,28 @@ def random_request(rng: random.Random, request_id: str, prompt: list[int]) -> En
         "stop_token_ids": rng.choice([(), (), (7, 8), (0,)]),
         "logprobs": rng.choice([None, None, 0]),
         "prompt_logprobs": rng.choice([None, None, None, 0]),
+        "grammar": random_grammar(rng) if rng.random() < grammar_share else None,
     }
     request = make_request(
         request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
     )
-    output = generate(prompt, request.sampling_params, EOS, MAX_MODEL_LEN)
-    if rng.random() < 0.1 and len(output) > 1:
-        resumed = output[: rng.randint(1, len(output) - 1)]
+    output, reason = expected_output(request)
+    # Another engine may have died between the last token and the end, if only this engine knows that it is the end.
+    most = len(output) - (reason is not FinishReason.COMPLETE or len(output) == max_tokens)
+    if rng.random() < 0.1 and most > 0 and len(prompt) + most < MAX_MODEL_LEN:
+        resumed = output[: rng.randint(1, most)]
         return make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
     return request
+
+
+def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason | None]:
+    """The output of the request alone, with its end if it has a grammar."""
+    params = request.sampling_params
+    if params.grammar is None:
+        return generate(request.prompt_token_ids, params, EOS, MAX_MODEL_LEN), None
+    if params.grammar.text in ("invalid", "busy"):
+        return [], None
+    return generate_constrained(request, EOS, MAX_MODEL_LEN)
 
 
 class Follower:
@@ -91,7 +121,9 @@ def replay(held: set[bytes], changes: KvChanges) -> set[bytes]:
 class Traffic:
     """Random arrivals and aborts, between steps and in the middle of them."""
 
-    def __init__(self, run: CoreRun, rng: random.Random, num_requests: int, abort_share: float) -> None:
+    def __init__(
+        self, run: CoreRun, rng: random.Random, num_requests: int, abort_share: float, grammar_share: float = 0.0
+    ) -> None:
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
@@ -100,7 +132,12 @@ class Traffic:
         prefixes = [
             [rng.randrange(vocabulary) for _ in range(length)] for vocabulary in (2, 61) for length in (5, 16, 28)
         ]
-        self.coming = [random_request(rng, f"r{i}", random_prompt(rng, prefixes)) for i in range(num_requests)]
+        self.coming = [
+            random_request(rng, f"r{i}", random_prompt(rng, prefixes), grammar_share) for i in range(num_requests)
+        ]
+        grammars = [request.sampling_params.grammar for request in self.coming]
+        run.grammars.known = {grammar.text for grammar in grammars if grammar is not None and rng.random() < 0.3}
+        run.grammars.known -= {"invalid", "busy"}
         run.executor.while_waiting = self.disturb
         self.step = run.step  # how a step is made
 
@@ -109,6 +146,8 @@ class Traffic:
             request = self.coming.pop()
             self.requests[request.request_id] = request
             self.run.submit(request)
+        while self.run.grammars.jobs and self.rng.random() < 0.3:
+            self.run.grammars.compile(self.rng.randrange(len(self.run.grammars.jobs)))
         if self.requests and self.rng.random() < self.abort_share:
             request_id = self.rng.choice(list(self.requests))
             self.aborted.add(request_id)
@@ -125,7 +164,8 @@ class Traffic:
     def check(self, request: EngineCoreRequest) -> None:
         request_id = request.request_id
         outputs = self.run.outputs[request_id]
-        expected = self.run.expected(request)
+        whole, reason = expected_output(request)
+        expected = whole[len(request.resumed_token_ids) :]
         finished = [output.finish_reason for output in outputs if output.finish_reason is not None]
         assert len(finished) == 1
         assert outputs[-1].finish_reason is not None
@@ -135,20 +175,27 @@ class Traffic:
             assert tokens == expected[: len(tokens)]
             return
         assert tokens == expected
+        assert finished[0] is reason or reason is None
+        assert bool(outputs[-1].error) is (reason is FinishReason.ERROR)
         assert outputs[-1].num_output_tokens == len(tokens) + len(request.resumed_token_ids)
         if request.sampling_params.logprobs is not None:
             assert [logprob.token_id for output in outputs for logprob in output.logprobs] == tokens
+        types = self.run.event_types(request_id)
+        if types == [EventType.QUEUED, EventType.FINISHED]:
+            assert not expected
+            assert reason is FinishReason.COMPLETE
+            return
         if request.sampling_params.prompt_logprobs is not None:
             positions = [logprob.rank for output in outputs for logprob in output.prompt_logprobs]
             assert positions == list(range(1, len(request.prompt_token_ids)))
             assert outputs[-1].num_cached_tokens == 0
-        self.check_events(self.run.event_types(request_id))
+        self.check_events(types, has_output=bool(tokens))
 
     @staticmethod
-    def check_events(types: list[EventType]) -> None:
+    def check_events(types: list[EventType], *, has_output: bool) -> None:
         assert types[:2] == [EventType.QUEUED, EventType.SCHEDULED]
         assert types[-1] is EventType.FINISHED
-        assert types.count(EventType.FIRST_TOKEN) == 1
+        assert types.count(EventType.FIRST_TOKEN) == has_output
         turns = [event for event in types if event in (EventType.PREEMPTED, EventType.RESUMED)]
         assert all(event is (EventType.RESUMED if i % 2 else EventType.PREEMPTED) for i, event in enumerate(turns))
 
@@ -182,12 +229,17 @@ def test_random_traffic_under_memory_pressure(
     run = random_run(
         rng, async_scheduling=async_scheduling, policy=policy, num_speculative_tokens=num_speculative_tokens
     )
-    traffic = Traffic(run, rng, num_requests=150, abort_share=0.1)
+    traffic = Traffic(run, rng, num_requests=150, abort_share=0.1, grammar_share=0.4 if seed % 2 else 0.0)
     traffic.drive()
-    assert len(run.outputs) == 150
-    assert not run.rejections
-    for request in traffic.requests.values():
-        traffic.check(request)
+    rejected = {rejection.request_id: rejection for rejection in run.rejections}
+    assert run.outputs.keys() | rejected.keys() == traffic.requests.keys()
+    assert not run.outputs.keys() & rejected.keys()
+    for request_id, rejection in rejected.items():
+        grammar = traffic.requests[request_id].sampling_params.grammar
+        assert grammar is not None
+        assert rejection.code == {"invalid": "invalid_argument", "busy": "resource_exhausted"}[grammar.text]
+    for request_id in run.outputs:
+        traffic.check(traffic.requests[request_id])
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
@@ -224,7 +276,7 @@ def test_same_tokens_as_an_unpressured_run(seed: int) -> None:
     for num_blocks in (15, 400):
         rng = random.Random(seed)
         run = CoreRun(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN)
-        traffic = Traffic(run, rng, num_requests=50, abort_share=0.0)
+        traffic = Traffic(run, rng, num_requests=50, abort_share=0.0, grammar_share=0.3)
         traffic.drive()
         tokens.append({request_id: run.tokens(request_id) for request_id in traffic.requests})
         assert (run.core.stats().num_preemptions > 0) is (num_blocks == 15)

@@ -64,7 +64,7 @@ class ScriptedCore:
         self.num_waits = 0
         self.on_idle: Callable[[], None] = lambda: None
 
-    def has_unfinished_requests(self) -> bool:
+    def has_work(self) -> bool:
         return self.num_steps > 0
 
     def wait_for_work(self) -> None:
