@@ -16,11 +16,12 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http import BodyLimit, RootPath, error_handlers
+from proa_gateway.page import page_router
 from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import public_router, router
 from proa_gateway.tokenizer_routes import tokenizer_info_router
 
-EXPOSED_HEADERS = ("x-request-id", "x-proa-ignored-fields", "retry-after")  # what pages of other origins may read
+EXPOSED_HEADERS = ("x-request-id", "x-trace-id", "x-proa-ignored-fields", "retry-after")  # what pages of other origins may read
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
@@ -40,7 +41,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
-    public_paths = frozenset(route.path for route in public_router.routes if isinstance(route, Route))
+    public_routes = [*public_router.routes, *page_router.routes]
+    public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
     app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
     app.add_middleware(RequestIdMiddleware)
@@ -57,6 +59,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
         )
     app.include_router(router)
     app.include_router(public_router)
+    app.include_router(page_router)
     if config.enable_tokenizer_info_endpoint:
         app.include_router(tokenizer_info_router)
     return app

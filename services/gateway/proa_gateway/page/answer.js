@@ -1,0 +1,124 @@
+// One message on the page, filled in as its deltas arrive.
+
+export class Answer {
+  constructor(list, role) {
+    this.element = copy("message");
+    this.element.classList.add(role);
+    list.append(this.element);
+    this.list = list;
+    this.text = "";
+    this.reasoning = "";
+    this.calls = [];
+    this.ids = [];
+    this.firstTokenAt = null;
+  }
+
+  begin() {
+    this.startedAt = performance.now();
+    this.part("footer").textContent = "…";
+  }
+
+  addDelta(delta, finishReason) {
+    const reasoning = delta.reasoning_content ?? delta.reasoning;
+    if (delta.content || reasoning || delta.tool_calls) this.firstTokenAt ??= performance.now();
+    if (reasoning) this.addReasoning(reasoning);
+    if (delta.content) this.addContent(delta.content);
+    for (const part of delta.tool_calls ?? []) this.addCall(part);
+    if (finishReason) this.finishReason = finishReason;
+  }
+
+  addContent(text) {
+    this.text += text;
+    this.show(() => this.part(".content").append(text));
+  }
+
+  addReasoning(text) {
+    this.reasoning += text;
+    this.part(".reasoning").hidden = false;
+    this.show(() => this.part(".reasoning .text").append(text));
+  }
+
+  addCall(part) {
+    const call = (this.calls[part.index] ??= new Call(this.part(".calls"), part.id, part.function.name));
+    this.show(() => call.addArguments(part.function?.arguments ?? ""));
+  }
+
+  showIds(requestId, traceId) {
+    this.ids = [requestId && `request ${requestId}`, traceId && `trace ${traceId}`].filter(Boolean);
+  }
+
+  end(usage) {
+    const now = performance.now();
+    const first = this.firstTokenAt ?? now;
+    const perSecond = (usage.completion_tokens - 1) / ((now - first) / 1000);
+    const facts = [`${usage.completion_tokens} tokens`, `first after ${Math.round(first - this.startedAt)} ms`];
+    if (usage.completion_tokens > 1) facts.push(`${perSecond.toFixed(1)} tokens/s`);
+    if (this.finishReason === "length") facts.push("cut off at the maximum of tokens");
+    this.show(() => (this.part("footer").textContent = [...facts, ...this.ids].join(" · ")));
+  }
+
+  fail(message) {
+    const line = document.createElement("div");
+    line.className = "error";
+    line.textContent = message;
+    this.show(() => this.part("footer").replaceChildren(line, this.ids.join(" · ")));
+  }
+
+  // The message in the API's form, for the next request.
+  message() {
+    const message = { role: "assistant", content: this.text || null };
+    if (this.reasoning) message.reasoning_content = this.reasoning;
+    if (this.calls.length) message.tool_calls = this.calls.map((call) => call.toJson());
+    return message;
+  }
+
+  part(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  // Change the page, and stay at its end unless the user has scrolled up.
+  show(change) {
+    const { list } = this;
+    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+    change();
+    if (atEnd) list.scrollTop = list.scrollHeight;
+  }
+}
+
+class Call {
+  constructor(list, id, name) {
+    this.id = id;
+    this.name = name;
+    this.text = "";
+    this.element = copy("call");
+    this.element.querySelector(".name").textContent = name;
+    this.element.querySelector(".result").hidden = true;
+    this.element.addEventListener("submit", (event) => event.preventDefault());
+    list.append(this.element);
+  }
+
+  addArguments(text) {
+    this.text += text;
+    this.element.querySelector(".arguments").textContent = this.text;
+  }
+
+  // Ask the user for the call's result. `onResult` is called with it once.
+  ask(onResult) {
+    const input = this.element.querySelector(".result");
+    input.hidden = false;
+    input.focus();
+    this.element.addEventListener("submit", () => {
+      if (input.disabled) return;
+      input.disabled = true;
+      onResult(input.value);
+    });
+  }
+
+  toJson() {
+    return { id: this.id, type: "function", function: { name: this.name, arguments: this.text } };
+  }
+}
+
+function copy(template) {
+  return document.getElementById(template).content.firstElementChild.cloneNode(true);
+}

@@ -1,0 +1,60 @@
+// The gateway's API: the names of its models, and one streamed chat completion.
+
+export async function listModels(key) {
+  const response = await fetch("v1/models", { headers: headers(key) });
+  await check(response);
+  return (await response.json()).data.map((model) => model.id);
+}
+
+// Sends the chat and calls the answer's methods as its parts arrive. Throws an Error with a sentence for the user.
+export async function streamChat(body, key, signal, answer) {
+  const options = { stream: true, stream_options: { include_usage: true } };
+  answer.begin();
+  const response = await fetch("v1/chat/completions", {
+    method: "POST",
+    headers: { ...headers(key), "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, ...options }),
+    signal,
+  });
+  await check(response);
+  answer.showIds(response.headers.get("x-request-id"), response.headers.get("x-trace-id"));
+  for await (const event of events(response.body)) {
+    if (event.error) throw new Error(event.error.message);
+    const choice = event.choices[0];
+    if (choice) answer.addDelta(choice.delta, choice.finish_reason);
+    if (event.usage) answer.end(event.usage);
+  }
+}
+
+function headers(key) {
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function check(response) {
+  if (response.ok) return;
+  const body = await response.json().catch(() => null);
+  throw new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
+}
+
+// The JSON values of a stream of server-sent events, up to [DONE].
+async function* events(stream) {
+  let text = "";
+  for await (const chunk of chunks(stream.pipeThrough(new TextDecoderStream()))) {
+    const parts = (text + chunk).split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}
+
+// Not every browser iterates a stream itself.
+async function* chunks(stream) {
+  const reader = stream.getReader();
+  try {
+    for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
+  } finally {
+    reader.cancel();
+  }
+}
