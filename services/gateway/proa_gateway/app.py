@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Scope
 
+from proa_gateway.access_log import AccessLogMiddleware
 from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
@@ -21,7 +22,12 @@ from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import public_router, router
 from proa_gateway.tokenizer_routes import tokenizer_info_router
 
-EXPOSED_HEADERS = ("x-request-id", "x-trace-id", "x-proa-ignored-fields", "retry-after")  # what pages of other origins may read
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-trace-id",
+    "x-proa-ignored-fields",
+    "retry-after",
+)  # what pages of other origins may read
 
 
 def create_app(config: GatewayConfig) -> FastAPI:
@@ -45,6 +51,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
     app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
+    if config.access_log:
+        app.add_middleware(AccessLogMiddleware)
     app.add_middleware(RequestIdMiddleware)
     if config.root_path:
         app.add_middleware(RootPath, path=config.root_path)

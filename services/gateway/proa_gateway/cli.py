@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if config.access_log:
+        from proa_gateway.access_log import write_access_log
+
+        write_access_log()
     # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
     signal.signal(signal.SIGTERM, _exit)
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # gRPC reads it when it is imported

@@ -135,6 +135,7 @@ class GatewayConfig:
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
     max_choices: int = option(128, "limit of prompts times n in one request", internal=True)
+    access_log: bool = option(False, "write a line of JSON to standard output for each request")
     root_path: str = option(
         "", "path under which a proxy serves the API, if the proxy does not remove it", metavar="PATH", parse=_root_path
     )

@@ -1,0 +1,79 @@
+"""What the gateway serves and writes beside the API: the chat page, and the access log."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from support.fake_engine import FakeEngine, say
+from support.gateway import chat_body, running_gateway, until
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "text/html"), ("/chat.js", "text/javascript"), ("/answer.js", "text/javascript"), ("/chat.css", "text/css")],
+)
+async def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(path: str, kind: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": [{"name": "a", "key": "secret"}]}')
+    async with FakeEngine(script=say("one")) as engine, running_gateway(engine, api_keys=keys) as gateway:
+        response = await gateway.http.get(path)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+    assert response.headers["content-security-policy"].startswith("default-src 'self'")
+    assert "http:" not in response.text
+    assert "https:" not in response.text
+
+
+@pytest.fixture
+def access_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="proa_gateway.access_log")
+    return caplog
+
+
+def lines_of(log: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [json.loads(each.message) for each in log.records if each.name == "proa_gateway.access_log"]
+
+
+async def test_the_access_log_has_a_line_for_each_request_but_not_for_probes(
+    access_log: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeEngine(script=say("one two")) as engine, running_gateway(engine, access_log=True) as gateway:
+        await gateway.http.get("/health")
+        await gateway.http.get("/metrics")
+        await gateway.http.post(CHAT, json=chat_body(), headers={"x-request-id": "a", "user-agent": "test"})
+        await gateway.events(CHAT, chat_body())
+        await gateway.http.post(CHAT, json={"model": "fake"})
+        await gateway.http.get("/nothing")
+    answer, stream, refused, unknown = lines_of(access_log)
+    assert {name: answer[name] for name in ("method", "path", "status", "complete", "request_id", "user_agent")} == {
+        "method": "POST",
+        "path": CHAT,
+        "status": 200,
+        "complete": True,
+        "request_id": "a",
+        "user_agent": "test",
+    }
+    assert answer["client"] == "127.0.0.1"
+    assert answer["key"] is None
+    assert (stream["status"], stream["complete"]) == (200, True)
+    assert (refused["status"], unknown["status"]) == (400, 404)
+
+
+async def test_a_client_that_leaves_is_logged_as_incomplete(access_log: pytest.LogCaptureFixture) -> None:
+    script = say("one", repeat=True)
+    async with FakeEngine(script=script) as engine, running_gateway(engine, access_log=True) as gateway:
+        async with gateway.http.stream("POST", CHAT, json=chat_body(stream=True, max_tokens=2000)):
+            pass
+        await until(lambda: bool(lines_of(access_log)))
+    (line,) = lines_of(access_log)
+    assert line["complete"] is False
+
+
+async def test_without_the_flag_nothing_is_logged(access_log: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine(script=say("one")) as engine, running_gateway(engine) as gateway:
+        await gateway.http.post(CHAT, json=chat_body())
+    assert not lines_of(access_log)
