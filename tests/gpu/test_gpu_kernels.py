@@ -18,8 +18,9 @@ from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
-from support.kernel_cases import attend, attention_case, dense_attention, sampling_cases
+from support.kernel_cases import attend, attention_case, dense_attention, mask_cases, sampling_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -195,6 +196,14 @@ def test_drafts_and_their_acceptance() -> None:
         ours.append(accept_drafts(samples.cuda(), of_samples.cuda(), first.cuda(), ours[3], ours[2]))
         for our, their in zip(ours, theirs, strict=True):
             assert torch.equal(our.cpu(), their)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks_of_tokens(dtype: torch.dtype) -> None:
+    for case in mask_cases(dtype):
+        logits = case.logits.cuda()
+        token_bitmask(logits, case.rows.cuda(), case.bits.cuda())
+        assert torch.equal(logits.cpu(), case.expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -29,8 +29,9 @@ from proa_engine.kernels.rms_norm import add_rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
-from support.kernel_cases import attend, attention_case, sampling_cases, skinny_gemm_cases
+from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases
 from support.launch_chain import check_captured_chain
 from support.quantized_cases import expert_case, int4_case, matrix_in_blocks
 from support.shape_models import make_shape_model
@@ -189,6 +190,10 @@ def test_inputs_samples_and_drafts() -> None:
     places = torch.tensor([[5, 0, 2, 0], [88, 1, 37, 0], [1, 1, 1, 0]])
     inputs = decode_inputs(places.to(DEVICE), token_ids.to(DEVICE), table.to(DEVICE), 4)
     assert torch.equal(inputs.input_ids.cpu(), decode_inputs_reference(places, token_ids, table, 4).input_ids)
+    for masked in mask_cases(SIZES.dtype):
+        logits = masked.logits.to(DEVICE)
+        token_bitmask(logits, masked.rows.to(DEVICE), masked.bits.to(DEVICE))
+        assert torch.equal(logits.cpu(), masked.expected)
     for case in sampling_cases(SIZES.dtype):
         arguments = case.logits, case.params, case.slots, case.positions
         there = [tensor.to(DEVICE) for tensor in arguments]

@@ -19,10 +19,10 @@ from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.meta_worker import MetaWorker
-from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_step, finish_step, prefill_step
 from support import shape_models as models
 from support.kernel_facts import KernelFacts, facts_of
+from support.masks import masks_of
 from support.shape_models import make_shape_model, stored_as
 
 _NUM_PROCESSES = 2
@@ -78,23 +78,26 @@ def variants_of(case: Case) -> set[Variant]:
         model = str(make_shape_model(Path(folder), case.model))
         worker = MetaWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))
         at_start = set(record(worker.run_start))
-    odd_steps = record(lambda: run_odd_steps(worker.model_runner, min(case.num_drafts, 2)))
+    odd_steps = record(lambda: run_odd_steps(worker, min(case.num_drafts, 2)))
     later = {variant.name for variant in set(odd_steps) - at_start}
     assert not later, f"{case.name}: compiled while requests wait: {later}"
     return at_start
 
 
-def run_odd_steps(runner: ModelRunner, num_drafts: int) -> None:
+def run_odd_steps(worker: MetaWorker, num_drafts: int) -> None:
+    runner = worker.model_runner
+    masks = masks_of({0: [1, 5]}, worker.model_config.vocab_size)
     for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17, [4000, 777]):
         for params in (GREEDY, LIMITED, PENALIZED):
             prefill = prefill_step(sorted(lengths), block_size=16, num_blocks=999, params=params)
             names = list(prefill.num_scheduled_tokens)
+            prefill.grammar_rows = [0]
             drafted = decode_step(names[:1], min(lengths), 1 + num_drafts)
             for step in (prefill, decode_step(names, 1), decode_step(names[:3], 2), drafted):
                 inputs = runner.prepare_inputs(step)
                 assert inputs is not None
                 runner.execute_model(inputs)
-                runner.sample_tokens()
+                runner.sample_tokens(masks if step is prefill else None)
             runner.prepare_inputs(finish_step(names))
 
 

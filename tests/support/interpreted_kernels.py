@@ -22,10 +22,11 @@ from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.token_bitmask import _token_bitmask_triton
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close, run_checks
-from support.kernel_cases import attention_case, sampling_cases, skinny_gemm_cases
+from support.kernel_cases import attention_case, mask_cases, sampling_cases, skinny_gemm_cases
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
@@ -225,6 +226,13 @@ def check_accept_drafts(_dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
+def check_token_bitmask(dtype: torch.dtype) -> None:
+    for each in {dtype, torch.bfloat16}:  # stores no computed value, so the interpreter's bfloat16 is right
+        for case in mask_cases(each):
+            _token_bitmask_triton(case.logits, case.rows, case.bits)
+            assert torch.equal(case.logits, case.expected)
+
+
 def check_token_limits(dtype: torch.dtype) -> None:
     for case in sampling_cases(dtype):
         ours = token_limits(case.logits, case.params, case.slots)
@@ -252,6 +260,7 @@ CHECKS = (
     check_decode_inputs,
     check_propose_ngrams,
     check_accept_drafts,
+    check_token_bitmask,
     check_token_limits,
     check_draw_tokens,
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from proa_engine.kernels import sampling_params as columns
@@ -95,6 +96,37 @@ def dense_attention(
         hidden |= other <= position - window
     probabilities = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", probabilities, value).float()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskCase:
+    logits: torch.Tensor  # [all rows, vocab]
+    rows: torch.Tensor  # [masked rows] int64
+    bits: torch.Tensor  # [masked rows, words] int32
+    expected: torch.Tensor  # as the logits
+
+
+def mask_cases(dtype: torch.dtype) -> list[MaskCase]:
+    """Rows in any order, vocabularies of parts of words and of chunks, and masks with more bits than tokens."""
+    generator = torch.Generator().manual_seed(5)
+    cases = []
+    for vocab_size, num_words, rows in (
+        (1, 1, [0]),
+        (33, 2, [2, 0]),
+        (64, 5, [1]),
+        (8192, 256, [3, 1, 2, 0]),
+        (20_011, 630, [4, 1]),
+    ):
+        # [masked rows, words * 32]
+        share = torch.rand(len(rows), 1, generator=generator)
+        allowed = torch.rand(len(rows), num_words * 32, generator=generator) < share
+        allowed[0] = True
+        logits = torch.randn(max(rows) + 2, vocab_size + 3, generator=generator).to(dtype)[:, :vocab_size]
+        expected = logits.clone()
+        expected[rows] = expected[rows].masked_fill(~allowed[:, :vocab_size], -torch.inf)
+        bits = torch.from_numpy(np.packbits(allowed.numpy(), axis=1, bitorder="little").view(np.int32))
+        cases.append(MaskCase(logits, torch.tensor(rows), bits, expected))
+    return cases
 
 
 @dataclass(frozen=True)

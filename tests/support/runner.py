@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from proa.contract import SamplingParams, TokenLogprobs
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa_engine.layers.parallel import ParallelContext
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
@@ -90,6 +92,7 @@ class RunnerHarness:
         max_logprobs: int = 5,
         graphs: bool = False,
         drafts: SpeculativeConfig | None = None,
+        parallel: ParallelContext | None = None,
     ) -> None:
         self.model = model or FakeModel()
         self.batch = InputBatch(
@@ -107,6 +110,7 @@ class RunnerHarness:
             [],
             self.batch,
             max_logprobs=max_logprobs,
+            parallel=parallel,
             graphs=DecodeGraphs(graph_shapes(max_num_seqs, max_drafts), torch.device("cpu")) if graphs else None,
             drafter=None if drafts is None else Drafter(drafts, self.batch),
         )
@@ -115,15 +119,17 @@ class RunnerHarness:
             self.runner.capture_graphs(self.capture)
         self.num_blocks = 0
 
-    def step(self, *arguments: Any, **options: Any) -> StepResult:
-        """Schedule a step, with the arguments of `schedule`, and run it."""
-        return self.run(self.runner.prepare_inputs(self.schedule(*arguments, **options)))
+    def step(self, *arguments: Any, masks: GrammarMasks | None = None, **options: Any) -> StepResult:
+        """Schedule a step, with the arguments of `schedule`, and run it. The rows of `masks` are its grammar rows."""
+        plan = self.schedule(*arguments, **options)
+        plan.grammar_rows = [] if masks is None else list(masks.rows)
+        return self.run(self.runner.prepare_inputs(plan), masks)
 
-    def run(self, inputs: StepInputs | None) -> StepResult:
+    def run(self, inputs: StepInputs | None, masks: GrammarMasks | None = None) -> StepResult:
         if inputs is None:
             return StepResult([], [], {}, {}, {})
         self.runner.execute_model(inputs)
-        return StepResult.of(inputs.request_ids, collect(self.runner.sample_tokens(), inputs))
+        return StepResult.of(inputs.request_ids, collect(self.runner.sample_tokens(masks), inputs))
 
     def schedule(
         self,

@@ -25,6 +25,7 @@ AMONG_THEM = {
     "propose_ngrams_kernel",
     "rms_norm_kernel",
     "skinny_gemm_kernel",
+    "token_bitmask_kernel",
 }
 pytestmark = pytest.mark.timeout(600)
 

@@ -2,14 +2,18 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
+from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.worker import token_rules
 from proa_engine.worker.model_runner import ModelRunner
 
@@ -27,10 +31,13 @@ _CPU_TIMED_TOKENS = 256
 class WarmUp:
     """Runs made-up steps on a runner whose KV cache has `num_blocks` blocks."""
 
-    def __init__(self, runner: ModelRunner, config: EngineConfig, *, max_model_len: int, num_blocks: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, config: EngineConfig, *, vocab_size: int, max_model_len: int, num_blocks: int
+    ) -> None:
         self._runner = runner
         self._device = runner.device
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
@@ -69,6 +76,8 @@ class WarmUp:
             self._run(self._prefill_step([num_tokens], params))
             self._time_decode(num_tokens)
             self._run_drafts(1, params)
+        for params in (GREEDY, PENALIZED):  # penalized logits are float32, others of the model's type
+            self._run_constrained(params)
 
     def run_every_tiling(self) -> None:
         """Run prompts of every power of two tokens, and that many prompts of one token.
@@ -103,6 +112,14 @@ class WarmUp:
         self._run(decode_step(request_ids, 1, 1 + self._num_drafts))
         self._runner.prepare_inputs(finish_step(request_ids))
 
+    def _run_constrained(self, params: SamplingParams) -> None:
+        """Run a prefill that samples under a grammar, which allows every token."""
+        prefill = self._prefill_step([1], params)
+        num_words = -(-self._vocab_size // WORD)
+        bits = np.full(num_words, -1, np.int32)
+        self._run(replace(prefill, grammar_rows=[0]), GrammarMasks([0], bits.data))
+        self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
+
     def _run_alone(self, lengths: Sequence[int], params: SamplingParams) -> None:
         prefill = self._prefill_step(lengths, params)
         self._run(prefill)
@@ -120,13 +137,13 @@ class WarmUp:
     def _prefill_step(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
         return prefill_step(lengths, block_size=self._block_size, num_blocks=self._num_blocks, params=params)
 
-    def _run(self, scheduler_output: SchedulerOutput) -> float:
+    def _run(self, scheduler_output: SchedulerOutput, masks: GrammarMasks | None = None) -> float:
         """Run one step and wait for the device; returns seconds."""
         started = time.monotonic()
         inputs = self._runner.prepare_inputs(scheduler_output)
         assert inputs is not None
         self._runner.execute_model(inputs)
-        self._runner.sample_tokens()
+        self._runner.sample_tokens(masks)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.monotonic() - started

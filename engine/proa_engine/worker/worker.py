@@ -142,7 +142,13 @@ class Worker:
         )
 
     def _warm_up(self, runner: ModelRunner, num_blocks: int) -> WarmUp:
-        return WarmUp(runner, self._config, max_model_len=self.max_model_len, num_blocks=num_blocks)
+        return WarmUp(
+            runner,
+            self._config,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.max_model_len,
+            num_blocks=num_blocks,
+        )
 
     def _resolve_device(self) -> torch.device:
         return auto_config.resolve_device(self._config.device, self._rank)

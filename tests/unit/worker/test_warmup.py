@@ -4,7 +4,7 @@ import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.worker.warmup import WarmUp
-from support.runner import BLOCK_SIZE, FakeModel, RunnerHarness
+from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
 
 MAX_MODEL_LEN = 256  # of the harness
 
@@ -18,7 +18,8 @@ def warm_up(budget: int, max_num_seqs: int) -> tuple[WarmUp, FakeModel]:
         max_logprobs=2,
         block_size=BLOCK_SIZE,
     )
-    return WarmUp(harness.runner, config, max_model_len=MAX_MODEL_LEN, num_blocks=3), harness.model
+    work = WarmUp(harness.runner, config, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, num_blocks=3)
+    return work, harness.model
 
 
 def sizes(model: FakeModel) -> list[int]:
