@@ -130,6 +130,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         max_num_seqs: int = 256,
         num_gpu_blocks: int = 4096,
         max_waiting_requests: int = 4096,
+        grammars: bool = True,
     ) -> None:
         self.script = script
         self.step_delay = step_delay
@@ -172,6 +173,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             max_num_batched_tokens=8192,
             engine_version="0.0.0",
             prefix_caching=True,
+            grammars=grammars,
         )
         self.instance_id = secrets.token_hex(8)
 

@@ -26,6 +26,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "x-trace-id",
     "x-proa-ignored-fields",
+    "x-proa-warnings",
     "retry-after",
 )  # what pages of other origins may read
 

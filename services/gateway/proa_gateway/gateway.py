@@ -22,13 +22,16 @@ from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
+from proa_gateway.grammars import Grammars
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
+from proa_gateway.openai.constrainer import Constrainer
 from proa_gateway.openai.extra_fields import ExtraFields
 from proa_gateway.openai.serving import Serving
 from proa_gateway.routing.router import Router
 
 TOKENIZER_THREADS = 2
+GRAMMAR_THREADS = 2  # their stacks: see `server.THREAD_STACK`
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +76,10 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         else:
             admission.queue.add_model(engine.model_name)
 
-    with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
+    with (
+        ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor,
+        ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar") as grammar_executor,
+    ):
         models = ModelRegistry(executor, folder=config.tokenizer)
         pool = EnginePool(
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
@@ -85,7 +91,15 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         )
         metrics.watch(pool.engines, router.index)
         admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)
-        serving = Serving(config, admission=admission, pool=pool, tracer=tracer, metrics=metrics, router=router)
+        serving = Serving(
+            config,
+            admission=admission,
+            pool=pool,
+            constrainer=Constrainer(Grammars(grammar_executor), pool),
+            tracer=tracer,
+            metrics=metrics,
+            router=router,
+        )
         tasks = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
             asyncio.create_task(api_keys.watch(), name="API keys"),

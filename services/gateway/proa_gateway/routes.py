@@ -101,7 +101,14 @@ def _generate(handler: EndpointHandler, request: Request) -> Response:
     if body.request_id is not None and "x-request-id" not in request.headers:
         state.request_id = body.request_id
     state.response_headers += gateway.extra_fields.check(handler.extra_fields, handler.refused)
-    respond = partial(gateway.serving.respond, handler, state.caller, state.request_id, request.headers)
+    respond = partial(
+        gateway.serving.respond,
+        handler,
+        state.caller,
+        state.request_id,
+        request.headers,
+        state.response_headers,
+    )
     return WriterResponse(respond)
 
 

@@ -5,6 +5,7 @@ import logging
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from proa_gateway.gateway import Gateway
 from proa_gateway.http_protocol import HttpProtocol
 
 BACKLOG = 2048
+THREAD_STACK = 8 * 2**20  # bytes, which `proa.grammar.check` needs. With `ulimit -s unlimited` the default is less.
 KEEP_ALIVE = 75  # seconds; longer than load balancers keep idle connections, so that they close them first
 _log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
 
 def serve(config: GatewayConfig) -> None:
     _raise_file_limit()
+    threading.stack_size(THREAD_STACK)
     uvloop.run(make_server(config).serve())
 
 

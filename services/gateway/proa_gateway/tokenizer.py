@@ -44,6 +44,8 @@ class Tokenizer:
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.info = _tokenizer_info(config, source)
         self.vocabulary = Vocabulary(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
 
     def compile_template(self, source: str) -> ChatTemplate:
         """A chat template with the model's special tokens. Raises `ChatTemplateError`."""

@@ -129,19 +129,22 @@ class RequestAttempts:
             self.span.finish("aborted", "aborted by the gateway")
 
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
-        """Return the addresses of engines that cannot continue the sequence.
+        """Return the addresses of engines that cannot start or continue the sequence.
 
-        Their tokenizer or vocabulary differs from the last engine's or, if there are tokens already, their weights.
+        They support no grammars and the request has one, or their tokenizer or vocabulary differs from the last
+        engine's or, if there are tokens already, their weights.
         """
         return [
             engine.address
             for engine in engines
-            if self.model is not None
-            and engine.hello is not None
-            and not self._is_compatible(engine.hello.model, self.model)
+            if engine.hello is not None and not self._is_compatible(engine.hello.model)
         ]
 
-    def _is_compatible(self, other: ModelInfo, model: ModelInfo) -> bool:
+    def _is_compatible(self, other: ModelInfo) -> bool:
+        if self.request.sampling_params.grammar is not None and not other.grammars:
+            return False
+        if (model := self.model) is None:
+            return True
         same_tokens = (other.tokenizer_digest, other.vocab_size) == (model.tokenizer_digest, model.vocab_size)
         same_weights = (other.model, other.revision) == (model.model, model.revision)
         return same_tokens and (same_weights or not self.num_received)

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 from proa_gateway.errors import UnsupportedField
 from proa_gateway.openai.refused_fields import NO_EFFECT, Refused
+from proa_gateway.openai.warnings import LogOnce
 
 IGNORED_HEADER: Final = b"x-proa-ignored-fields"
 MAX_NAMES = 20  # in the header
 MAX_CHARACTERS = 64  # of a name
-MAX_LOGGED = 1000  # names; clients choose them
 _log = logging.getLogger(__name__)
 
 
@@ -19,7 +19,7 @@ class ExtraFields:
     """Logs each ignored name once."""
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()
+        self._log_once = LogOnce(_log)
 
     def check(self, extra: Mapping[str, Any], refused: Mapping[str, Refused]) -> list[tuple[bytes, bytes]]:
         """Response headers that name the ignored fields. Raises `UnsupportedField` for the first refused one."""
@@ -35,12 +35,6 @@ class ExtraFields:
     def ignored(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
         """Response headers that name these fields."""
         short = [name[:MAX_CHARACTERS] for name in names]
-        self._log_new(short)
+        self._log_once.warn("ignored the unknown request field %r; later requests with it are not logged", short)
         value = ", ".join(quote(name, safe=".", errors="replace") for name in short[:MAX_NAMES])
         return [(IGNORED_HEADER, value.encode())] if value else []
-
-    def _log_new(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._logged and len(self._logged) < MAX_LOGGED:
-                self._logged.add(name)
-                _log.warning("ignored the unknown request field %r; later requests with it are not logged", name)

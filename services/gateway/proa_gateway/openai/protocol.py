@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from proa.text import Vocabulary
+from proa_gateway.openai.constraint_fields import ConstraintFields
 from proa_gateway.openai.fields import (
     Content,
     LogitBias,
@@ -42,7 +43,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="No effect: events are not padded.")
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(ConstraintFields):
     """The fields that all generation endpoints have. None: the default; for sampling parameters the model's."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -104,9 +105,16 @@ class GenerationRequest(BaseModel):
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """The fields that this class does not have, by their path in the body."""
-        options = self.stream_options.__pydantic_extra__ if self.stream_options else {}
-        return self.__pydantic_extra__ | {f"stream_options.{name}": value for name, value in options.items()}
+        """The fields that this class and those of its fields do not have, by their path in the body."""
+        return _extra_fields(self)
+
+
+def _extra_fields(model: BaseModel, path: str = "") -> dict[str, Any]:
+    extra = {f"{path}{name}": value for name, value in (model.__pydantic_extra__ or {}).items()}
+    for name in type(model).model_fields:
+        if isinstance(value := getattr(model, name), BaseModel):
+            extra |= _extra_fields(value, f"{path}{name}.")
+    return extra
 
 
 class ChatMessage(BaseModel):

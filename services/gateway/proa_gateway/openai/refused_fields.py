@@ -22,7 +22,6 @@ class Refused:
         return any(value == other and type(value) is type(other) for other in _NEUTRAL + self.neutral)
 
 
-_CONSTRAINT = Refused("the output cannot be constrained yet")
 _TOOLS = Refused("tools are not implemented yet", neutral=("none", "auto"))
 _MULTIMODAL = Refused("only text is implemented")
 _TRANSFER = Refused("prefill and decode are not split between engines")
@@ -33,15 +32,8 @@ _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
 _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))
 
 REFUSED: Mapping[str, Refused] = {
-    # OpenAI's
-    "response_format": Refused("the output cannot be constrained yet", neutral=({"type": "text"},)),
     # vLLM's
     "use_beam_search": Refused("beam search is not implemented"),
-    "structured_outputs": _CONSTRAINT,
-    "guided_json": _CONSTRAINT,
-    "guided_regex": _CONSTRAINT,
-    "guided_choice": _CONSTRAINT,
-    "guided_grammar": _CONSTRAINT,
     "logits_processors": Refused("code of clients is not run"),
     "logprob_token_ids": Refused("log probabilities are those of the likeliest tokens; use logprobs"),
     "repetition_detection": Refused("repetitions do not end the output; use repetition_penalty or stop"),
@@ -55,10 +47,6 @@ REFUSED: Mapping[str, Refused] = {
     "mm_processor_kwargs": _MULTIMODAL,
     "media_io_kwargs": _MULTIMODAL,
     # SGLang's
-    "regex": _CONSTRAINT,
-    "ebnf": _CONSTRAINT,
-    "json_schema": _CONSTRAINT,
-    "structural_tag": _CONSTRAINT,
     "stop_regex": Refused("stop takes strings only"),
     "no_stop_trim": Refused("use include_stop_str_in_output"),
     "lora_path": _LORA,
@@ -75,7 +63,7 @@ REFUSED: Mapping[str, Refused] = {
     "bootstrap_port": _TRANSFER,
     "bootstrap_room": _TRANSFER,
     # names of other APIs for what this one has
-    "grammar": _CONSTRAINT,
+    "grammar": Refused("use structured_outputs"),
     "max_new_tokens": Refused("use max_tokens"),
     "min_new_tokens": Refused("use min_tokens"),
     "stop_sequences": Refused("use stop"),
@@ -123,6 +111,7 @@ NO_EFFECT: Mapping[str, str] = {
     "safety_identifier": "nothing is recorded about end users",
     "prompt_cache_retention": "cached blocks stay until their memory is needed",
     "prompt_cache_options": "cached blocks stay until their memory is needed",
+    "guided_decoding_backend": "there is one backend",
     "length_penalty": "it is about beam search",
     "early_stopping": "it is about beam search",
     "spaces_between_special_tokens": "no spaces are added between tokens",

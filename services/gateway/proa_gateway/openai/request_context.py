@@ -27,6 +27,7 @@ class RequestContext:
     trace: RequestTrace
     id: str
     session_id: str | None  # for session affinity
+    response_headers: list[tuple[bytes, bytes]]  # more of them, until the response starts
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # Unix seconds
     time_limit: float = 0.0  # seconds from `arrived` to the last token

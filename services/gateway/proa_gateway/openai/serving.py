@@ -25,11 +25,14 @@ from proa_gateway.errors import (
 )
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
+from proa_gateway.openai.constrainer import Constrainer
 from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.request_context import RequestContext
 from proa_gateway.openai.responder import Responder
 from proa_gateway.openai.sampling import check_context
+from proa_gateway.openai.structured_outputs import constraint_of
+from proa_gateway.openai.warnings import Warnings
 from proa_gateway.routing.hints import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
 from proa_gateway.streaming import ResponseWriter
@@ -53,6 +56,7 @@ class Serving:
         *,
         admission: AdmissionControl,
         pool: EnginePool,
+        constrainer: Constrainer,
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
         router: Router,
@@ -60,9 +64,11 @@ class Serving:
         self._admission = admission
         self._config = config
         self._pool = pool
+        self._constrainer = constrainer
         self._tracer = tracer
         self._metrics = metrics
         self._router = router
+        self._warnings = Warnings()
 
     async def respond(
         self,
@@ -70,12 +76,13 @@ class Serving:
         caller: Caller,
         request_id: str,
         headers: Mapping[str, str],
+        response_headers: list[tuple[bytes, bytes]],
         writer: ResponseWriter,
     ) -> None:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it."""
         trace = self._tracer.start_request(headers, handler.route, caller.name)
         session_id = headers.get("x-session-id") or handler.session_id
-        context = RequestContext(handler, caller, trace, handler.id_prefix + request_id, session_id)
+        context = RequestContext(handler, caller, trace, handler.id_prefix + request_id, session_id, response_headers)
         self._metrics.requests_in_flight.inc()
         try:
             context.time_limit = request_timeout(headers, self._config.deadlines.request)
@@ -113,6 +120,7 @@ class Serving:
         handler, request = context.handler, context.request
         num_sequences = handler.num_prompts * (request.n or 1)
         self._validate(handler, num_sequences)
+        constraint = constraint_of(request)
         with self._admission.admit(context, num_sequences) as guard:
             context.model = model = await guard.find_model()
             params = handler.sampling_params(model)
@@ -122,6 +130,10 @@ class Serving:
                 context.routing_hints = [
                     await self._routing_hints(context, prompt, model, params[0]) for prompt in context.prompts
                 ]
+            if constraint is not None:
+                with context.trace.span("grammar"):
+                    warnings = await self._constrainer.constrain(params, constraint, model)
+                context.response_headers += self._warnings.headers(warnings)
             with context.trace.span("admission"):
                 num_tokens = self._count_tokens(context, model, params[0])
                 await guard.wait_for_capacity(model.name, num_tokens, params[0].max_tokens)

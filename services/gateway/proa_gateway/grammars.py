@@ -1,0 +1,104 @@
+"""Grammars: lowers and checks constraints on threads of its own, and caches the results."""
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from proa.contract import StructuredOutputsParams
+from proa.contract.grammar import MAX_GRAMMAR_BYTES
+from proa.grammar import GrammarError, Lowered, check, lower
+from proa_gateway.errors import Overloaded
+from proa_gateway.tokenizer import Tokenizer
+
+MIN_LARGE = 8192
+"""Characters of a constraint that is large. One large constraint is checked at a time, so that a thread is left for
+the others: checking takes 1 ms for most, and up to seconds for large ones."""
+MAX_LARGE_WAITING = 32
+MAX_CACHED = 1024  # results
+MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    params: StructuredOutputsParams  # hashable: JSON as text
+    strict: bool
+    tokenizer: Tokenizer
+
+    @property
+    def num_characters(self) -> int:
+        params = self.params
+        texts = (params.json, params.regex, params.grammar, params.structural_tag, params.whitespace_pattern)
+        return sum(len(text) for text in (*texts, *(params.choice or ())) if isinstance(text, str))
+
+
+_Result = Lowered | str  # the grammar, or why there is none
+
+
+class Grammars:
+    """`executor` needs two threads, with stacks of 8 MiB."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._cached: OrderedDict[_Key, _Result] = OrderedDict()  # least recently used first
+        self._num_characters = 0
+        self._pending: dict[_Key, asyncio.Task[_Result]] = {}
+        self._large = asyncio.Semaphore(1)
+        self._num_large = 0
+
+    async def lower(self, params: StructuredOutputsParams, tokenizer: Tokenizer, *, strict: bool) -> Lowered:
+        """The grammar that is sent to engines. Raises `GrammarError` for a constraint that cannot be held.
+
+        In `params`, JSON must be text and choices a tuple. Raises `Overloaded` if too many large constraints wait.
+        """
+        key = _Key(params, strict, tokenizer)
+        if (size := key.num_characters) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"a constraint must be at most {MAX_GRAMMAR_BYTES} bytes long, this one has {size}")
+        result = self._cached.get(key)
+        if result is None:
+            # Shielded: other requests may wait for the same task.
+            result = await asyncio.shield(self._pending.get(key) or self._start(key))
+        else:
+            self._cached.move_to_end(key)
+        if isinstance(result, str):
+            raise GrammarError(result)
+        return result
+
+    def _start(self, key: _Key) -> asyncio.Task[_Result]:
+        is_large = key.num_characters >= MIN_LARGE
+        if is_large and self._num_large > MAX_LARGE_WAITING:
+            raise Overloaded("Too many large constraints wait to be checked.")
+        self._num_large += is_large
+        task = self._pending[key] = asyncio.create_task(self._run(key, is_large=is_large))
+        task.add_done_callback(lambda _: self._ended(key, is_large=is_large))
+        return task
+
+    def _ended(self, key: _Key, *, is_large: bool) -> None:
+        del self._pending[key]
+        self._num_large -= is_large
+
+    async def _run(self, key: _Key, *, is_large: bool) -> _Result:
+        async with self._large if is_large else nullcontext():
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, _lower_and_check, key)
+        self._cache(key, result)
+        return result
+
+    def _cache(self, key: _Key, result: _Result) -> None:
+        self._cached[key] = result
+        self._num_characters += _size(key, result)
+        while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
+            self._num_characters -= _size(*self._cached.popitem(last=False))
+
+
+def _lower_and_check(key: _Key) -> _Result:
+    try:
+        lowered = lower(key.params, key.tokenizer.added_tokens, strict=key.strict)
+        check(lowered.grammar.text)
+    except GrammarError as error:
+        return str(error)
+    return lowered
+
+
+def _size(key: _Key, result: _Result) -> int:
+    return key.num_characters + len(result if isinstance(result, str) else result.grammar.text)
