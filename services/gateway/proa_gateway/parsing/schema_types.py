@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from urllib.parse import unquote
 
+WORDS = {"null": "null", "true": "boolean", "false": "boolean"}  # of JSON, and their types
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array"}
+MAX_REFERENCES = 20  # in a row
 
 Schema = Mapping[str, object]
 
@@ -49,6 +51,17 @@ def _types(schema: object, root: Schema, seen: set[int]) -> frozenset[str]:
     parts = schema.get("allOf")
     found = (_types(part, root, seen) for part in parts) if isinstance(parts, list) else ()
     return next(filter(None, found), frozenset())
+
+
+def resolve(schema: object, root: Schema) -> Schema:
+    """The schema, or what it refers to. Empty: it is none, or leads nowhere."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            break
+        if not isinstance(reference := schema.get("$ref"), str):
+            return schema
+        schema = _resolve(root, reference)
+    return {}
 
 
 def _resolve(root: Schema, reference: str) -> object:

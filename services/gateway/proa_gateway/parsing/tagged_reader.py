@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from proa_gateway.parsing.json_text import escape, held_back, quoted
-from proa_gateway.parsing.schema_types import TYPES, Schema, allowed_types, is_text, property_schema
-from proa_gateway.parsing.tagged_value import WORDS, to_json
+from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema
+from proa_gateway.parsing.tagged_value import to_json
 
 _PLACES = re.compile(r"\$(?:key|is_string|value)")
 

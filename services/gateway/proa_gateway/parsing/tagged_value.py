@@ -5,9 +5,8 @@ from typing import NoReturn
 
 from proa_gateway.parsing.json_text import quoted
 from proa_gateway.parsing.literal_reader import literal_to_json
-from proa_gateway.parsing.schema_types import is_text, type_of
+from proa_gateway.parsing.schema_types import WORDS, is_text, type_of
 
-WORDS = {"null": "null", "true": "boolean", "false": "boolean"}  # and their types
 _PYTHON = {"None": "null", "True": "true", "False": "false"}
 
 

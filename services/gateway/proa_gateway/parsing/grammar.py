@@ -1,0 +1,107 @@
+"""The grammar of a message: its tool calls, its answer or both, in the syntax of a model's format.
+
+    tool_grammar(HERMES, tools, "required", parallel=True, reasoning=Reasoning.OPTIONAL, added_tokens=added_tokens)
+    answer_grammar(HERMES, Grammar(text="start: ..."), reasoning=Reasoning.CLOSED, added_tokens=added_tokens)
+
+Both may take seconds for large schemas and release the interpreter lock: call them in a thread.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from proa.contract.grammar import Grammar
+from proa.grammar import GrammarError
+from proa.grammar.lark import AddedTokens
+from proa_gateway.parsing.calls_grammar import CallsGrammar
+from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.lark_rules import LarkRules
+from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
+
+
+class Reasoning(Enum):
+    """What the prompt leaves of the model's reasoning."""
+
+    CLOSED = auto()  # the answer begins; also for models without reasoning
+    OPEN = auto()  # the prompt has opened it
+    OPTIONAL = auto()  # the model may open it
+
+
+def tool_grammar(
+    tool_format: ToolFormat,
+    tools: Sequence[FunctionTool],
+    choice: ToolChoice,
+    *,
+    parallel: bool,
+    reasoning: Reasoning,
+    added_tokens: AddedTokens,
+    answer: Grammar | None = None,
+) -> Grammar | None:
+    """The grammar that the choice demands. None: nothing is constrained, as with "auto" without a strict tool.
+
+    `parallel`: several calls are allowed; with "auto", the parser must end the message after the first if not.
+    `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer. Raises
+    `GrammarError` for a strict tool whose schema cannot be held; other tools then take any arguments.
+    """
+    if isinstance(choice, NamedTool):
+        tools, parallel = [tool for tool in tools if tool.name == choice.name], False
+    if not tools:
+        raise GrammarError("there is no tool that the model may call")
+    is_auto = choice == "auto"
+    if is_auto and answer is None and not any(tool.strict for tool in tools):
+        return None
+    calls = CallsGrammar(tool_format, tools, added_tokens, parallel=parallel)
+    if is_auto and answer is None and (opening := calls.opening_token) is not None:
+        return _grammar(calls.rules, calls.after_opening(), start_after=(opening,), repeats=True)
+    if not is_auto:
+        return _after_reasoning(tool_format, calls.calls(), reasoning, calls.rules)
+    body = f"{calls.calls()} | {_nested(answer, calls.rules)}" if answer else calls.calls_or_text()
+    return _after_reasoning(tool_format, body, reasoning, calls.rules)
+
+
+def answer_grammar(
+    tool_format: ToolFormat, answer: Grammar, *, reasoning: Reasoning, added_tokens: AddedTokens
+) -> Grammar:
+    """The grammar of a message without calls, whose content matches `answer`."""
+    if answer.start_after or reasoning is Reasoning.CLOSED:
+        return answer
+    rules = LarkRules(added_tokens)
+    return _after_reasoning(tool_format, _nested(answer, rules), reasoning, rules)
+
+
+def _nested(answer: Grammar, rules: LarkRules) -> str:
+    if answer.start_after:
+        raise GrammarError("tools and structural tags that begin with a token exclude each other")
+    return rules.rule(f"%lark {{\n{answer.text}\n}}")
+
+
+def _after_reasoning(tool_format: ToolFormat, body: str, reasoning: Reasoning, rules: LarkRules) -> Grammar:
+    if reasoning is Reasoning.CLOSED or tool_format.reasoning is None:
+        return _grammar(rules, body)
+    opening, closing = tool_format.reasoning
+    body = f"{rules.terminal(_GAP)}? ({body})"
+    opening_id, closing_id = rules.added_tokens.get(opening), rules.added_tokens.get(closing)
+    if closing_id is not None and reasoning is Reasoning.OPEN:
+        return _grammar(rules, body, start_after=(closing_id,))
+    if closing_id is not None and opening_id is not None:
+        return _grammar(rules, body, start_after=(closing_id,), free_if_first=(opening_id,))
+    thinking = rules.text_until(closing)
+    if reasoning is Reasoning.OPTIONAL:
+        thinking = f"({rules.literal(opening)} {thinking})?"
+    return _grammar(rules, f"{thinking} {body}")
+
+
+_GAP = r"/\n{1,2}/"  # after reasoning; the parser drops whitespace there
+
+
+def _grammar(
+    rules: LarkRules,
+    start: str,
+    *,
+    start_after: tuple[int, ...] = (),
+    free_if_first: tuple[int, ...] = (),
+    repeats: bool = False,
+) -> Grammar:
+    try:
+        return Grammar(text=rules.grammar(start), start_after=start_after, free_if_first=free_if_first, repeats=repeats)
+    except ValueError as error:  # too large
+        raise GrammarError(str(error)) from None

@@ -1,0 +1,135 @@
+from collections.abc import Sequence
+
+import pytest
+
+from proa.contract import Grammar
+from proa.grammar import GrammarError, check
+from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.formats.hermes import HERMES
+from proa_gateway.parsing.grammar import Reasoning, answer_grammar, tool_grammar
+from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
+from support.tool_grammars import FormatTokenizer, accepts_message, format_tokenizer
+
+WEATHER = FunctionTool(
+    "weather",
+    {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]},
+    strict=True,
+)
+CLOCK = FunctionTool("clock")
+WEATHER_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+CLOCK_CALL = '<tool_call>\n{"name": "clock", "arguments": {"any": 1}}\n</tool_call>'
+WRONG_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": 5}}\n</tool_call>'
+
+TEXT = format_tokenizer()
+MARKERS = format_tokenizer("<think>", "</think>", "<tool_call>", "</tool_call>")
+BOTH = pytest.mark.parametrize("tokenizer", [TEXT, MARKERS], ids=["text", "markers"])
+
+
+def grammar(
+    choice: ToolChoice,
+    tokenizer: FormatTokenizer,
+    *,
+    tool_format: ToolFormat = HERMES,
+    tools: Sequence[FunctionTool] = (WEATHER, CLOCK),
+    parallel: bool = True,
+    reasoning: Reasoning = Reasoning.CLOSED,
+    answer: Grammar | None = None,
+) -> Grammar:
+    made = tool_grammar(
+        tool_format,
+        tools,
+        choice,
+        parallel=parallel,
+        reasoning=reasoning,
+        added_tokens=tokenizer.added_tokens,
+        answer=answer,
+    )
+    assert made is not None
+    check(made.text)
+    return made
+
+
+@BOTH
+def test_required_allows_calls_and_nothing_else(tokenizer: FormatTokenizer) -> None:
+    required = grammar("required", tokenizer)
+    assert accepts_message(required, WEATHER_CALL, tokenizer)
+    assert accepts_message(required, f"{WEATHER_CALL}\n{CLOCK_CALL}", tokenizer)
+    for text in ("", "Hello", f"Hello {WEATHER_CALL}", f"{WEATHER_CALL} Hello", WRONG_CALL, WEATHER_CALL[:-3]):
+        assert not accepts_message(required, text, tokenizer)
+
+
+@BOTH
+def test_without_parallel_calls_one_is_allowed(tokenizer: FormatTokenizer) -> None:
+    required = grammar("required", tokenizer, parallel=False)
+    assert accepts_message(required, WEATHER_CALL, tokenizer)
+    assert not accepts_message(required, f"{WEATHER_CALL}\n{CLOCK_CALL}", tokenizer)
+
+
+@BOTH
+def test_a_named_tool_is_called_once(tokenizer: FormatTokenizer) -> None:
+    named = grammar(NamedTool("clock"), tokenizer)
+    assert accepts_message(named, CLOCK_CALL, tokenizer)
+    for text in (WEATHER_CALL, f"{CLOCK_CALL}\n{CLOCK_CALL}"):
+        assert not accepts_message(named, text, tokenizer)
+
+
+@BOTH
+def test_auto_with_a_strict_tool_constrains_calls_and_no_text(tokenizer: FormatTokenizer) -> None:
+    auto = grammar("auto", tokenizer)
+    for text in ("", "Hello", WEATHER_CALL, f"Hello {WEATHER_CALL} and\n{CLOCK_CALL} bye"):
+        assert accepts_message(auto, text, tokenizer), text
+    for text in (WRONG_CALL, f"Hello {WRONG_CALL}", f"{CLOCK_CALL}\n{WRONG_CALL}", "<tool_call>"):
+        assert not accepts_message(auto, text, tokenizer), text
+
+
+def test_auto_without_a_strict_tool_has_no_grammar() -> None:
+    arguments = {"parallel": True, "reasoning": Reasoning.CLOSED, "added_tokens": {}}
+    assert tool_grammar(HERMES, [CLOCK], "auto", **arguments) is None  # type: ignore[arg-type]
+
+
+@BOTH
+def test_auto_with_an_answer_allows_calls_or_the_answer(tokenizer: FormatTokenizer) -> None:
+    both = grammar("auto", tokenizer, tools=[CLOCK], answer=Grammar(text='start: WORD\nWORD: "yes" | "no"\n'))
+    for text in ("yes", CLOCK_CALL):
+        assert accepts_message(both, text, tokenizer)
+    for text in ("maybe", f"yes{CLOCK_CALL}", ""):
+        assert not accepts_message(both, text, tokenizer)
+
+
+@BOTH
+def test_reasoning_is_free_where_the_prompt_leaves_it_open(tokenizer: FormatTokenizer) -> None:
+    required = grammar("required", tokenizer, reasoning=Reasoning.OPEN)
+    for text in (f"Let me see.</think>\n\n{CLOCK_CALL}", f"</think>{CLOCK_CALL}"):
+        assert accepts_message(required, text, tokenizer)
+    for text in (CLOCK_CALL, "Let me see.</think>\n\nHello", "Let me see."):
+        assert not accepts_message(required, text, tokenizer)
+
+
+@BOTH
+def test_reasoning_is_free_where_the_model_opens_it(tokenizer: FormatTokenizer) -> None:
+    required = grammar("required", tokenizer, reasoning=Reasoning.OPTIONAL)
+    for text in (f"<think>Let me see.</think>\n\n{CLOCK_CALL}", CLOCK_CALL):
+        assert accepts_message(required, text, tokenizer)
+    for text in (f"Let me see.</think>{CLOCK_CALL}", "<think>Let me see.</think>Hello", "<think>"):
+        assert not accepts_message(required, text, tokenizer)
+
+
+@BOTH
+def test_an_answer_begins_after_reasoning(tokenizer: FormatTokenizer) -> None:
+    answer = Grammar(text='start: "yes"\n')
+    made = answer_grammar(HERMES, answer, reasoning=Reasoning.OPEN, added_tokens=tokenizer.added_tokens)
+    assert accepts_message(made, "Hm.</think>\n\nyes", tokenizer)
+    assert not accepts_message(made, "yes", tokenizer)
+    assert answer_grammar(HERMES, answer, reasoning=Reasoning.CLOSED, added_tokens={}) is answer
+
+
+def test_a_strict_tool_whose_schema_cannot_be_held_is_refused_by_name() -> None:
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    with pytest.raises(GrammarError, match=r"tool 'f' with strict: .*not"):
+        grammar("auto", TEXT, tools=[FunctionTool("f", schema, strict=True)])
+    assert "not" not in grammar("required", TEXT, tools=[FunctionTool("f", schema)]).text
+
+
+def test_names_are_escaped_in_json() -> None:
+    required = grammar("required", TEXT, tools=[FunctionTool('a"b')])
+    assert accepts_message(required, '<tool_call>\n{"name": "a\\"b", "arguments": {}}\n</tool_call>', TEXT)
