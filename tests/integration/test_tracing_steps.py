@@ -11,6 +11,7 @@ from proa.contract import EngineCoreRequest, EventType
 from proa_engine.telemetry import EngineTracer
 from support.core import CoreRun, make_request
 from support.fake_executor import FakeExecutor
+from support.fake_grammar import fake_grammar
 from support.otlp import OtlpReceiver, ReceivedSpan
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -49,6 +50,15 @@ def named(receiver: OtlpReceiver, name: str) -> list[ReceivedSpan]:
 def by_request(receiver: OtlpReceiver) -> dict[str, str]:
     """Request id -> id of its engine span."""
     return {span.attributes["proa.request.id"]: span.span_id for span in named(receiver, "llm_request")}
+
+
+def test_a_traced_step_is_sampled_under_its_masks(receiver: OtlpReceiver) -> None:
+    traced = TracedRun()
+    constrained = make_request("a", range(5), grammar=fake_grammar(length=6))
+    traced.submit(constrained, sampled=True)
+    traced.finish()
+    traced.run.assert_complete([constrained])
+    assert len(named(receiver, "step")) >= 6
 
 
 def test_each_step_of_a_sampled_request_links_to_it_and_has_no_parent(receiver: OtlpReceiver) -> None:

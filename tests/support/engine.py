@@ -15,7 +15,7 @@ from proa.contract import EngineCoreRequest, FinishReason, SamplingParams, Token
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import StepFuture
-from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.grammar import GrammarMasks, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
@@ -100,7 +100,12 @@ def build_core(
 
 
 def engine_over(
-    executor: UniProcExecutor, config: EngineConfig, *, poison: bool = False, block_seed: int | None = None
+    executor: UniProcExecutor,
+    config: EngineConfig,
+    *,
+    poison: bool = False,
+    block_seed: int | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """A new core for an executor, which must be idle and may have run another core before."""
     order = None
@@ -115,7 +120,10 @@ def engine_over(
         block_order=order,
     )
     scheduler = Scheduler(
-        scheduler_config(config, executor.max_model_len), manager, eos_token_ids=executor.eos_token_ids
+        scheduler_config(config, executor.max_model_len),
+        manager,
+        eos_token_ids=executor.eos_token_ids,
+        grammars=grammars,
     )
     core = EngineCore(scheduler, watched)
     return Engine(core, executor, watched)
@@ -139,8 +147,9 @@ def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Resu
     for wanted in requests:
         engine.core.submit(wanted)
     deadline = time.monotonic() + DEADLINE
-    while engine.core.has_unfinished_requests():
+    while engine.core.has_unfinished_requests() or any(each.finish_reason is None for each in results.values()):
         assert time.monotonic() < deadline, "the engine does not finish"
+        engine.core.wait_for_work(timeout=1.0)  # while grammars are compiled
         outputs = engine.core.step()
         engine.core.check_integrity()
         if outputs is None:
@@ -155,7 +164,6 @@ def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Resu
             result.prompt_logprobs += output.prompt_logprobs
             result.finish_reason = output.finish_reason or result.finish_reason
             result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens or 0)
-    assert all(result.finish_reason is not None for result in results.values())
     return results
 
 

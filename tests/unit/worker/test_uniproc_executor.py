@@ -17,6 +17,7 @@ from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import WorkerSizes
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
 from proa_engine.worker.warmup import decode_step, finish_step, prefill_step
+from support.masks import masks_of
 
 DEADLINE = 10.0
 PREFILL = prefill_step([5], block_size=4, num_blocks=8)
@@ -37,6 +38,7 @@ class FakeWorker:
         self.error: Exception | None = None
         self.steps_are_small = False
         self.log: list[str] = []
+        self.masks: list[GrammarMasks | None] = []
         self.threads: set[int] = set()
         self.batch = InputBatch(
             max_num_seqs=2, max_model_len=16, block_size=4, vocab_size=9, eos_token_ids=[], device=self.device
@@ -67,6 +69,7 @@ class FakeWorker:
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
         self.log.append("sample")
+        self.masks.append(masks)
         return StepTensors(torch.tensor([7]), None, [])
 
     def shutdown(self) -> None:
@@ -109,6 +112,24 @@ def test_a_step_is_started_and_sampled_while_the_device_is_busy(harness: Harness
     assert first.result(DEADLINE).plain_token_ids == [7]
     assert harness.worker.log == ["prepare", "prepare", "execute", "sample"]
     assert get_ident() not in harness.worker.threads
+    harness.executor.shutdown()
+
+
+def test_masks_reach_the_sampling_of_their_step(harness: Harness) -> None:
+    harness.worker.masks.clear()
+    masks = masks_of({0: [7]}, 9)
+    harness.executor.execute_model(PREFILL)
+    harness.executor.sample_tokens(masks).result(DEADLINE)
+    harness.executor.execute_model(decode_step(["warm-up-0"], 5))
+    harness.executor.sample_tokens().result(DEADLINE)
+    assert harness.worker.masks == [masks, None]
+    harness.executor.shutdown()
+
+
+def test_a_host_buffer_can_be_written_and_lives_as_long_as_its_views(harness: Harness) -> None:
+    view = harness.executor.make_host_buffer(12)[4:8]
+    view[:] = b"\1\2\3\4"
+    assert torch.frombuffer(view, dtype=torch.int32).tolist() == [0x04030201]
     harness.executor.shutdown()
 
 
