@@ -5,6 +5,7 @@ The server and the offline `LLMEngine` both start here. Torch is imported only w
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
@@ -13,11 +14,12 @@ from proa.blocks import hash_block, root_hash
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.grammar import Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import ModelLimits
+from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
+from proa_engine.tokenizer import read_tokenizer_files
 
 
 class LoadedModelConfig(Protocol):
@@ -71,6 +73,13 @@ class EngineParts:
     core: EngineCore
     limits: ModelLimits
     tokenizer_folder: Path | None
+    grammars: LLGuidanceGrammars | None = None
+
+    def shutdown(self) -> None:
+        """End the threads and processes of the engine, which runs no step."""
+        if self.grammars is not None:
+            self.grammars.close()
+        self.executor.shutdown()
 
 
 def untraced(executor: Executor) -> Executor:
@@ -78,23 +87,35 @@ def untraced(executor: Executor) -> Executor:
 
 
 def load_engine(
-    config: EngineConfig, report: Callable[[str], None], trace_steps: Callable[[Executor], Executor] = untraced
+    config: EngineConfig,
+    report: Callable[[str], None],
+    trace_steps: Callable[[Executor], Executor] = untraced,
+    grammar_queue: QueueLimits = SERVING_LIMITS,
 ) -> EngineParts:
     """Load the model and build the engine.
 
-    `report` is called with progress messages. `trace_steps` wraps the executor that the core steps. Raises
-    `ValueError`, with a sentence for the user, for a model or configuration that cannot be loaded.
+    `report` is called with progress messages. `trace_steps` wraps the executor that the core steps. `grammar_queue`
+    limits the requests whose grammars wait to be compiled. Raises `ValueError`, with a sentence for the user, for a
+    model or configuration that cannot be loaded.
 
     Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
     from proa_engine.executor import make_executor
-    from proa_engine.models.loader import resolve_model
 
-    executor = make_executor(config, report)
-    folder = None
-    if not config.skip_tokenizer_init:
-        folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
-    parts = assemble_engine(config, executor, folder, trace_steps)
+    with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
+        tokenizer_loading = threads.submit(_load_tokenizer, config)  # beside the weights
+        executor = make_executor(config, report)
+    folder, tokenizer = tokenizer_loading.result()
+    grammars = None
+    if tokenizer is not None:
+        grammars = LLGuidanceGrammars(
+            tokenizer,
+            executor.eos_token_ids,
+            max_num_seqs=config.max_num_seqs,
+            make_buffer=executor.make_host_buffer,
+            limits=grammar_queue,
+        )
+    parts = assemble_engine(config, executor, folder, trace_steps, grammars)
     gc.collect()
     gc.freeze()
     return parts
@@ -105,7 +126,7 @@ def assemble_engine(
     executor: LoadedExecutor,
     tokenizer_folder: Path | None,
     trace_steps: Callable[[Executor], Executor] = untraced,
-    grammars: Grammars | None = None,
+    grammars: LLGuidanceGrammars | None = None,
 ) -> EngineParts:
     """Build an engine on an executor that has loaded its model. `grammars` None: it refuses grammars."""
     manager = KVCacheManager(
@@ -127,7 +148,23 @@ def assemble_engine(
         max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
         grammars=grammars is not None,
     )
-    return EngineParts(config, executor, core, limits, tokenizer_folder)
+    return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
+
+
+def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:
+    """The folder of the tokenizer's files, and the tokenizer of grammars."""
+    from proa_engine.models.config import ModelConfig
+    from proa_engine.models.loader import resolve_model
+
+    if config.skip_tokenizer_init:
+        return None, None
+    folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
+    tokenizer_json = read_tokenizer_files(folder).get("tokenizer.json")
+    if tokenizer_json is None:
+        return folder, None
+    model_folder = resolve_model(config.model, config.revision, config.load_format)
+    model = ModelConfig.from_folder(model_folder, config.quantization)
+    return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
 
 
 def scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:

@@ -17,7 +17,8 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.admission import Limits, refusal
 from proa_engine.core.types import Rejection
 from proa_engine.core.validation import check_request
-from proa_engine.engine_parts import EngineParts, LoadedExecutor, load_engine
+from proa_engine.engine_parts import EngineParts, load_engine
+from proa_engine.grammar import NO_LIMITS
 from proa_engine.output_processor import OutputProcessor, RequestState
 from proa_engine.outputs import RequestOutput
 from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
@@ -25,6 +26,11 @@ from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _log = logging.getLogger(__name__)
+
+
+def load_for_batches(config: EngineConfig, report: Callable[[str], None]) -> EngineParts:
+    """`load_engine` without limits on how many grammars wait to be compiled, and for how long."""
+    return load_engine(config, report, grammar_queue=NO_LIMITS)
 
 
 class LLMEngine:
@@ -41,7 +47,7 @@ class LLMEngine:
         self,
         config: EngineConfig,
         *,
-        load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_engine,
+        load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_for_batches,
     ) -> None:
         """Load the model. Raises `ValueError`, with a sentence for the user, if that fails."""
         parts = load(config, _log.info)
@@ -53,7 +59,7 @@ class LLMEngine:
         self._processor = OutputProcessor(self.tokenizer)
         self._serial = itertools.count()
         self._seeds = random.Random(config.seed)  # for requests without a seed: equal in each run of a program
-        self.shutdown = weakref.finalize(self, _shut_down, parts.executor)  # also at exit
+        self.shutdown = weakref.finalize(self, _shut_down, parts)  # also at exit
 
     def add_request(
         self,
@@ -166,9 +172,9 @@ def _refused(rejection: Rejection) -> EngineCoreOutput:
     return EngineCoreOutput(request_id=rejection.request_id, finish_reason=FinishReason.ERROR, error=rejection.message)
 
 
-def _shut_down(executor: LoadedExecutor) -> None:
-    """Stop workers and free the device. `load_engine` excluded the engine's objects from garbage collection."""
-    executor.shutdown()
+def _shut_down(parts: EngineParts) -> None:
+    """Stop threads and workers, free the device, and undo the `gc.freeze` of `load_engine`."""
+    parts.shutdown()
     gc.unfreeze()
 
 

@@ -15,6 +15,7 @@ from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, Sche
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import StepOutputs
+from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
     COUNT_BUCKETS,
     REQUEST_BUCKETS,
@@ -39,9 +40,18 @@ class _RequestTimes:
 class EngineMetrics:
     """Counts what steps output. One thread may observe while another scrapes. Times are in seconds."""
 
-    def __init__(self, registry: CollectorRegistry, config: EngineConfig, *, num_gpu_blocks: int) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        config: EngineConfig,
+        *,
+        num_gpu_blocks: int,
+        grammars: GrammarStats | None = None,
+    ) -> None:
+        """`grammars` None: the engine refuses grammars."""
         self._config = config
         self._num_gpu_blocks = num_gpu_blocks
+        self._grammars = grammars
         self._labels = {"model_name": config.model_name, "engine": "0"}
         self._lock = threading.Lock()
         self._requests: dict[str, _RequestTimes] = {}  # request_id -> times of an unfinished request
@@ -99,6 +109,8 @@ class EngineMetrics:
         with self._lock:
             families = [*self._gauges(), *self._counters(), *self._render_histograms()]
         yield from families
+        if self._grammars is not None:
+            yield from self._grammars.families(self._labels)
 
     def _gauges(self) -> Iterator[Metric]:
         stats, labels = self._stats, self._labels

@@ -26,7 +26,7 @@ ONLY = {
         ENGINE / "server",
         *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "channels.py")),
     ],
-    "llguidance": [PROTOS / "grammar"],
+    "llguidance": [PROTOS / "grammar", ENGINE / "grammar"],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",

@@ -25,6 +25,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         max_logprobs=parts.limits.max_logprobs,
         max_waiting_requests=config.max_waiting_requests,
         prefix_caching=config.enable_prefix_caching,
+        grammars=parts.limits.grammars,
         model_type=parts.executor.model_config.model_type,
         engine_version=version("proa-engine"),
     )

@@ -122,13 +122,18 @@ class EngineServer:
         try:
             parts = self._load_engine()
             watchdog = self._make_watchdog(parts)
-            metrics = EngineMetrics(self._registry, parts.config, num_gpu_blocks=parts.executor.num_gpu_blocks)
+            metrics = EngineMetrics(
+                self._registry,
+                parts.config,
+                num_gpu_blocks=parts.executor.num_gpu_blocks,
+                grammars=None if parts.grammars is None else parts.grammars.stats,
+            )
             loop = EngineLoop(parts.core, self._make_output_queue(), metrics.observe_step)
             self._io.run(self._admit_requests(parts, metrics, loop)).result()
             watchdog.start()
             self._step(loop)
             watchdog.stop()
-            parts.executor.shutdown()
+            parts.shutdown()
             return 0
         finally:
             self._io.stop(FLUSH_SECONDS)

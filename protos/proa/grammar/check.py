@@ -5,6 +5,7 @@ import re
 from llguidance import LLMatcher, LLParserLimits
 
 MAX_MESSAGE = 300  # characters
+TOO_COMPLEX = "the grammar is too complex or malformed"
 
 _SOURCE = re.compile(r"\s*\d+ \|.*|[\s^]*")  # a quoted line of the grammar, or the line that marks a place in it
 _PLACE = re.compile(r"^(?:at )?(?:\d+\(\d+\): )+|^at EOF: ")
@@ -24,20 +25,24 @@ def check(text: str) -> None:
     try:
         failed, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits)
     except BaseException as error:
-        # pyo3's PanicException is not an Exception and cannot be imported. For example, an error message that is cut
-        # inside of a character panics, and so do more than 65,525 symbols.
-        if type(error).__name__ != "PanicException":
+        if not is_panic(error):
             raise
-        raise GrammarError("the grammar is too complex or malformed") from None
+        raise GrammarError(TOO_COMPLEX) from None
     if failed:
         raise GrammarError(clean(messages[0]))
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether llguidance panicked, which it does, for example, when it cuts a message inside of a character, and at
+    more than 65,525 symbols. pyo3's PanicException is not an Exception and cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def clean(message: str) -> str:
     """One line of llguidance's message, without the place in the lowered text and quotations of it."""
     lines = [line.strip() for line in message.splitlines() if not _SOURCE.fullmatch(line)]
     if not lines or lines[0].startswith("panic:"):
-        return "the grammar is too complex or malformed"
+        return TOO_COMPLEX
     sentence = _PLACE.sub("", lines[0]).replace("failed to compile JSON schema: ", "JSON schema: ")
     details = [line for line in lines[1:] if line.startswith("error: ")]
     if details:  # of a regular expression

@@ -20,9 +20,9 @@ MAX_EBNF_RULES = 300  # gbnf_to_lark takes quadratic time
 _LARK = re.compile(r"^[ \t]*+[?!]?start[ \t]*+(?:\[[^\]\n]*+\])?[ \t]*+:(?!:=)|%llguidance", re.MULTILINE)
 # What llguidance's lexer takes as one token and may hold what looks like another: string, comment, regular expression,
 # special token. And what is looked for.
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*+"?|(?://|#)[^\n]*+|/(?P<regex>(?:\\.|[^/\\])++)/?|<[^<>\s]++>'
-    r"|(?P<json>%json)|(?P<level>[(:]|%lark)",
+    r"|(?P<json>%json)|(?P<level>[(:]|%lark)|(?P<repetition>[?*+~{\[])",
     re.DOTALL,
 )
 _EBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*+"?|\[(?:\\.|[^\]\\\n])*+\]?|#[^\n]*+', re.DOTALL)
@@ -40,13 +40,13 @@ def client_grammar(text: str, options: JsonOptions, findings: Findings) -> str:
 def _lark(text: str, options: JsonOptions, findings: Findings) -> str:
     pieces: list[str] = []
     levels = position = end = 0
-    while found := _TOKEN.search(text, position):
+    while found := TOKEN.search(text, position):
         position = found.end()
         levels += found["level"] is not None
         if found["regex"] is not None:
             findings.regexes.append(found["regex"])
         if found["json"] is not None:
-            schema, position = _decode(text, position)
+            schema, position = decode_json(text, position)
             pieces += [text[end : found.start()], json_schema(schema, options, findings), " "]
             end = position
     if levels > MAX_LEVELS:
@@ -55,7 +55,7 @@ def _lark(text: str, options: JsonOptions, findings: Findings) -> str:
     return "".join([*pieces, text[end:]])
 
 
-def _decode(text: str, start: int) -> tuple[object, int]:
+def decode_json(text: str, start: int) -> tuple[object, int]:
     """The JSON value that begins after whitespace at `start`, and its end."""
     start += len(text[start:]) - len(text[start:].lstrip(" \t\r\n"))
     try:

@@ -11,6 +11,7 @@ class Findings:
     regexes: list[str] = field(default_factory=list)
     multiples: list[object] = field(default_factory=list)  # values of multipleOf
     num_pattern_pairs: int = 0
+    num_property_pairs: int = 0
 
     def warn(self, warning: str) -> None:
         if warning not in self.warnings:

@@ -70,9 +70,7 @@ def json_schema(schema: object, options: JsonOptions, findings: Findings) -> str
         raise GrammarError("no output can match the JSON schema false")
     root: dict[str, object] = {} if copied is True else copied
     root.pop("x-guidance", None)  # llguidance's options, such as one that ignores unknown keywords
-    places = _places(root)
-    check_bounds([place.value for place in places if isinstance(place.value, dict)], findings)
-    check_levels([(place.value, place.parent) for place in places])
+    places = check_schema(root, findings)
     for schema_ in (place.value for place in places if place.kind is _Kind.SCHEMA):
         if isinstance(schema_, dict):
             _check_types(schema_)
@@ -81,6 +79,14 @@ def json_schema(schema: object, options: JsonOptions, findings: Findings) -> str
     if options.whitespace is not None:
         check_regexes([options.whitespace])
     return f"%json {json.dumps({**root, 'x-guidance': options.x_guidance()})}"
+
+
+def check_schema(root: dict[str, object], findings: Findings) -> list[_Place]:
+    """Check a schema against the bounds on depth and cost. Returns all its objects and arrays. Adds to `findings`."""
+    places = _places(root)
+    check_bounds([place.value for place in places if isinstance(place.value, dict)], findings)
+    check_levels([(place.value, place.parent) for place in places])
+    return places
 
 
 def _copy(schema: object) -> bool | dict[str, object]:

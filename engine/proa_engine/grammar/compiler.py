@@ -1,0 +1,204 @@
+"""GrammarCompiler: compiles the grammars of requests on two threads, and keeps compiled ones."""
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
+
+from proa.contract import EngineCoreRequest, Grammar
+from proa.grammar import GrammarError
+from proa_engine.core.grammar import GrammarCursor, GrammarReady
+from proa_engine.grammar.build import TooComplex
+from proa_engine.grammar.matcher import LLGuidanceMatcher
+from proa_engine.grammar.stats import GrammarStats
+
+SMALL_BYTES = 8 * 1024  # texts that have a thread of their own, which large ones never hold up
+STACK_BYTES = 128 * 1024 * 1024  # of address space; what `check_complexity` accepts uses less than half of it
+CACHE_ENTRIES = 1024
+CACHE_BYTES = 4 * 1024 * 1024  # of text; a compiled grammar takes about 40 times as much
+
+Ready = Callable[[GrammarReady], None]
+Build = Callable[[str], LLMatcher]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Beyond these, requests are refused as retryable: the number of queued texts, and the seconds in the queue."""
+
+    max_jobs: float
+    max_seconds: float
+
+
+SERVING_LIMITS = QueueLimits(64, 5.0)
+NO_LIMITS = QueueLimits(math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str  # of `GrammarStats`
+    message: str  # a sentence for the client
+    retryable: bool = False
+
+
+_QUEUE_FULL = _Refusal("queue_full", "the engine is busy compiling grammars", retryable=True)
+_QUEUE_TIMEOUT = _Refusal("queue_timeout", "the grammar waited too long for its compilation", retryable=True)
+_WRONG_RESUMED = _Refusal("resumed", "resumed_token_ids do not match the grammar")
+_Outcome = LLMatcher | _Refusal
+
+
+@dataclass(slots=True)
+class _Job:
+    """One text, and the requests that wait for it."""
+
+    text: str
+    is_small: bool
+    added_at: float
+    waiting: list[tuple[EngineCoreRequest, Ready]] = field(default_factory=list)
+
+
+class GrammarCompiler:
+    """`build` returns a matcher or raises `GrammarError`, and is called on two threads. `clock` is monotonic."""
+
+    def __init__(
+        self, build: Build, stats: GrammarStats, limits: QueueLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._build = build
+        self._stats = stats
+        self._limits = limits
+        self._clock = clock
+        self._changed = threading.Condition()  # guards what follows
+        self._queue: list[_Job] = []
+        self._jobs: dict[str, _Job] = {}  # by text: queued and running ones
+        self._cache: OrderedDict[str, _Outcome] = OrderedDict()  # least recently used first
+        self._cached_bytes = 0
+        self._closed = False
+        self._threads = [_start_thread(self._work, only_small) for only_small in (False, True)]
+
+    def prepare(self, request: EngineCoreRequest, ready: Ready) -> GrammarCursor | None:
+        """As `core.grammar.Grammars.prepare`. Callable from any thread."""
+        grammar = _grammar(request)
+        with self._changed:
+            outcome = self._look_up(grammar.text)
+            self._stats.observe_query(hit=outcome is not None)
+            if outcome is None or (request.resumed_token_ids and isinstance(outcome, LLMatcher)):
+                if self._enqueue(grammar.text, request, ready):
+                    return None
+                outcome = _QUEUE_FULL
+        if isinstance(outcome, LLMatcher):
+            return _make_cursor(request, outcome)
+        self._refuse(request, ready, outcome)
+        return None
+
+    def close(self) -> None:
+        """End the threads, after the jobs that they run. Requests that wait are not answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _enqueue(self, text: str, request: EngineCoreRequest, ready: Ready) -> bool:
+        job = self._jobs.get(text)
+        if job is None:
+            if len(self._queue) >= self._limits.max_jobs:
+                return False
+            job = self._jobs[text] = _Job(text, len(text) < SMALL_BYTES, self._clock())
+            self._queue.append(job)
+            self._changed.notify_all()
+        job.waiting.append((request, ready))
+        return True
+
+    def _work(self, only_small: bool) -> None:
+        while (job := self._next_job(only_small)) is not None:
+            is_late = self._clock() - job.added_at > self._limits.max_seconds
+            outcome = _QUEUE_TIMEOUT if is_late else self._run(job.text)
+            for request, ready in self._end(job, outcome):
+                self._settle(request, ready, outcome)
+
+    def _next_job(self, only_small: bool) -> _Job | None:
+        """Wait for a job; None: the compiler is closed."""
+        with self._changed:
+            while not self._closed:
+                for index, job in enumerate(self._queue):
+                    if job.is_small or not only_small:
+                        return self._queue.pop(index)
+                self._changed.wait()
+        return None
+
+    def _run(self, text: str) -> _Outcome:
+        with self._changed:
+            outcome = self._look_up(text)
+        if outcome is not None:  # a request with resumed tokens
+            return outcome
+        started = time.perf_counter()
+        try:
+            outcome = self._build(text)
+        except TooComplex as error:
+            outcome = _Refusal("too_complex", str(error))
+        except GrammarError as error:
+            outcome = _Refusal("invalid", str(error))
+        except Exception:  # the thread must go on with other requests' grammars
+            _log.exception("compiling a grammar failed")
+            outcome = _Refusal("invalid", "the grammar cannot be compiled")
+        self._stats.observe_compile(time.perf_counter() - started)
+        return outcome
+
+    def _end(self, job: _Job, outcome: _Outcome) -> list[tuple[EngineCoreRequest, Ready]]:
+        """Keep the outcome and return the requests that wait for it; no more will."""
+        with self._changed:
+            del self._jobs[job.text]
+            if outcome is not _QUEUE_TIMEOUT and job.text not in self._cache:
+                self._cache[job.text] = outcome
+                self._cached_bytes += len(job.text)
+            while len(self._cache) > CACHE_ENTRIES or self._cached_bytes > CACHE_BYTES:
+                text, _ = self._cache.popitem(last=False)
+                self._cached_bytes -= len(text)
+        return job.waiting
+
+    def _look_up(self, text: str) -> _Outcome | None:
+        outcome = self._cache.get(text)
+        if outcome is not None:
+            self._cache.move_to_end(text)
+        return outcome
+
+    def _settle(self, request: EngineCoreRequest, ready: Ready, outcome: _Outcome) -> None:
+        if isinstance(outcome, _Refusal):
+            self._refuse(request, ready, outcome)
+            return
+        cursor = _make_cursor(request, outcome)
+        if all(map(cursor.accept, request.resumed_token_ids)):
+            ready(GrammarReady(request.request_id, cursor))
+        else:
+            self._refuse(request, ready, _WRONG_RESUMED)
+
+    def _refuse(self, request: EngineCoreRequest, ready: Ready, refusal: _Refusal) -> None:
+        self._stats.observe_refusal(refusal.reason)
+        ready(GrammarReady(request.request_id, error=refusal.message, retryable=refusal.retryable))
+
+
+def _grammar(request: EngineCoreRequest) -> Grammar:
+    grammar = request.sampling_params.grammar
+    assert grammar is not None, "the request has a grammar"
+    return grammar
+
+
+def _make_cursor(request: EngineCoreRequest, compiled: LLMatcher) -> GrammarCursor:
+    stop_token_ids = request.sampling_params.stop_token_ids
+    return GrammarCursor(_grammar(request), LLGuidanceMatcher(compiled, stop_token_ids))
+
+
+def _start_thread(work: Callable[[bool], None], only_small: bool) -> threading.Thread:
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = threading.Thread(target=work, args=(only_small,), name="proa-grammar", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    return thread

@@ -1,0 +1,39 @@
+"""LLGuidanceGrammars: the compiler and the masks of one engine. Implements `core.grammar.Grammars`."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from proa.contract import EngineCoreRequest
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady
+from proa_engine.grammar.build import GrammarBuilder
+from proa_engine.grammar.compiler import GrammarCompiler, QueueLimits
+from proa_engine.grammar.masks import MakeBuffer, Masks
+from proa_engine.grammar.stats import GrammarStats
+from proa_engine.grammar.tokenizer import GrammarTokenizer
+
+
+class LLGuidanceGrammars:
+    def __init__(
+        self,
+        tokenizer: GrammarTokenizer,
+        eos_token_ids: Iterable[int],
+        *,
+        max_num_seqs: int,
+        make_buffer: MakeBuffer,
+        limits: QueueLimits,
+    ) -> None:
+        """`make_buffer` returns writable memory of so many bytes, for masks. `limits` are of the compiler's queue."""
+        self.stats = GrammarStats()
+        self._compiler = GrammarCompiler(GrammarBuilder(tokenizer).build, self.stats, limits)
+        self._masks = Masks(
+            tokenizer, eos_token_ids, max_num_seqs=max_num_seqs, make_buffer=make_buffer, stats=self.stats
+        )
+
+    def prepare(self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None]) -> GrammarCursor | None:
+        return self._compiler.prepare(request, ready)
+
+    def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
+        return self._masks.fill(cursors)
+
+    def close(self) -> None:
+        """End the threads. Requests whose grammars are not compiled yet are not answered."""
+        self._compiler.close()

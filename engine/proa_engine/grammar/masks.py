@@ -1,0 +1,85 @@
+"""Masks: fills the masks of a step's constrained rows, on the step's thread and a few threads of llguidance."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from llguidance import LLExecutor
+
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks, Part
+from proa_engine.grammar.matcher import LLGuidanceMatcher
+from proa_engine.grammar.stats import GrammarStats
+from proa_engine.grammar.tokenizer import GrammarTokenizer, Words, allow, forbid, num_words
+
+NUM_BUFFERS = 3  # at most two steps are in flight when the next one is filled
+SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # a fill that takes longer has slow rows
+NUM_TIMED_FILLS = 4  # after a slow one
+ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
+
+MakeBuffer = Callable[[int], memoryview]  # number of bytes -> writable memory
+
+
+class Masks:
+    """Not thread-safe. `make_buffer` makes the memory of masks, which lives as long as they do."""
+
+    def __init__(
+        self,
+        tokenizer: GrammarTokenizer,
+        eos_token_ids: Iterable[int],
+        *,
+        max_num_seqs: int,
+        make_buffer: MakeBuffer,
+        stats: GrammarStats,
+    ) -> None:
+        length = num_words(tokenizer)
+        buffers = [make_buffer(4 * max_num_seqs * length) for _ in range(NUM_BUFFERS)]
+        self._ring = itertools.cycle([np.frombuffer(buffer, np.uint32).reshape(-1, length) for buffer in buffers])
+        self._no_end = np.full(length, 0xFFFFFFFF, np.uint32)
+        forbid(self._no_end, eos_token_ids)
+        self._executor = LLExecutor(min(max((os.cpu_count() or 1) // 2, 1), 8))
+        self._num_timed_fills = 0  # fills that are still to time each row alone
+        self._stats = stats
+
+    def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
+        """As `core.grammar.Grammars.fill`. A matcher that fails here refuses the row's next token, whatever it is."""
+        rows = [(row, cursor) for row, cursor in cursors if cursor.part is not Part.FREE or not cursor.grammar.repeats]
+        if not rows:
+            return None
+        started = time.perf_counter()
+        masks = next(self._ring)[: len(rows)]
+        bound = []
+        for index, (_, cursor) in enumerate(rows):
+            matcher = cursor.matcher
+            assert isinstance(matcher, LLGuidanceMatcher), "the matcher is of another library"
+            if cursor.part is Part.FREE:
+                masks[index] = self._no_end
+                forbid(masks[index], matcher.stop_token_ids)
+            else:
+                bound.append((matcher, index))
+        self._fill_bound(bound, masks)
+        for index, (_, cursor) in enumerate(rows):
+            if cursor.part is Part.FIRST:
+                allow(masks[index], cursor.grammar.free_if_first)
+        self._stats.observe_fill(time.perf_counter() - started)
+        return GrammarMasks([row for row, _ in rows], masks.view(np.int32).data)
+
+    def _fill_bound(self, rows: list[tuple[LLGuidanceMatcher, int]], masks: Words) -> None:
+        """Compute the masks at these indices."""
+        started = time.perf_counter()
+        if self._num_timed_fills:
+            self._num_timed_fills -= 1
+            for matcher, index in rows:
+                _fill_timed(matcher, masks[index])
+        elif rows:  # llguidance raises for none
+            states = [(matcher.state, index) for matcher, index in rows]
+            self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks[0].nbytes, len(masks))
+            if time.perf_counter() - started > SLOW_SECONDS + SLOW_SECONDS_PER_ROW * len(rows):
+                self._num_timed_fills = NUM_TIMED_FILLS
+
+
+def _fill_timed(matcher: LLGuidanceMatcher, mask: Words) -> None:
+    started = time.thread_time()
+    matcher.state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    matcher.charge(max(0.0, time.thread_time() - started - ROW_SECONDS))
