@@ -26,7 +26,8 @@ class ChatTemplate:
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises `ChatTemplateError` for a source that does not compile.
 
-        `variables`: names that the template reads and does not always set itself.
+        `variables`: names that the template reads and does not always set itself. `tests_none`: whether it
+        distinguishes null from other values.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
@@ -36,7 +37,9 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            tree = environment.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            self.tests_none = any(test.name == "none" for test in tree.find_all(nodes.Test))
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens or {})
@@ -67,13 +70,17 @@ def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def template_source(tokenizer_config: Mapping[str, Any], template_file: bytes | None) -> str | None:
-    """The template's source: `template_file` if given, else the configuration's; of several, the `default` one."""
+def template_source(
+    tokenizer_config: Mapping[str, Any], template_file: bytes | None, *, tools: bool = False
+) -> str | None:
+    """The template's source: `template_file` if given, else the configuration's. Of several, the `default` one; with
+    `tools` the one for `tool_use`, if there is one."""
     if template_file is not None:
         return template_file.decode()
     value = tokenizer_config.get("chat_template")
     if isinstance(value, list):
-        value = {entry["name"]: entry["template"] for entry in value}.get("default")
+        sources = {entry["name"]: entry["template"] for entry in value}
+        value = sources.get("tool_use" if tools else "default", sources.get("default"))
     return value if isinstance(value, str) else None
 
 

@@ -40,6 +40,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     return error
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": None}, "messages", "invalid_value"),
     ({"messages": []}, "messages", "invalid_value"),
@@ -56,8 +57,8 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "invalid_value"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-        "messages[0].tool_calls",
-        "unsupported_parameter",
+        "messages[0].tool_calls[0].function",
+        "missing_required_parameter",
     ),
     ({"temperature": 2.5}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),
@@ -94,13 +95,25 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
     ({"stream": "perhaps"}, "stream", "invalid_value"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "invalid_value"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    ({"tools": [TOOL, TOOL]}, "tools", "invalid_value"),
+    ({"tools": [TOOL]}, "tools", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "invalid_value"),
+    ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
     ({"functions": [{}]}, "functions", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported_parameter"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
     ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),

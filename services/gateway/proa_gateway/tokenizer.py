@@ -38,9 +38,14 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._executor = executor
         config = _json(files.get("tokenizer_config.json"))
-        source = template_source(config, files.get("chat_template.jinja"))
+        template_file = files.get("chat_template.jinja")
+        source = template_source(config, template_file)
+        tool_source = template_source(config, template_file, tools=True)
         self._special_tokens = special_tokens(config)
         self.chat_template = self.compile_template(source) if source else None
+        self._tool_template = self.chat_template
+        if tool_source is not None and tool_source != source:
+            self._tool_template = self.compile_template(tool_source)
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.info = _tokenizer_info(config, source)
         self.vocabulary = Vocabulary(self._tokenizer)
@@ -50,6 +55,10 @@ class Tokenizer:
     def compile_template(self, source: str) -> ChatTemplate:
         """A chat template with the model's special tokens. Raises `ChatTemplateError`."""
         return ChatTemplate(source, special_tokens=self._special_tokens)
+
+    def template_for(self, *, tools: bool) -> ChatTemplate | None:
+        """The chat template of a chat with or without tools."""
+        return self._tool_template if tools else self.chat_template
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= MAX_INLINE_CHARACTERS:

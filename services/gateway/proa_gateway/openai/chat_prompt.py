@@ -1,12 +1,12 @@
 """The chat template's input and output: a request's messages and variables to the prompt's text."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.openai.conversation import Conversation
-from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage
+from proa_gateway.openai.history import template_messages
+from proa_gateway.openai.protocol import ChatCompletionRequest
 
 # Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
 # the template strips messages.
@@ -16,9 +16,9 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 def render_prompt(conversation: Conversation, template: ChatTemplate) -> str:
     """Raises `InvalidRequest` if the template refuses the messages or does not use a field that is set."""
-    messages = [_template_message(message) for message in conversation.messages]
+    messages = template_messages(conversation.messages, keeps_null=template.tests_none)
     if conversation.continues_message:
-        messages[-1]["content"] += _MARK
+        messages[-1]["content"] = (messages[-1].get("content") or "") + _MARK
     variables = {**conversation.template_kwargs, **_variables(conversation, template)}
     try:
         text = template.render(messages, variables, add_generation_prompt=conversation.opens_message)
@@ -46,6 +46,9 @@ def echoed_text(request: ChatCompletionRequest) -> str:
 def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, object]:
     """The template's variables from the fields of the same names."""
     variables: dict[str, object] = {}
+    if conversation.prompt_tools:
+        _check_used(template, "tools", ("tools",))
+        variables["tools"] = [tool.for_template() for tool in conversation.prompt_tools]
     if conversation.documents:
         _check_used(template, "documents", ("documents",))
         variables["documents"] = list(conversation.documents)
@@ -68,12 +71,3 @@ def _cut_at_mark(text: str) -> str:
         message = "continue_final_message is not supported: the model's chat template leaves out the last message."
         raise UnsupportedField(message, param="continue_final_message")
     return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
-
-
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """The message as templates expect it: `developer` is OpenAI's newer name of `system`."""
-    role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": message.content or ""}
-    if message.name is not None:
-        fields["name"] = message.name
-    return {**(message.model_extra or {}), **fields}

@@ -17,7 +17,7 @@ class Conversation:
 
     `template_kwargs`: the chat template's variables. `chat_template`: None: the model's own. `opens_message`: the
     prompt ends with the opening of a new message. `continues_message`: it ends within the last one.
-    `includes_reasoning`: the answer shows it.
+    `includes_reasoning`: the answer shows it. `separates_reasoning`: it is not part of the answer's text.
     """
 
     messages: Sequence[ChatMessage]
@@ -25,9 +25,15 @@ class Conversation:
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     includes_reasoning: bool = True
+    separates_reasoning: bool = True
     reasoning_effort: Effort | None = None
     documents: Sequence[Mapping[str, object]] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     chat_template: str | None = None
     opens_message: bool = True
     continues_message: bool = False
+
+    @property
+    def prompt_tools(self) -> Sequence[Tool]:
+        """The tools that the model gets to know."""
+        return () if self.tool_choice == "none" else self.tools

@@ -13,6 +13,7 @@ from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
+from proa_gateway.openai.tools import check_tools
 
 
 class ConversationHandler:
@@ -56,8 +57,12 @@ class ConversationHandler:
         if self.conversation.chat_template is not None and not self._trusts_template:
             message = "chat_template is not supported: the gateway runs without --trust-request-chat-template."
             raise UnsupportedField(message, param="chat_template")
+        check_tools(self.conversation.tools, self.conversation.tool_choice)
 
     def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
+        if self.conversation.prompt_tools:
+            message = f"tools is not supported: the format in which {model.name!r} writes calls is not known."
+            raise UnsupportedField(message, param="tools")
         return sampling_params(
             self._request,
             model,
@@ -87,6 +92,7 @@ class ConversationHandler:
                 return model.tokenizer.compile_template(source)
             except ChatTemplateError as error:
                 raise InvalidRequest(f"chat_template: {error}", param="chat_template") from error
-        if model.tokenizer.chat_template is None:
+        template = model.tokenizer.template_for(tools=bool(self.conversation.prompt_tools))
+        if template is None:
             raise InvalidRequest(f"The model {model.name!r} has no chat template: use /v1/completions.", param="model")
-        return model.tokenizer.chat_template
+        return template

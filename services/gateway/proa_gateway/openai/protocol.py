@@ -20,6 +20,7 @@ from proa_gateway.openai.fields import (
     Unsupported,
 )
 from proa_gateway.openai.logprobs import TokenName, token_names
+from proa_gateway.openai.tools import Tool, ToolChoiceField
 from proa_gateway.request_id import REQUEST_ID
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -117,6 +118,24 @@ def _extra_fields(model: BaseModel, path: str = "") -> dict[str, Any]:
     return extra
 
 
+class FunctionCall(BaseModel):
+    """`arguments`: JSON text, or the object itself."""
+
+    name: Text
+    arguments: Text | dict[Text, TemplateValue] | None = None
+
+
+class ToolCall(BaseModel):
+    """A call in the history, by the model."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, TemplateValue]
+
+    id: Text = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
     """A message. Other fields are passed to the chat template unchanged."""
 
@@ -126,7 +145,8 @@ class ChatMessage(BaseModel):
     role: Annotated[Text, Field(min_length=1)]
     content: Content = None
     name: Text | None = None
-    tool_calls: Unsupported = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
     function_call: Unsupported = None
     audio: Unsupported = None
 
@@ -147,6 +167,11 @@ class ChatCompletionRequest(GenerationRequest):
     return_prompt_text: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
+    include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
+    separate_reasoning: bool | None = Field(None, description="False: it is part of the content. Default: true.")
 
     @property
     def opens_message(self) -> bool:

@@ -22,11 +22,10 @@ class Refused:
         return any(value == other and type(value) is type(other) for other in _NEUTRAL + self.neutral)
 
 
-_TOOLS = Refused("tools are not implemented yet", neutral=("none", "auto"))
+_FUNCTIONS = Refused("use tools and tool_choice", neutral=("none", "auto"))
 _MULTIMODAL = Refused("only text is implemented")
 _TRANSFER = Refused("prefill and decode are not split between engines")
 _LORA = Refused("adapters are not implemented")
-_REASONING = Refused("reasoning is not told from the answer yet", neutral=(True,))
 _BUDGET = Refused("the tokens of reasoning are not counted yet", neutral=(-1,))
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
 _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))
@@ -72,17 +71,13 @@ REFUSED: Mapping[str, Refused] = {
 
 REFUSED_IN_CHAT: Mapping[str, Refused] = {
     **REFUSED,
-    "tools": _TOOLS,
-    "tool_choice": _TOOLS,
-    "functions": _TOOLS,
-    "function_call": _TOOLS,
+    "functions": _FUNCTIONS,
+    "function_call": _FUNCTIONS,
     "modalities": Refused("only text is implemented", neutral=(["text"],)),
     "audio": _MULTIMODAL,
     "web_search_options": Refused("nothing is searched"),
     "moderation": Refused("nothing is moderated"),
     "verbosity": Refused("the model has no such setting; ask for it in a message", neutral=("medium",)),
-    "include_reasoning": _REASONING,
-    "separate_reasoning": Refused("reasoning is not told from the answer yet"),
     "best_of": Refused("use n", neutral=(1,)),
     "system": Refused("use a message with the role system"),
 }
@@ -107,7 +102,6 @@ NO_EFFECT: Mapping[str, str] = {
     "metadata": "answers are never stored",
     "service_tier": "there is one tier",
     "prediction": "it is about speed; the engine chooses its drafts itself",
-    "parallel_tool_calls": "tools are refused",
     "safety_identifier": "nothing is recorded about end users",
     "prompt_cache_retention": "cached blocks stay until their memory is needed",
     "prompt_cache_options": "cached blocks stay until their memory is needed",
@@ -115,7 +109,7 @@ NO_EFFECT: Mapping[str, str] = {
     "length_penalty": "it is about beam search",
     "early_stopping": "it is about beam search",
     "spaces_between_special_tokens": "no spaces are added between tokens",
-    "stream_reasoning": "reasoning is part of the answer's text",
+    "stream_reasoning": "reasoning is streamed as it comes",
     "return_token_offsets": "it is about vLLM's render endpoints",
     "mm_payload": "it is about vLLM's render endpoints",
     "return_mm_kwargs": "it is about vLLM's render endpoints",

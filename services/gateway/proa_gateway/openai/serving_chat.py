@@ -59,6 +59,11 @@ class ChatHandler(ConversationHandler):
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
     return Conversation(
         messages=request.messages,
+        tools=request.tools or (),
+        tool_choice=request.tool_choice or "auto",
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        includes_reasoning=request.include_reasoning is not False,
+        separates_reasoning=request.separate_reasoning is not False,
         reasoning_effort=request.reasoning_effort,
         documents=request.documents or (),
         template_kwargs=request.chat_template_kwargs or {},

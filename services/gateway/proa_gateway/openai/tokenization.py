@@ -12,13 +12,21 @@ from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage, Eff
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.openai.sampling import check_token_ids
 from proa_gateway.openai.serving_chat import ChatHandler
+from proa_gateway.openai.tools import Tool, ToolChoiceField
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
 REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {
     "truncate_prompt_tokens": Refused("all tokens are returned"),
-    **{name: REFUSED_IN_CHAT[name] for name in ("tools", "functions", "media_io_kwargs", "mm_processor_kwargs")},
+    **{name: REFUSED_IN_CHAT[name] for name in ("functions", "media_io_kwargs", "mm_processor_kwargs")},
 }
-_TEMPLATE_FIELDS = ("continue_final_message", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
+_TEMPLATE_FIELDS = (
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "tools",
+)
 _MODEL = Field(None, description="May be omitted if only one model is served.")
 
 
@@ -43,6 +51,8 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: TemplateVariables | None = None
     documents: list[dict[Text, TemplateValue]] | None = None
     reasoning_effort: Effort | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoiceField = None
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizeRequest":

@@ -1,10 +1,22 @@
 """Tools: the functions that a model may call, and which of them a request allows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.fields import TemplateValue, Text
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -53,4 +65,43 @@ class NamedTool:
     name: str
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolMode = Literal["none", "auto", "required"]
+ToolChoice = ToolMode | NamedTool
+
+
+def _tool_choice(value: object) -> ToolChoice | None:
+    if value is None or value in get_args(ToolMode):
+        return cast(ToolMode | None, value)
+    match value:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return NamedTool(name)
+    message = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+    raise PydanticCustomError("invalid_value", message)
+
+
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+ToolChoiceField = Annotated[
+    ToolChoice | None,
+    PlainValidator(_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _NAMED, {"type": "null"}]}),
+]
+"""`tool_choice` of chat completions."""
+
+
+def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
+    """Raises `InvalidRequest`."""
+    names = [tool.function.name for tool in tools]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidRequest(f"The tools must have different names; {twice[0]!r} is there twice.", param="tools")
+    if not tools and tool_choice not in ("none", "auto"):
+        raise InvalidRequest("tool_choice is only allowed when tools are specified.", param="tool_choice")
+    if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
+        message = f"tool_choice names the tool {tool_choice.name!r}, which is not in tools."
+        raise InvalidRequest(message, param="tool_choice")
