@@ -86,23 +86,19 @@ class CallReader:
         if self.is_complete:
             return []
         assert self._reader is not None
-        arguments = self._reader.close()
-        if not arguments and not self._has_arguments and by_model:
-            arguments = "{}"
-        self.is_complete = True
-        return [*self._arguments(arguments), CallEnded(self._index)]
+        return self._arguments(self._reader.close()) + self._end(by_model)
 
     def _feed_arguments(self, text: str) -> list[MessageEvent]:
         reader = self._reader
         assert reader is not None
         events = self._arguments(reader.feed(text))
-        return events + self._completed(reader) if reader.is_complete else events
+        return events + self._end_before(reader.rest) if reader.is_complete else events
 
     def _feed_envelope(self, envelope: EnvelopeReader, text: str) -> list[MessageEvent]:
         arguments = envelope.feed(text)
         if envelope.name is not None:
             events = self.start(envelope.name) + self._arguments(arguments)
-            return events + self._completed(envelope) if envelope.is_complete else events
+            return events + self._end_before(envelope.rest) if envelope.is_complete else events
         if envelope.is_complete:
             self._is_no_call()
         return []
@@ -128,10 +124,14 @@ class CallReader:
         self._has_arguments = True
         return [ArgumentsDelta(self._index, text)]
 
-    def _completed(self, reader: ArgumentsReader) -> list[MessageEvent]:
-        self.rest = reader.rest
+    def _end_before(self, rest: str) -> list[MessageEvent]:
+        self.rest = rest
+        return self._end(by_model=True)
+
+    def _end(self, by_model: bool) -> list[MessageEvent]:
+        events = [] if self._has_arguments or not by_model else self._arguments("{}")
         self.is_complete = True
-        return [CallEnded(self._index)]
+        return [*events, CallEnded(self._index)]
 
     def _is_no_call(self) -> None:
         self.is_complete = True

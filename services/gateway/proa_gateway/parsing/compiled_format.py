@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from proa_gateway.parsing.call_template import call_header, call_template, pieces
-from proa_gateway.parsing.format import Channels, ObjectLiteral, Tagged, ToolFormat
+from proa_gateway.parsing.format import Channels, Envelope, ObjectLiteral, Tagged, ToolFormat
 from proa_gateway.parsing.terminals import Action, Terminal, Terminals
 
 
@@ -61,7 +61,7 @@ class _Compiler:
         close_reasoning = self._each(Action.CLOSE_REASONING, self._format.reasoning, 1)
         late = _dropped(close_reasoning) + [Terminal(Action.DROP, text) for text in self._format.dropped]
         opens, anywhere = self._opens(), self._opens(anywhere=True)
-        closes, between = self._closes(Action.CLOSE_CALL), self._between()
+        closes, between = self._closes(), self._between()
         channels = self._channels(self._format.channels)
         return {
             State.START: open_reasoning + opens + late + channels,
@@ -86,8 +86,11 @@ class _Compiler:
     def _opens_call(self, opening: tuple[str, ...]) -> Terminal:
         return Terminal(Action.OPEN_CALL, opening[0], header=call_header(self._format, opening[1:], self._added))
 
-    def _closes(self, action: Action) -> list[Terminal]:
-        return [Terminal(action, text) for text in self._template.closing] if self._calls else []
+    def _closes(self) -> list[Terminal]:
+        if not self._calls:
+            return []
+        header = self._format.call.partition("$arguments")[0]
+        return [Terminal(Action.CLOSE_CALL, text) for text in self._template.closing if text not in header]
 
     def _sections(self) -> list[Terminal]:
         return self._each(Action.CLOSE_SECTION, self._format.section, 1) if self._calls else []
@@ -95,9 +98,10 @@ class _Compiler:
     def _between(self) -> list[Terminal]:
         if not self._calls:
             return []
-        return [Terminal(Action.DROP, text) for text in pieces(self._format.between, self._added)] + self._closes(
-            Action.DROP
-        )
+        texts = [*pieces(self._format.between, self._added), *self._template.closing]
+        if isinstance(self._format.arguments, Envelope):
+            texts.append("}")  # models close braces once too often
+        return [Terminal(Action.DROP, text) for text in texts]
 
     def _channels(self, channels: Channels | None) -> list[Terminal]:
         if channels is None:

@@ -51,13 +51,15 @@ class ResponseParser:
         self._schemas = schemas
         channels = compiled.tool_format.channels
         self._header = ChannelHeader(channels) if channels else None
-        self._state = State.HEADER if channels else State.REASONING if reasoning_open else State.START
+        self._state = State.HEADER if channels else State.START
         self._events: list[MessageEvent] = []  # not returned yet
         self._pending = ""  # text that is not understood without what follows
-        self._expected: str | None = "" if reasoning_open else None  # dropped if it comes next, with whitespace around
+        self._expected: str | None = None  # dropped if it comes next, with whitespace around
         self._calls: CallsReader | None = None
         self.num_calls = 0
         self._fallback = State.CONTENT  # where to go on if what looks like a call is none
+        if reasoning_open and compiled.tool_format.reasoning:
+            self._state, self._expected = State.REASONING, compiled.tool_format.reasoning[0].strip()
 
     @property
     def in_reasoning(self) -> bool:
@@ -209,6 +211,8 @@ class ResponseParser:
                 self._begin_calls().open(terminal, space)
             case Action.OPEN_MESSAGE | Action.OPEN_CHANNEL | Action.OPEN_BODY:
                 self._enter_header(terminal)
+            case Action.DROP if self._state is State.START:
+                self._expected = ""
 
     def _enter_header(self, terminal: Terminal) -> None:
         header = self._header

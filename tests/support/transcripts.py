@@ -1,0 +1,158 @@
+"""Transcripts: what models wrote, and the messages that it is. Each is replayed in deltas of every size."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer
+
+from proa.contract import EngineCoreOutput, FinishReason
+from proa.text import TextStream, Vocabulary
+from proa_gateway.errors import GatewayError
+from proa_gateway.output_processor import Delta, OutputProcessor
+from proa_gateway.parsing.compiled_format import compile_format
+from proa_gateway.parsing.consumer import Message, MessageCollector, MessageConsumer
+from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.parser import ResponseParser
+from support.tokenizers import byte_level_tokenizer
+
+PLAIN = "\0"  # inside a token's spelling: the model spelled it in other tokens
+SIZES = (1, 2, 3, 5, 1_000_000)  # tokens a delta
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """`text`: tokens are spelled. `calls`: names, with arguments as a JSON value, or as text if they are truncated.
+    `tools`: schemas of parameters. `has_calls`: whether the request has tools at all."""
+
+    text: str
+    reasoning: str = ""
+    content: str = ""
+    calls: Sequence[tuple[str, object]] = ()
+    reasoning_open: bool = False
+    tools: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    has_calls: bool = True
+
+
+def check_transcript(tool_format: ToolFormat, transcript: Transcript, tokens: Sequence[str] = ()) -> None:
+    """`tokens`: those that are added tokens of the tokenizer, so that the parser gets their ids."""
+    replay = Replay(tool_format, transcript, tokens)
+    expected = (transcript.reasoning, transcript.content, list(transcript.calls))
+    for size in SIZES:
+        assert replay.in_deltas(size) == expected, f"{size} tokens a delta"
+    whole = replay.cut_at(0)
+    assert (whole.reasoning, whole.content) == expected[:2]
+    for position in range(len(transcript.text)):
+        assert without_ids(replay.cut_at(position)) == without_ids(whole), f"cut at {position}"
+        replay.truncated_at(position)
+
+
+def parse(tool_format: ToolFormat, text: str, tokens: Sequence[str] = (), *, size: int = 1_000_000) -> Message:
+    """The message of an output, `size` tokens a delta."""
+    return Replay(tool_format, Transcript(text), tokens).message(size)
+
+
+def without_ids(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
+    return message.reasoning, message.content, [(call.name, call.arguments) for call in message.calls]
+
+
+class Replay:
+    def __init__(self, tool_format: ToolFormat, transcript: Transcript, tokens: Sequence[str]) -> None:
+        self._transcript = transcript
+        self._tokenizer = _tokenizer(tuple(tokens))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {token.content: token_id for token_id, token in added.items() if token.content in tokens}
+        self._compiled = compile_format(tool_format, self._added, calls=transcript.has_calls)
+
+    def in_deltas(self, size: int) -> tuple[str, str, list[tuple[str, object]]]:
+        """The message in the form in which a transcript has it."""
+        message = self.message(size)
+        expected = self._transcript.calls
+        as_text = [index < len(expected) and isinstance(expected[index][1], str) for index in range(len(message.calls))]
+        calls = [
+            (call.name, call.arguments if is_text else json.loads(call.arguments))
+            for call, is_text in zip(message.calls, as_text, strict=True)
+        ]
+        return message.reasoning, message.content, calls
+
+    def message(self, size: int) -> Message:
+        """The message of the output in tokens, as the engine sends it."""
+        ids = [id for part in self._transcript.text.split(PLAIN) for id in self._tokenizer.encode(part).ids]
+        collector = MessageCollector()
+        consumer = MessageConsumer(self._parser(), collector)
+        stream = TextStream(Vocabulary(self._tokenizer))
+        markers = frozenset(self._compiled.markers)
+        output = OutputProcessor(stream, consumer, _Listener(), wants_tokens=False, markers=markers)
+        for start in range(0, len(ids), size):
+            part = ids[start : start + size]
+            if size == 1:
+                output.token(part[0])
+            else:
+                output.output(EngineCoreOutput(new_token_ids=part))
+        output.output(EngineCoreOutput(finish_reason=FinishReason.LENGTH))
+        assert consumer.called == bool(collector.message.calls)
+        return collector.message
+
+    def cut_at(self, position: int) -> Message:
+        """The message of the output in two parts; the tokens of the format stay whole."""
+        return self._parse(_cut(self._runs(), position, self._added))
+
+    def truncated_at(self, position: int) -> Message:
+        """The message of the first part of the output alone: the same in one delta as in one a character."""
+        runs, length = [], 0
+        for run in self._runs():
+            if run in self._added and length + len(run) > position:
+                break
+            runs.append(run[: position - length] if run not in self._added else run)
+            length += len(run)
+        whole = self._parse(runs)
+        characters = [part for run in runs for part in ([run] if run in self._added else run)]
+        assert without_ids(self._parse(characters)) == without_ids(whole), f"truncated at {position}"
+        return whole
+
+    def _runs(self) -> list[str]:
+        """The text between the format's tokens, and those."""
+        if not self._added:
+            return [self._transcript.text.replace(PLAIN, "")]
+        pattern = "|".join(map(re.escape, self._added))
+        return [run.replace(PLAIN, "") for run in re.split(f"({pattern})", self._transcript.text) if run]
+
+    def _parser(self) -> ResponseParser:
+        transcript = self._transcript
+        return ResponseParser(self._compiled, transcript.tools, reasoning_open=transcript.reasoning_open)
+
+    def _parse(self, parts: Iterable[str]) -> Message:
+        parser, collector = self._parser(), MessageCollector()
+        for part in parts:
+            token_id = self._added.get(part, -1)
+            is_marker = token_id in self._compiled.markers
+            collector.events(parser.marker(token_id) if is_marker else parser.text(part), Delta())
+        collector.events(parser.finish(), Delta())
+        return collector.message
+
+
+def _cut(runs: Sequence[str], position: int, whole: Collection[str]) -> Iterator[str]:
+    for run in runs:
+        if run not in whole and 0 < position < len(run):
+            yield from (run[:position], run[position:])
+        else:
+            yield run
+        position -= len(run)
+
+
+@cache
+def _tokenizer(tokens: tuple[str, ...]) -> Tokenizer:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens])
+    return tokenizer
+
+
+class _Listener:
+    def started(self, sequence: OutputProcessor) -> None: ...
+
+    def ended(self, sequence: OutputProcessor) -> None: ...
+
+    def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
+        raise error
