@@ -16,8 +16,8 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest, unfinished_cursors
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
-from proa_engine.core.grammar_admission import Admission
 from proa_engine.core.request import Request
+from proa_engine.core.request_admission import Admission
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import PlainTokens, Rejection, SchedulerOutput, StepOutputs
 

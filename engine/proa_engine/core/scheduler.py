@@ -7,18 +7,17 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 from collections.abc import Iterable, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
-from proa_engine.core import admission
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
-from proa_engine.core.grammar_admission import Admission, GrammarAdmission, OnReady
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
 from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.speculation import DraftCounter, SpeculatingRequest, can_speculate
+from proa_engine.core.speculation import DraftCounter
 from proa_engine.core.step_plan import IdColumn, StepPlan
-from proa_engine.core.types import ModelRunnerOutput, PlainTokens, Rejection, SchedulerOutput
+from proa_engine.core.types import ModelRunnerOutput, PlainTokens, SchedulerOutput
 
 
 class Scheduler:
@@ -42,12 +41,16 @@ class Scheduler:
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager)
-        self._grammar_admission = GrammarAdmission(self._table, grammars)
+        self._admission = RequestAdmission(
+            config,
+            self._table,
+            cache_capacity=kv_cache_manager.capacity,
+            eos_token_ids=eos_token_ids,
+            grammars=grammars,
+        )
         self._drafts = DraftCounter()
-        self._eos_token_ids = eos_token_ids
         # A running request computes at least one token in each step, so the budget limits their number too.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._num_added = 0
         self._num_steps = 0
         self._decode_ids, self._plain_ids = IdColumn(), IdColumn()
         self._filling: list[Request] = []  # by the last scheduled step
@@ -83,28 +86,11 @@ class Scheduler:
         If its grammar must be compiled first, `on_ready` is called then, from any thread, with the arguments for
         `set_grammar`.
         """
-        limits = admission.Limits(self.config.max_model_len, self._manager.capacity)
-        if request.request_id in self._table.by_id:
-            return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
-        if (message := admission.refusal(request, limits)) is not None:
-            return Rejection(request.request_id, request.client_index, "invalid_argument", message)
-        num_waiting = self._table.num_waiting
-        if num_waiting >= self.config.max_waiting_requests:
-            message = f"the engine's queue is full ({num_waiting} requests wait)"
-            return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
-        priority = request.priority if self.config.scheduling_policy == "priority" else 0
-        is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began
-        order = (priority, is_new, self._num_added)
-        self._num_added += 1
-        made = self._make_request(request, order, admission.max_num_tokens(request, limits))
-        if isinstance(made, ConstrainedRequest):
-            return self._grammar_admission.hold(made, request, now, on_ready)
-        self._table.add(made, now)
-        return None
+        return self._admission.add(request, now, on_ready)
 
     def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
         """Queue a request whose grammar is compiled. Returns what `add_request` does."""
-        return self._grammar_admission.settle(request, ready, now)
+        return self._admission.set_grammar(request, ready, now)
 
     def abort_requests(self, request_ids: Iterable[str], now: float) -> list[EngineCoreOutput]:
         """Finish requests and return their last outputs. Unknown ids are ignored: those may have just finished."""
@@ -170,16 +156,6 @@ class Scheduler:
         if not (new_ids or prompt_logprobs or request.is_finished):
             return None
         return make_output(request, new_ids, logprobs, prompt_logprobs)
-
-    def _make_request(self, request: EngineCoreRequest, order: tuple[int, ...], max_num_tokens: int) -> Request:
-        max_drafts, eos = self.config.num_speculative_tokens, self._eos_token_ids
-        if request.sampling_params.grammar is not None:
-            return ConstrainedRequest(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos)
-        if max_drafts == 0 or not can_speculate(request.sampling_params):
-            return Request(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos)
-        return SpeculatingRequest(
-            request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos, max_drafts=max_drafts
-        )
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Schedule running requests. Returns False if one was preempted; then no waiting request may start."""

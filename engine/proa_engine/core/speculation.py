@@ -83,6 +83,5 @@ class DraftCounter:
 
 
 def can_speculate(params: SamplingParams) -> bool:
-    """False if sampling depends on limits that the host derives from the exact output tokens, or on a grammar."""
-    has_grammar = params.grammar is not None
-    return not has_grammar and params.min_tokens == 0 and all(len(word) == 1 for word in params.bad_words_token_ids)
+    """False if sampling depends on limits that the host derives from the exact number of output tokens."""
+    return params.min_tokens == 0 and all(len(word) == 1 for word in params.bad_words_token_ids)

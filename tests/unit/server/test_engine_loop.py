@@ -1,10 +1,14 @@
 """The engine loop, and the queue that takes its outputs to the I/O thread."""
 
+import threading
+import time
 from collections.abc import Callable
 
 from proa.contract import SchedulerStats
 from proa_engine.core.types import StepOutputs
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
+from support.core import CoreRun, make_request
+from support.fake_grammar import fake_grammar
 
 
 def step_outputs(step: int) -> StepOutputs:
@@ -93,6 +97,27 @@ def test_loop_queues_the_outputs_of_steps_until_stopped() -> None:
     assert delivered == [3, 1]
     assert len(durations) == 2
     assert min(durations) >= 0
+
+
+def test_a_loop_whose_requests_wait_for_their_grammars_uses_no_cpu() -> None:
+    run = CoreRun()
+    run.submit(make_request("a", grammar=fake_grammar()))
+    used: list[float] = []
+    output_queue = OutputQueue(lambda drain: drain(), lambda outputs: None, unexpected_error)
+    loop = EngineLoop(run.core, output_queue, lambda seconds: None)
+
+    def run_loop() -> None:
+        loop.run()
+        used.append(time.thread_time())
+
+    thread = threading.Thread(target=run_loop)
+    thread.start()
+    time.sleep(0.3)
+    loop.stop()
+    thread.join()
+
+    assert used[0] < 0.1
+    assert run.core.has_unfinished_requests()
 
 
 def unexpected_error(error: Exception) -> None:

@@ -1,0 +1,98 @@
+"""RequestAdmission: checks new requests, and queues, finishes or rejects them, once their grammars are compiled."""
+
+from collections.abc import Callable
+from functools import partial
+
+from proa.contract import EngineCoreOutput, EngineCoreRequest
+from proa_engine.core import admission
+from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.outputs import make_output
+from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.request_table import RequestTable
+from proa_engine.core.scheduler_config import SchedulerConfig
+from proa_engine.core.speculation import SpeculatingRequest, can_speculate
+from proa_engine.core.types import Rejection, RejectionCode
+
+OnReady = Callable[[ConstrainedRequest, GrammarReady], None]
+Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a step, or accepted
+
+
+class RequestAdmission:
+    """Adds requests to `table`. `cache_capacity` is in tokens. `grammars` None: requests must have no grammar."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        table: RequestTable,
+        *,
+        cache_capacity: int,
+        eos_token_ids: frozenset[int],
+        grammars: Grammars | None,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._limits = admission.Limits(config.max_model_len, cache_capacity)
+        self._eos_token_ids = eos_token_ids
+        self._grammars = grammars
+        self._num_added = 0
+
+    def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
+        """See `Scheduler.add_request`."""
+        if (rejection := self._reject(request)) is not None:
+            return rejection
+        made = self._make_request(request)
+        if isinstance(made, ConstrainedRequest):
+            return self._hold(made, request, now, on_ready)
+        self._table.add(made, now)
+        return None
+
+    def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
+        """Queue a pending request, finish it if its resumed tokens complete the grammar, or reject it.
+
+        One that was aborted since is ignored, also if a new request has its id.
+        """
+        if self._table.pending.get(request.request_id) is not request:
+            return None
+        if ready.cursor is None:
+            self._table.discard(request)
+            code: RejectionCode = "resource_exhausted" if ready.retryable else "invalid_argument"
+            return Rejection(request.request_id, request.client_index, code, ready.error)
+        request.cursor = ready.cursor
+        if not ready.cursor.is_complete:
+            self._table.release(request)
+            return None
+        before, request.status = request.status, RequestStatus.FINISHED_COMPLETE
+        self._table.retire(request, before, now)
+        return make_output(request)
+
+    def _reject(self, request: EngineCoreRequest) -> Rejection | None:
+        if request.request_id in self._table.by_id:
+            return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
+        if (message := admission.refusal(request, self._limits)) is not None:
+            return Rejection(request.request_id, request.client_index, "invalid_argument", message)
+        num_waiting = self._table.num_waiting
+        if num_waiting >= self._config.max_waiting_requests:
+            message = f"the engine's queue is full ({num_waiting} requests wait)"
+            return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
+        return None
+
+    def _make_request(self, request: EngineCoreRequest) -> Request:
+        priority = request.priority if self._config.scheduling_policy == "priority" else 0
+        is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began
+        order = (priority, is_new, self._num_added)
+        self._num_added += 1
+        limit, eos = admission.max_num_tokens(request, self._limits), self._eos_token_ids
+        if request.sampling_params.grammar is not None:
+            return ConstrainedRequest(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
+        max_drafts = self._config.num_speculative_tokens
+        if max_drafts == 0 or not can_speculate(request.sampling_params):
+            return Request(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
+        return SpeculatingRequest(request, order=order, max_num_tokens=limit, eos_token_ids=eos, max_drafts=max_drafts)
+
+    def _hold(self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
+        """Add a request as pending, and queue it at once if its grammar is compiled already."""
+        assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
+        self._table.hold(made, now)
+        cursor = self._grammars.prepare(request, partial(on_ready, made))
+        return None if cursor is None else self.set_grammar(made, GrammarReady(made.request_id, cursor), now)
