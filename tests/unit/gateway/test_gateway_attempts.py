@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from proa.contract import EngineCoreRequest, ModelInfo, SamplingParams
+from proa.contract import EngineCoreRequest, Grammar, ModelInfo, SamplingParams
 from proa_gateway.engines.attempts import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
@@ -126,3 +126,12 @@ def test_engines_with_another_tokenizer_or_weights_are_incompatible(num_tokens: 
         cast(EngineClient, SimpleNamespace(address="not connected", hello=None)),
     ]
     assert sent_once(num_tokens).incompatible(others) == incompatible
+
+
+def test_engines_without_grammars_are_incompatible_with_a_request_that_has_one() -> None:
+    engines = [engine("without"), engine("with", grammars=True)]
+    params = SamplingParams(grammar=Grammar(text='start: "a"'))
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params)
+    assert RequestAttempts(request, RoutingHints()).incompatible(engines) == ["without"]
+    plain = replace(request, sampling_params=SamplingParams())
+    assert RequestAttempts(plain, RoutingHints()).incompatible(engines) == []
