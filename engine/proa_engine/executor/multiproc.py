@@ -1,7 +1,8 @@
 """MultiProcExecutor: rank 0 in this process, the others in worker processes, spawned here or sidecars of the pod.
 
 Every rank gets the same scheduler outputs and draws the same sampling noise, so all hold the same tokens and no results
-are sent back. A rank whose process ends fails the executor; for one that hangs, the engine's watchdog calls `fail`.
+are sent back. Masks of grammars stay in this process: rank 0 broadcasts the tokens of steps with constrained rows.
+A rank whose process ends fails the executor; for one that hangs, the engine's watchdog calls `fail`.
 """
 
 import shutil
