@@ -43,9 +43,9 @@ def compile_format(tool_format: ToolFormat, added_tokens: Mapping[str, int], *, 
 class _Compiler:
     def __init__(self, tool_format: ToolFormat, added_tokens: Mapping[str, int], calls: bool) -> None:
         self._format = tool_format
-        self._added = added_tokens
+        self._added = {token: id for token, id in added_tokens.items() if token not in tool_format.text_tokens}
         self._calls = calls and tool_format.channels is None  # in channels, a header tells what is a call
-        self._template = call_template(tool_format, added_tokens)
+        self._template = call_template(tool_format, self._added)
 
     def compile(self) -> CompiledFormat:
         implicit = None

@@ -28,7 +28,8 @@ class Envelope:
 class Tagged:
     """The arguments are repetitions of `template`, which has the places `$key` and `$value`.
 
-    A value is the text itself if the tool's schema takes a string there, otherwise JSON.
+    A value is the text itself if the tool's schema takes a string there, otherwise JSON. Where the model writes which
+    it is, as true or false, `template` has the place `$is_string`.
     """
 
     template: str
@@ -36,7 +37,10 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class ObjectLiteral:
-    """The arguments are an object with keys without quotes. Strings stand between two `quote`s, without escapes."""
+    """The arguments are those of an object with keys without quotes, `days:3,dates:[]`, without the brackets around.
+
+    Strings stand between two `quote`s, without escapes.
+    """
 
     quote: str
 
@@ -106,6 +110,7 @@ class ToolFormat:
     `at_start`: the calls, or their section, are recognized only where the content begins, since their opening is empty
     or common in other text.
     `dropped`: texts in the content that are not shown.
+    `text_tokens`: added tokens inside of the format's tags, which are looked for as text.
     """
 
     name: str
@@ -118,5 +123,6 @@ class ToolFormat:
     also_opens: tuple[str, ...] = ()
     at_start: bool = False
     dropped: tuple[str, ...] = ()
+    text_tokens: tuple[str, ...] = ()
     call_ids: RandomIds | NamedIds = CALL_IDS
     channels: Channels | None = None

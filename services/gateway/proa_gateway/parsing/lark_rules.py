@@ -1,5 +1,7 @@
 """LarkRules: collects the rules and terminals of one grammar."""
 
+from itertools import takewhile
+
 from proa.grammar.lark import AddedTokens, literal, quote, split
 
 ANY = "/(?s:.*)/"  # text
@@ -39,12 +41,12 @@ class LarkRules:
 
         `whitespace`: stands before `end`, and is not part of the text.
         """
-        first, token_id = split(end, self.added_tokens)[0]
-        if token_id is not None:
+        pieces = split(end, self.added_tokens)
+        first = "".join(piece for piece, _ in takewhile(lambda piece: piece[1] is None, pieces))
+        if len(pieces) > 1 or not first:
             # Only the token ends it, so of any text, whitespace before it need not be demanded.
-            body = text if text == ANY else f"({text}) {quote(whitespace)}"
-            return f"{self.terminal(body)} {self.literal(end)}"
+            whole = f"{ANY} {quote(first)}" if text == ANY else f"({text}) {quote(whitespace + first)}"
+            return f"{self.terminal(whole)} {self.literal(end.removeprefix(first))}"
         ended = f"({text}) {quote(whitespace + first)}"
         terminal = self.terminal(f"({ended}) & ~({ANY} {quote(first)} /(?s:.+)/)")
-        rest = end.removeprefix(first)
-        return f"{self.rule(terminal, '[lazy]')} {self.literal(rest)}" if rest else self.rule(terminal, "[lazy]")
+        return self.rule(terminal, "[lazy]")
