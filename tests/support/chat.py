@@ -1,9 +1,13 @@
 """A short greedy chat request through the OpenAI client."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from openai import OpenAI
+from tokenizers import AddedToken, Tokenizer
+
+from support.tokenizers import byte_level_tokenizer
 
 QUESTION = "What is the capital of France?"
 
@@ -46,7 +50,9 @@ TOOL_TEMPLATES: Mapping[str, tuple[str, bool]] = {
 {{- '<|im_end|>\n' }}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
+{%- if enable_thinking is defined %}{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}""",
         False,
     ),
     # Qwen3-Coder: one tag for each argument
@@ -100,3 +106,19 @@ TOOL_TEMPLATES: Mapping[str, tuple[str, bool]] = {
     ),
 }
 """Chat templates that write tools and calls as those of model families do."""
+
+
+def tool_tokenizer_files(name: str = "hermes") -> dict[str, bytes]:
+    """Files of a model with one of `TOOL_TEMPLATES` and the tokens of the hermes format. Token 0 is `<eos>`."""
+    config = {"eos_token": "<eos>", "chat_template": TOOL_TEMPLATES[name][0]}
+    return {
+        "tokenizer.json": tool_tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def tool_tokenizer() -> Tokenizer:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("</think>", "<tool_call>", "</tool_call>")])
+    return tokenizer

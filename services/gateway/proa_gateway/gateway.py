@@ -26,7 +26,9 @@ from proa_gateway.grammars import Grammars
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.constrainer import Constrainer
+from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.extra_fields import ExtraFields
+from proa_gateway.openai.message_format import MessageFormats
 from proa_gateway.openai.serving import Serving
 from proa_gateway.routing.router import Router
 
@@ -47,6 +49,7 @@ class Gateway:
     serving: Serving
     api_keys: ApiKeyStore
     config: GatewayConfig
+    conversation_settings: ConversationSettings
     extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -114,6 +117,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 serving=serving,
                 api_keys=api_keys,
                 config=config,
+                conversation_settings=ConversationSettings(MessageFormats(), config.trust_request_chat_template),
             )
         finally:
             for task in tasks:

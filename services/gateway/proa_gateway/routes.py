@@ -42,8 +42,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     def on_ignored(fields: Sequence[str]) -> None:
         headers.extend(gateway.extra_fields.ignored(fields))
 
-    trusted = gateway.config.trust_request_chat_template
-    return _generate(ChatHandler(body, trusts_template=trusted, on_ignored=on_ignored), request)
+    return _generate(ChatHandler(body, gateway.conversation_settings, on_ignored=on_ignored), request)
 
 
 @router.post("/v1/completions", responses=_ERRORS | {200: generation_response(Completion, CompletionChunk)})

@@ -46,6 +46,7 @@ class Tokenizer:
         self._tool_template = self.chat_template
         if tool_source is not None and tool_source != source:
             self._tool_template = self.compile_template(tool_source)
+        self.tool_template_source = tool_source or ""
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.info = _tokenizer_info(config, source)
         self.vocabulary = Vocabulary(self._tokenizer)

@@ -34,8 +34,7 @@ async def tokenize_prompt(body: TokenizeRequest, request: Request) -> Response:
     gateway = gateway_of(request)
     request.state.response_headers += gateway.extra_fields.check(body.__pydantic_extra__, REFUSED_IN_TOKENIZE)
     with _admitted(request, body.model) as model:
-        trusted = gateway.config.trust_request_chat_template
-        return _json(await tokenize(body, model, trusts_template=trusted))
+        return _json(await tokenize(body, model, gateway.conversation_settings))
 
 
 @tokenizer_router.post("/detokenize", response_model=DetokenizeResponse, responses=_ERRORS)

@@ -22,6 +22,7 @@ class ChatMessageChoice:
         vocabulary: Vocabulary,
         *,
         role: str,
+        echo: str,
         logprobs: TokenName | None,
         token_ids: bool,
         opening_fields: Mapping[str, object],
@@ -35,6 +36,7 @@ class ChatMessageChoice:
         self._index = index
         self._vocabulary = vocabulary
         self._role = role
+        self._echo = echo
         self._logprobs = logprobs
         self._token_ids = token_ids
         self._opening_fields = opening_fields
@@ -44,9 +46,9 @@ class ChatMessageChoice:
         self._has_calls = False
 
     def opening(self, usage: Usage) -> bytes:
-        choice = {"index": self._index, "delta": {"role": self._role, "content": ""}, "logprobs": None}
-        opening = orjson.dumps(choice | {"finish_reason": None})
-        return self._envelope.event(opening, usage if self._continuous_usage else None, **self._opening_fields)
+        choice = self._choice(Delta(), "delta", {"role": self._role, "content": self._echo})
+        shown_usage = usage if self._continuous_usage else None
+        return self._envelope.event(orjson.dumps(choice), shown_usage, **self._opening_fields)
 
     def event(self, events: Sequence[MessageEvent], delta: Delta, usage: Usage | None) -> bytes:
         parts = [part for event in events if (part := self._part(event))]
@@ -60,7 +62,7 @@ class ChatMessageChoice:
 
     def final(self, events: Sequence[MessageEvent], delta: Delta) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
-        content, reasoning = "", ""
+        content, reasoning = self._echo, ""
         for event in events:
             match event:
                 case ReasoningDelta(text) if self._includes_reasoning:

@@ -1,5 +1,6 @@
 """The chat template's input and output: a request's messages and variables to the prompt's text."""
 
+from bisect import bisect
 from collections.abc import Sequence
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
@@ -16,15 +17,32 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 def render_prompt(conversation: Conversation, template: ChatTemplate) -> str:
     """Raises `InvalidRequest` if the template refuses the messages or does not use a field that is set."""
+    text = _render(conversation, template, opens_message=conversation.opens_message)
+    return _cut_at_mark(text) if conversation.continues_message else text
+
+
+def generation_prompt(conversation: Conversation, template: ChatTemplate, prompt: str) -> str:
+    """The end of the prompt that begins the answer: what the template adds for it, or the message to be continued."""
+    if conversation.continues_message:
+        return conversation.messages[-1].content or ""
+    if not conversation.opens_message:
+        return ""
+    history = _render(conversation, template, opens_message=False)
+    if prompt.startswith(history):
+        return prompt[len(history) :]
+    num_common = bisect(range(len(prompt)), False, key=lambda length: not history.startswith(prompt[: length + 1]))
+    return prompt[num_common:]
+
+
+def _render(conversation: Conversation, template: ChatTemplate, *, opens_message: bool) -> str:
     messages = template_messages(conversation.messages, keeps_null=template.tests_none)
     if conversation.continues_message:
         messages[-1]["content"] = (messages[-1].get("content") or "") + _MARK
     variables = {**conversation.template_kwargs, **_variables(conversation, template)}
     try:
-        text = template.render(messages, variables, add_generation_prompt=conversation.opens_message)
+        return template.render(messages, variables, add_generation_prompt=opens_message)
     except ChatTemplateError as error:
         raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
-    return _cut_at_mark(text) if conversation.continues_message else text
 
 
 def unused_variables(conversation: Conversation, template: ChatTemplate) -> list[str]:

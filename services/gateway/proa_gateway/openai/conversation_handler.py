@@ -1,6 +1,7 @@
 """ConversationHandler: the part of an `EndpointHandler` that is the same for all APIs of chats."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
@@ -8,12 +9,22 @@ from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.openai.chat_prompt import render_prompt, unused_variables
+from proa_gateway.openai.chat_prompt import generation_prompt, render_prompt, unused_variables
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
+from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.openai.tools import check_tools
+from proa_gateway.parsing.grammar import Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSettings:
+    """The gateway's part. `trusts_template`: whether requests may bring a chat template."""
+
+    formats: MessageFormats
+    trusts_template: bool = False
 
 
 class ConversationHandler:
@@ -25,21 +36,20 @@ class ConversationHandler:
         self,
         request: GenerationRequest,
         conversation: Conversation,
+        settings: ConversationSettings,
         *,
         max_tokens: int | None = None,
         logprobs: int | None = None,
-        trusts_template: bool = False,
         on_ignored: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         """`max_tokens` None: up to the end of the context. `logprobs`: likeliest tokens in log probabilities, None: no
-        log probabilities. `trusts_template`: whether requests may bring a chat template. `on_ignored` is called with
-        the paths of ignored fields, before the response starts."""
+        log probabilities. `on_ignored` is called with the paths of ignored fields, before the response starts."""
         self._request = request
         self.conversation = conversation
         self._max_tokens = max_tokens
         self._logprobs = logprobs
         self._on_ignored = on_ignored
-        self._trusts_template = trusts_template
+        self._settings = settings
 
     @property
     def request(self) -> GenerationRequest:
@@ -54,13 +64,16 @@ class ConversationHandler:
         if self.conversation.continues_message and self.conversation.opens_message:
             message = "add_generation_prompt and continue_final_message cannot both be true."
             raise InvalidRequest(message, param="add_generation_prompt")
-        if self.conversation.chat_template is not None and not self._trusts_template:
+        if self.conversation.chat_template is not None and not self._settings.trusts_template:
             message = "chat_template is not supported: the gateway runs without --trust-request-chat-template."
             raise UnsupportedField(message, param="chat_template")
         check_tools(self.conversation.tools, self.conversation.tool_choice)
+        if self.conversation.prompt_tools and not self.conversation.separates_reasoning:
+            message = "separate_reasoning is not supported with tools: the answer is then always parsed."
+            raise UnsupportedField(message, param="separate_reasoning")
 
     def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
-        if self.conversation.prompt_tools:
+        if self.conversation.prompt_tools and self._settings.formats.of(model) is None:
             message = f"tools is not supported: the format in which {model.name!r} writes calls is not known."
             raise UnsupportedField(message, param="tools")
         return sampling_params(
@@ -80,10 +93,29 @@ class ConversationHandler:
         special = self._request.add_special_tokens or False
         token_ids = await model.tokenizer.encode(text, add_special_tokens=special)
         kept = truncated(token_ids, self._request, model, max_tokens=self._max_tokens)
-        return [Prompt(kept, text if len(kept) == len(token_ids) else model.tokenizer.decode(kept))]
+        kept_text = text if len(kept) == len(token_ids) else model.tokenizer.decode(kept)
+        return [Prompt(kept, kept_text, self._reasoning(model, template, text))]
+
+    def message_format(self, model: ServedModel, prompt: Prompt) -> MessageFormat | None:
+        """How the outputs are parsed. None: they are not, all text is content."""
+        conversation, model_format = self.conversation, self._settings.formats.of(model)
+        if model_format is None:
+            return None
+        separates_reasoning = has_reasoning(model_format.tool_format) and conversation.separates_reasoning
+        if not conversation.prompt_tools and not separates_reasoning:
+            return None
+        return model_format.for_request(
+            conversation.prompt_tools, prompt.reasoning, parallel_calls=conversation.parallel_tool_calls
+        )
 
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
         return text_stream(self._request, model)
+
+    def _reasoning(self, model: ServedModel, template: ChatTemplate, prompt: str) -> Reasoning:
+        model_format = self._settings.formats.of(model)
+        if model_format is None or model_format.tool_format.reasoning is None:
+            return Reasoning.CLOSED
+        return model_format.reasoning_after(generation_prompt(self.conversation, template, prompt))
 
     def _template(self, model: ServedModel) -> ChatTemplate:
         source = self.conversation.chat_template

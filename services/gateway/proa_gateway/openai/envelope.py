@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from proa_gateway.errors import GatewayError
+from proa_gateway.parsing.grammar import Reasoning
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -34,10 +35,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt. `text` is None if the response does not need it."""
+    """A tokenized prompt. `text` is None if the response does not need it. `reasoning`: where the output begins."""
 
     token_ids: Sequence[int]
     text: str | None = None
+    reasoning: Reasoning = Reasoning.CLOSED
 
 
 class Envelope:

@@ -15,8 +15,17 @@ from proa.contract import TokenLogprobs
 from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.delta_sinks import DeltaCollector
 from proa_gateway.openai.envelope import Usage
+from proa_gateway.openai.message_format import MessageFormat
 from proa_gateway.output_processor import Delta, DeltaSink
-from proa_gateway.parsing.events import ArgumentsDelta, ContentDelta, MessageEvent, MessageSink, ReasoningDelta
+from proa_gateway.parsing.consumer import MessageConsumer
+from proa_gateway.parsing.events import (
+    ArgumentsDelta,
+    CallEnded,
+    ContentDelta,
+    MessageEvent,
+    MessageSink,
+    ReasoningDelta,
+)
 
 
 class MessageChoice(Protocol):
@@ -39,8 +48,7 @@ class MessageChoice(Protocol):
 class TextConsumer:
     """The `DeltaSink` of an output that is not parsed: its text is the content."""
 
-    markers: frozenset[int] | None = None
-    num_reasoning_tokens: int | None = None
+    reasoning_tokens = 0
 
     def __init__(self, sink: MessageSink) -> None:
         self._sink = sink
@@ -70,10 +78,33 @@ class _Pending:
         return merged(self._events), self._delta.result()
 
 
-class _MessageOutput:
-    """A `ChoiceOutput` whose consumer calls it back with events."""
+class _FirstCall:
+    """Passes events on up to the end of the first call."""
 
-    _consumer: TextConsumer
+    def __init__(self, sink: MessageSink) -> None:
+        self._sink = sink
+        self._has_ended = False
+
+    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
+        kept: list[MessageEvent] = []
+        for event in events:
+            if not self._has_ended:
+                kept.append(event)
+            self._has_ended = self._has_ended or isinstance(event, CallEnded)
+        self._sink.events(kept, delta)
+
+
+class _MessageOutput:
+    """A `ChoiceOutput` that turns deltas into events for a `MessageSink`."""
+
+    def __init__(self, sink: MessageSink, message_format: MessageFormat | None) -> None:
+        """`message_format`: None: all text is content."""
+        self._format = message_format
+        if message_format is not None:
+            limited = sink if message_format.parallel_calls else _FirstCall(sink)
+            self._consumer: MessageConsumer | TextConsumer = MessageConsumer(message_format.parser(), limited)
+        else:
+            self._consumer = TextConsumer(sink)
 
     @property
     def sink(self) -> DeltaSink:
@@ -81,20 +112,21 @@ class _MessageOutput:
 
     @property
     def markers(self) -> frozenset[int] | None:
-        return self._consumer.markers
+        return self._format.markers if self._format is not None else None
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        return self._consumer.num_reasoning_tokens
+        has_reasoning = self._format is not None and self._format.has_reasoning
+        return self._consumer.reasoning_tokens if has_reasoning else None
 
 
 class MessageCollector(_MessageOutput):
     """The `CollectedChoice` of a message."""
 
-    def __init__(self, choice: MessageChoice) -> None:
+    def __init__(self, choice: MessageChoice, message_format: MessageFormat | None) -> None:
         self._choice = choice
         self._pending = _Pending()
-        self._consumer = TextConsumer(self._pending)
+        super().__init__(self._pending, message_format)
         self.prompt_logprobs: Sequence[TokenLogprobs] = ()
 
     def final(self) -> dict[str, Any]:
@@ -106,13 +138,13 @@ class MessageCollector(_MessageOutput):
 class MessageStream(_MessageOutput):
     """The `StreamedChoice` of a message. While the client reads too slowly, events are merged."""
 
-    def __init__(self, choice: MessageChoice, outlet: EventOutlet) -> None:
+    def __init__(self, choice: MessageChoice, message_format: MessageFormat | None, outlet: EventOutlet) -> None:
+        super().__init__(self, message_format)
         self._choice = choice
         self._outlet = outlet
         self._merges = outlet.interval > 1
         self._pending: _Pending | None = None
         self._num_pending = outlet.interval  # so that the first event is written at once
-        self._consumer = TextConsumer(self)
 
     def opening(self, usage: Usage) -> bytes:
         return self._choice.opening(usage)

@@ -7,7 +7,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.chat_answer import ChatAnswer
 from proa_gateway.openai.conversation import Conversation
-from proa_gateway.openai.conversation_handler import ConversationHandler
+from proa_gateway.openai.conversation_handler import ConversationHandler, ConversationSettings
 from proa_gateway.openai.envelope import Envelope, Prompt
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
@@ -25,17 +25,16 @@ class ChatHandler(ConversationHandler):
     def __init__(
         self,
         request: ChatCompletionRequest,
+        settings: ConversationSettings,
         *,
-        trusts_template: bool,
         on_ignored: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
-        """`trusts_template` and `on_ignored`: as for `ConversationHandler`."""
         super().__init__(
             request,
             conversation_of(request),
+            settings,
             max_tokens=request.max_completion_tokens or request.max_tokens,
             logprobs=request.top_logprobs or 0 if request.logprobs else None,
-            trusts_template=trusts_template,
             on_ignored=on_ignored,
         )
         self._chat = request
@@ -53,7 +52,8 @@ class ChatHandler(ConversationHandler):
         request = self._chat
         name = "chat.completion.chunk" if request.stream else "chat.completion"
         envelope = Envelope(id=id, object=name, created=created, model=model.name, include_usage=request.include_usage)
-        return ChatAnswer(request, envelope, model.tokenizer.vocabulary, prompts[0])
+        message_format = self.message_format(model, prompts[0])
+        return ChatAnswer(request, envelope, model.tokenizer.vocabulary, prompts[0], message_format)
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:

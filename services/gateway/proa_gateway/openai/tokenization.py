@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.fields import TemplateValue, TemplateVariables, Text
 from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage, Effort, TokenIds
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
@@ -101,10 +102,10 @@ class TokenizerInfo(BaseModel):
     tokenizer_class: str
 
 
-async def tokenize(request: TokenizeRequest, model: ServedModel, *, trusts_template: bool) -> dict[str, object]:
-    """A `TokenizeResponse`. `trusts_template`: whether requests may bring a chat template. Raises `InvalidRequest`."""
+async def tokenize(request: TokenizeRequest, model: ServedModel, settings: ConversationSettings) -> dict[str, object]:
+    """A `TokenizeResponse`. Raises `InvalidRequest`."""
     if request.prompt is None:
-        handler = ChatHandler(request.chat_request(), trusts_template=trusts_template)
+        handler = ChatHandler(request.chat_request(), settings)
         handler.validate()
         (prompt,) = await handler.tokenize(model)
         tokens = list(prompt.token_ids)

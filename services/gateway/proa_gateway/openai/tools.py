@@ -1,7 +1,6 @@
 """Tools: the functions that a model may call, and which of them a request allows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
@@ -18,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.fields import TemplateValue, Text
+from proa_gateway.parsing.tool import NamedTool
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -56,13 +56,6 @@ class Tool(BaseModel):
         """As it was sent, its order of keys included, but without `strict`, which is for the gateway."""
         function = {key: value for key, value in self._sent["function"].items() if key != "strict"}
         return {**self._sent, "function": function}
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTool:
-    """The tool that the model must call."""
-
-    name: str
 
 
 ToolMode = Literal["none", "auto", "required"]

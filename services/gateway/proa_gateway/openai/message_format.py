@@ -1,0 +1,98 @@
+"""The formats in which models write reasoning and tool calls: which one a model has, and how a request uses it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.openai.tools import Tool
+from proa_gateway.parsing.call_reader import Schemas
+from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
+from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.formats.hermes import HERMES
+from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.parsing.parser import ResponseParser, is_reasoning_open
+from proa_gateway.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFormat:
+    """How the outputs of one request are parsed. `parallel_calls`: a message may have more than one call."""
+
+    compiled: CompiledFormat
+    schemas: Schemas
+    reasoning: Reasoning
+    parallel_calls: bool
+
+    @property
+    def markers(self) -> frozenset[int]:
+        return frozenset(self.compiled.markers)
+
+    @property
+    def has_reasoning(self) -> bool:
+        return has_reasoning(self.compiled.tool_format)
+
+    def parser(self) -> ResponseParser:
+        """A parser for one output."""
+        return ResponseParser(self.compiled, self.schemas, reasoning_open=self.reasoning is Reasoning.OPEN)
+
+
+class ModelFormat:
+    """A tool format for one model's tokenizer."""
+
+    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer) -> None:
+        self.tool_format = tool_format
+        self._added_tokens = tokenizer.added_tokens
+
+    def for_request(self, tools: Sequence[Tool], reasoning: Reasoning, *, parallel_calls: bool) -> MessageFormat:
+        compiled = self._with_calls if tools else self._without_calls
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        return MessageFormat(compiled, schemas, reasoning, parallel_calls)
+
+    def reasoning_after(self, generation_prompt: str) -> Reasoning:
+        """`generation_prompt`: the end of the prompt, which the chat template adds for the answer. The rest of the
+        prompt says nothing, since users may write anything."""
+        if self.tool_format.reasoning is None:
+            return Reasoning.CLOSED
+        if is_reasoning_open(self.tool_format, generation_prompt):
+            return Reasoning.OPEN
+        closing = self.tool_format.reasoning[1].strip()
+        return Reasoning.CLOSED if closing in generation_prompt else Reasoning.OPTIONAL
+
+    @cached_property
+    def _with_calls(self) -> CompiledFormat:
+        return compile_format(self.tool_format, self._added_tokens, calls=True)
+
+    @cached_property
+    def _without_calls(self) -> CompiledFormat:
+        return compile_format(self.tool_format, self._added_tokens, calls=False)
+
+
+class MessageFormats:
+    """The format of each model."""
+
+    def __init__(self) -> None:
+        self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
+
+    def of(self, model: ServedModel) -> ModelFormat | None:
+        """None: the format is not known; the output is then not parsed."""
+        tokenizer = model.tokenizer
+        if tokenizer not in self._formats:
+            chosen = choose_format(tokenizer.tool_template_source)
+            self._formats[tokenizer] = ModelFormat(chosen, tokenizer) if chosen is not None else None
+        return self._formats[tokenizer]
+
+
+def has_reasoning(tool_format: ToolFormat) -> bool:
+    return tool_format.reasoning is not None or tool_format.channels is not None
+
+
+def choose_format(template: str) -> ToolFormat | None:
+    """The first format whose signs are in the chat template, without reasoning if that is not in it."""
+    for tool_format in (HERMES,):
+        if all(sign in template for sign in tool_format.signs):
+            if tool_format.reasoning is not None and tool_format.reasoning[1] not in template:
+                return replace(tool_format, reasoning=None)
+            return tool_format
+    return None

@@ -1,0 +1,263 @@
+"""Tools and reasoning of chats, with OpenAI's client. The model's output is scripted, in the hermes format."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from support.chat import tool_tokenizer, tool_tokenizer_files
+from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
+from support.gateway import RunningGateway, running_gateway
+
+TOKENIZER = tool_tokenizer()
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+USER = [{"role": "user", "content": "What is <think> in Rome?"}]
+ROME = '{"city": "Rome"}'
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+NIGHT = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(files=tool_tokenizer_files()) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(engine) as gateway:
+        yield gateway
+
+
+def says(engine: FakeEngine, text: str) -> None:
+    """The model's next outputs are this text, whose special tokens are tokens."""
+    ids = TOKENIZER.encode(text).ids
+    engine.script = lambda request: Reply([*ids, EOS])
+
+
+async def whole(gateway: RunningGateway, **fields: Any) -> Any:
+    return await gateway.openai.chat.completions.create(
+        model="fake", **{"messages": USER, "tools": [WEATHER, TIME]} | fields
+    )
+
+
+async def streamed(gateway: RunningGateway, **fields: Any) -> Any:
+    """The completion that the client's own helper assembles from the stream."""
+    arguments: Any = {"messages": USER, "tools": [WEATHER, TIME]} | fields
+    async with gateway.openai.chat.completions.stream(model="fake", **arguments) as stream:
+        async for _ in stream:
+            pass
+        return await stream.get_final_completion()
+
+
+def simplified(completion: Any) -> dict[str, Any]:
+    choice = completion.choices[0]
+    calls = [(call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    assert len({call.id for call in choice.message.tool_calls or []}) == len(calls)
+    return {
+        "content": choice.message.content or None,
+        "reasoning": getattr(choice.message, "reasoning_content", None),
+        "calls": calls,
+        "finish": choice.finish_reason,
+    }
+
+
+def message(
+    content: str | None, *calls: tuple[str, str], reasoning: str | None = None, finish: str = "stop"
+) -> dict[str, Any]:
+    return {
+        "content": content,
+        "reasoning": reasoning,
+        "calls": [("function", *call) for call in calls],
+        "finish": finish,
+    }
+
+
+TRANSCRIPTS = {
+    "text": ("It is warm.", message("It is warm.")),
+    "call": (CALL, message(None, ("get_weather", ROME), finish="tool_calls")),
+    "text, then calls": (
+        f"Let me look.\n{CALL}\n{NIGHT}",
+        message("Let me look.", ("get_weather", ROME), ("get_time", "{}"), finish="tool_calls"),
+    ),
+    "reasoning": ("<think>\nHm, Rome.\n</think>\n\nWarm.", message("Warm.", reasoning="\nHm, Rome.\n")),
+    "reasoning, then a call": (
+        f"<think>\nHm.\n</think>\n\n{CALL}",
+        message(None, ("get_weather", ROME), reasoning="\nHm.\n", finish="tool_calls"),
+    ),
+    "a call within reasoning": (
+        f"<think>\nHm.\n{CALL}",
+        message(None, ("get_weather", ROME), reasoning="\nHm.", finish="tool_calls"),
+    ),
+    "reasoning that opens and closes twice": (
+        "<think><think>Hm.</think></think>Warm.",
+        message("Warm.", reasoning="Hm."),
+    ),
+    "reasoning that does not end": ("<think>\nHm", message(None, reasoning="\nHm")),
+}
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+async def test_the_client_gets_the_same_message_streamed_and_whole(
+    gateway: RunningGateway, engine: FakeEngine, name: str
+) -> None:
+    text, expected = TRANSCRIPTS[name]
+    says(engine, text)
+    for completion in (await whole(gateway), await streamed(gateway)):
+        found = simplified(completion)
+        for each in (found, expected):
+            each["reasoning"] = (each["reasoning"] or "").strip()
+        assert found == expected
+
+
+async def test_the_chunks_of_a_call_have_the_form_of_openai(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, CALL)
+    body = {"model": "fake", "messages": USER, "tools": [WEATHER]}
+    events = await gateway.events("/v1/chat/completions", body)
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    (first,) = deltas[1]["tool_calls"]
+    assert first == {
+        "index": 0,
+        "id": first["id"],
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": ""},
+    }
+    parts = [delta["tool_calls"][0] for delta in deltas[2:] if delta]
+    assert all(part.keys() == {"index", "function"} and part["function"].keys() == {"arguments"} for part in parts)
+    assert len(parts) > 2
+    assert "".join(part["function"]["arguments"] for part in parts) == ROME
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_reasoning_has_two_names_and_is_counted(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, "<think>one two</think>three")
+    num_tokens = len(TOKENIZER.encode("one two").ids)
+    options = {"stream_options": {"include_usage": True}, "stream": True}
+    chunks = [chunk async for chunk in await whole(gateway, **options)]
+    shown = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(getattr(delta, name, None) or "" for delta in shown) == "one two"
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == num_tokens
+    answer = await whole(gateway)
+    assert answer.choices[0].message.reasoning == answer.choices[0].message.reasoning_content == "one two"
+    assert answer.usage.completion_tokens_details.reasoning_tokens == num_tokens
+    assert answer.usage.completion_tokens == len(TOKENIZER.encode("<think>one two</think>three").ids) + 1
+
+
+async def test_reasoning_is_parsed_without_tools_and_hidden_on_request(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    says(engine, "<think>one</think>two")
+    found = simplified(await whole(gateway, tools=[]))
+    assert (found["content"], found["reasoning"]) == ("two", "one")
+    for ask in (whole, streamed):
+        found = simplified(await ask(gateway, extra_body={"include_reasoning": False}))
+        assert (found["content"], found["reasoning"]) == ("two", None)
+    found = simplified(await whole(gateway, tools=[], extra_body={"separate_reasoning": False}))
+    assert (found["content"], found["reasoning"]) == ("<think>one</think>two", None)
+
+
+async def test_where_the_prompt_leaves_the_reasoning_decides_what_the_output_begins_with(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    says(engine, "one</think>two")
+    found = simplified(await whole(gateway, extra_body={"chat_template_kwargs": {"enable_thinking": True}}))
+    assert (found["content"], found["reasoning"]) == ("two", "one")
+    says(engine, "one two")
+    found = simplified(await whole(gateway, reasoning_effort="none"))
+    assert (found["content"], found["reasoning"]) == ("one two", None)
+    assert TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False).endswith("</think>\n\n")
+
+
+async def test_a_call_s_opening_in_ordinary_tokens_is_text(gateway: RunningGateway, engine: FakeEngine) -> None:
+    ids = [id for character in CALL for id in TOKENIZER.encode(character).ids]
+    engine.script = lambda request: Reply([*ids, EOS])
+    assert simplified(await whole(gateway)) == simplified(await streamed(gateway)) == message(CALL)
+
+
+async def test_a_truncated_call_keeps_its_arguments_and_the_finish_reason(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    says(engine, CALL)
+    num_tokens = len(TOKENIZER.encode(CALL.split("ome")[0]).ids)
+    expected = message(None, ("get_weather", '{"city": "R'), finish="length")
+    assert simplified(await whole(gateway, max_tokens=num_tokens)) == expected
+    chunks = [chunk.choices[0] async for chunk in await whole(gateway, max_tokens=num_tokens, stream=True)]
+    assert chunks[-1].finish_reason == "length"
+
+
+async def test_a_named_tool_ends_with_stop(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, CALL)
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for ask in (whole, streamed):
+        assert simplified(await ask(gateway, tool_choice=named)) == message(None, ("get_weather", ROME))
+
+
+async def test_without_parallel_calls_only_the_first_is_given(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, f"{CALL}\n{NIGHT}")
+    for ask in (whole, streamed):
+        found = simplified(await ask(gateway, parallel_tool_calls=False))
+        assert found == message(None, ("get_weather", ROME), finish="tool_calls")
+
+
+async def test_tool_choice_none_leaves_tools_out_and_parses_no_calls(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    says(engine, CALL)
+    found = simplified(await whole(gateway, tool_choice="none"))
+    assert found["calls"] == []
+    assert "get_weather" in found["content"]
+    assert "The weather" not in TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+
+
+async def test_each_choice_has_its_own_calls(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, f"{CALL}\n{NIGHT}")
+    answer = await whole(gateway, n=3)
+    for choice in answer.choices:
+        assert [call.function.name for call in choice.message.tool_calls] == ["get_weather", "get_time"]
+    ids = {call.id for choice in answer.choices for call in choice.message.tool_calls}
+    assert len(ids) == 6
+
+
+async def test_token_ids_and_log_probabilities_are_complete(gateway: RunningGateway, engine: FakeEngine) -> None:
+    text = f"<think>one</think>two {CALL}"
+    says(engine, text)
+    expected = [*TOKENIZER.encode(text).ids, EOS]
+    fields: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+    choice = (await whole(gateway, **fields)).choices[0]
+    assert choice.token_ids == expected
+    assert len(choice.logprobs.content) == len(expected)
+    chunks = [chunk.choices[0] async for chunk in await whole(gateway, stream=True, **fields)]
+    assert [id for chunk in chunks for id in chunk.token_ids or []] == expected
+    assert sum(len(chunk.logprobs.content) for chunk in chunks if chunk.logprobs) == len(expected)
+
+
+async def test_a_result_goes_back_into_the_prompt(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, f"Hm. {CALL}")
+    first = (await whole(gateway)).choices[0].message
+    says(engine, "Warm.")
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "23 °C"}
+    answer = await whole(gateway, messages=[*USER, first, result])
+    assert answer.choices[0].message.content == "Warm."
+    prompt = TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+    assert f"assistant\nHm.\n{CALL}<|im_end|>" in prompt
+    assert "<tool_response>\n23 °C\n</tool_response>" in prompt
+
+
+async def test_the_tokens_of_a_chat_include_its_tools(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, "Hm.")
+    usage = (await whole(gateway)).usage
+    body = {"messages": USER, "tools": [WEATHER, TIME]}
+    counted = (await gateway.http.post("/tokenize", json=body)).json()
+    assert counted["count"] == usage.prompt_tokens
+    without = (await gateway.http.post("/tokenize", json={"messages": USER})).json()
+    assert without["count"] < usage.prompt_tokens
