@@ -31,11 +31,13 @@ _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonOptions:
     """`strict`: refuse what cannot be held exactly; else `oneOf` is applied as `anyOf` and unknown formats are ignored.
-    `whitespace`: regular expression of the whitespace between tokens; None: one space after , and : if `spaces`."""
+    `whitespace`: regular expression of the whitespace between tokens; None: one space after , and : if `spaces`.
+    `closed`: objects have no properties beside those of their schema, unless it has additionalProperties."""
 
     strict: bool = False
     whitespace: str | None = None
     spaces: bool = True
+    closed: bool = False
 
     def x_guidance(self) -> dict[str, object]:
         if self.whitespace is not None:
@@ -74,6 +76,8 @@ def json_schema(schema: object, options: JsonOptions, findings: Findings) -> str
     for schema_ in (place.value for place in places if place.kind is _Kind.SCHEMA):
         if isinstance(schema_, dict):
             _check_types(schema_)
+            if options.closed and ("properties" in schema_ or "patternProperties" in schema_):
+                schema_.setdefault("additionalProperties", False)
             if not options.strict:
                 _relax(schema_, findings)
     if options.whitespace is not None:

@@ -22,7 +22,12 @@ def lower(params: StructuredOutputsParams, added_tokens: AddedTokens, *, strict:
 
     `added_tokens`: those of the model's tokenizer. `strict`: refuse a JSON schema that can be held only in part.
     """
-    options = JsonOptions(strict=strict, whitespace=params.whitespace_pattern, spaces=not params.disable_any_whitespace)
+    options = JsonOptions(
+        strict=strict,
+        whitespace=params.whitespace_pattern,
+        spaces=not params.disable_any_whitespace,
+        closed=params.disable_additional_properties,
+    )
     findings = Findings()
     try:
         grammar = _lower(params, added_tokens, options, findings)

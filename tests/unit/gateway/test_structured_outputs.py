@@ -62,6 +62,11 @@ def response_format(kind: str, **fields: Any) -> dict[str, Any]:
             "response_format",
             {"json_object": True, "disable_any_whitespace": True},
         ),
+        (
+            {"guided_json": SCHEMA, "structured_outputs": {"disable_additional_properties": True}},
+            "guided_json",
+            {"json": TEXT, "disable_additional_properties": True},
+        ),
         ({"guided_json": SCHEMA}, "guided_json", {"json": TEXT}),
         ({"guided_json": {}}, "guided_json", {"json": "{}"}),
         (
@@ -151,11 +156,6 @@ def test_options_that_exclude_each_other_are_refused() -> None:
         ({"structured_outputs": {"regex": {"1": "a"}}}, "structured_outputs.regex", "invalid_value"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json", "invalid_value"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "invalid_value"),
-        (
-            {"structured_outputs": {"disable_additional_properties": True}},
-            "structured_outputs.disable_additional_properties",
-            "unsupported_parameter",
-        ),
         ({"guided_json": 5}, "guided_json", "invalid_value"),
     ],
 )

@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.openai.fields import Unsupported
-
 
 def _json_text(value: object) -> str:
     if isinstance(value, str):
@@ -82,7 +80,7 @@ class StructuredOutputs(BaseModel):
     structural_tag: JsonText | None = None
     whitespace_pattern: str | None = Field(None, description="Regex of the whitespace between the tokens of JSON.")
     disable_any_whitespace: bool | None = Field(None, description="Default: JSON has one space after , and :")
-    disable_additional_properties: Unsupported = None
+    disable_additional_properties: bool | None = None
 
 
 class ConstraintFields(BaseModel):

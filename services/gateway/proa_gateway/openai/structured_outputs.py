@@ -42,6 +42,7 @@ def constraint_of(request: ConstraintFields) -> Constraint | None:
             params = StructuredOutputsParams(
                 whitespace_pattern=whitespace or request.guided_whitespace_pattern or None,
                 disable_any_whitespace=bool(options and options.disable_any_whitespace),
+                disable_additional_properties=bool(options and options.disable_additional_properties),
                 **form,
             )
         except ValueError as error:
