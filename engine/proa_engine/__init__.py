@@ -13,13 +13,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proa.contract import SamplingParams
+    from proa.contract import SamplingParams, StructuredOutputsParams
     from proa_engine.config import EngineConfig
     from proa_engine.llm import LLM
     from proa_engine.llm_engine import LLMEngine
     from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "LLMEngine", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "LLMEngine",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 _MODULES = {
     "LLM": "proa_engine.llm",
@@ -29,6 +38,7 @@ _MODULES = {
     "Logprob": "proa_engine.outputs",
     "RequestOutput": "proa_engine.outputs",
     "SamplingParams": "proa.contract",
+    "StructuredOutputsParams": "proa.contract",
 }
 
 

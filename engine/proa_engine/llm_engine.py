@@ -9,9 +9,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeGuard
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, SamplingParams
+from proa.contract import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    Grammar,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from proa.grammar import check, lower
 from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission import Limits, refusal
@@ -57,6 +66,7 @@ class LLMEngine:
         files = read_tokenizer_files(parts.tokenizer_folder)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._processor = OutputProcessor(self.tokenizer)
+        self._check_grammar = lru_cache(maxsize=1024)(check)  # a batch has few different ones
         self._serial = itertools.count()
         self._seeds = random.Random(config.seed)  # for requests without a seed: equal in each run of a program
         self.shutdown = weakref.finalize(self, _shut_down, parts)  # also at exit
@@ -149,12 +159,14 @@ class LLMEngine:
         return content, self.tokenizer.encode(content)
 
     def _params_of_choices(self, params: SamplingParams) -> Iterable[SamplingParams]:
-        """Parameters of each of the `n` choices, with its key and bad words; only the first has prompt logprobs."""
+        """Parameters of each of the `n` choices, with its key, and what is made with the tokenizer; only the first has
+        prompt logprobs."""
         bad_words = params.bad_words_token_ids
         if params.bad_words:
             if self.tokenizer is None:
                 raise ValueError("bad_words need a tokenizer; give bad_words_token_ids instead")
             bad_words += self.tokenizer.bad_words_token_ids(params.bad_words)
+        grammar = params.grammar if params.structured_outputs is None else self._lower(params.structured_outputs)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         for index in range(params.n):
             yield replace(
@@ -162,8 +174,19 @@ class LLMEngine:
                 n=1,
                 key=choice_key(seed, index) if params.key is None else params.key,
                 bad_words_token_ids=bad_words,
+                structured_outputs=None,
+                grammar=grammar,
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             )
+
+    def _lower(self, structured_outputs: StructuredOutputsParams) -> Grammar:
+        if self.tokenizer is None:
+            raise ValueError("structured_outputs need a tokenizer")
+        lowered = lower(structured_outputs, self.tokenizer.added_tokens)
+        self._check_grammar(lowered.grammar.text)
+        for warning in lowered.warnings:
+            _log.warning("structured outputs: %s", warning)
+        return lowered.grammar
 
 
 def _refused(rejection: Rejection) -> EngineCoreOutput:

@@ -19,7 +19,10 @@ def read_tokenizer_files(folder: Path | None) -> dict[str, bytes]:
 
 
 class Tokenizer:
-    """Text to token ids and back. `vocabulary` is for `proa.text.TextStream`."""
+    """Text to token ids and back.
+
+    `vocabulary` is for `proa.text.TextStream`. `added_tokens` are the ids of added tokens by text, for `proa.grammar`.
+    """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """Raises `ValueError` without a tokenizer.json among `files`."""
@@ -32,6 +35,8 @@ class Tokenizer:
         source = template_source(config, files.get("chat_template.jinja"))
         self._chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
         self.vocabulary = Vocabulary(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

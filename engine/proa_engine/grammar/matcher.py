@@ -11,7 +11,7 @@ class LLGuidanceMatcher:
     """`stop_token_ids` are the request's, which end its output as the model's end tokens do.
 
     A matcher fails for good at a token that is not allowed, at a limit of llguidance, and if its masks take too long.
-    llguidance lets a failed output end, so it depends on `accept` that it does not end as a complete one.
+    llguidance lets a failed output end, and accepts its end token: only the checks here keep it from being complete.
     """
 
     __slots__ = ("_compiled", "_is_too_slow", "_slow_seconds", "state", "stop_token_ids")
@@ -32,7 +32,7 @@ class LLGuidanceMatcher:
         return not self._is_failed and self.state.is_stopped()
 
     def accept(self, token_id: int) -> bool:
-        return not self._is_too_slow and self.state.consume_token(token_id)
+        return not self._is_failed and self.state.consume_token(token_id)
 
     def restart(self) -> None:
         self.state = self._compiled.deep_copy()

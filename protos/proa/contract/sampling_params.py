@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from proa.contract.grammar import Grammar
+from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import LOCAL
 
 MAX_KEY = 2**64 - 1
@@ -104,6 +104,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = field(default=False, metadata=LOCAL)
     skip_special_tokens: bool = field(default=True, metadata=LOCAL)
     detokenize: bool = field(default=True, metadata=LOCAL)
+    structured_outputs: StructuredOutputsParams | None = field(default=None, metadata=LOCAL)
 
     key: int | None = _integer(None, low=0, high=MAX_KEY, optional=True)  # 64-bit, from (seed, choice index)
     temperature: float = _number(1.0, low=0)  # 0: greedy
@@ -128,6 +129,8 @@ class SamplingParams:
         for name, check in _CHECKS:
             setattr(self, name, check(name, getattr(self, name)))
         self.top_k = max(0, self.top_k)
+        if self.structured_outputs is not None and self.grammar is not None:
+            raise ValueError("structured_outputs and grammar exclude each other")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
 

@@ -1,0 +1,144 @@
+"""Masks equal what a matcher accepts, token by token, in all parts of an output."""
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from proa.contract import Grammar, StructuredOutputsParams
+from proa.grammar import lower
+from proa_engine.core.grammar import GrammarCursor, GrammarMasks
+from proa_engine.grammar import LLGuidanceGrammars
+from proa_engine.grammar.masks import NUM_BUFFERS
+from proa_engine.grammar.matcher import LLGuidanceMatcher
+from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}, "x": {"enum": [1, "é"]}},
+    "required": ["name", "age"],
+}
+GRAMMARS = [
+    lower(StructuredOutputsParams(json=SCHEMA), {}).grammar.text,
+    lower(StructuredOutputsParams(regex=r"(the|a) [a-z]{2,7}( \d{2,4})?"), {}).grammar.text,
+    lower(StructuredOutputsParams(choice=["a", "ab", "the fox", "😀"]), {}).grammar.text,
+    'start: "x" word+\nword: " " /[a-zé]+/\n',
+]
+THINK: int = TOKENIZER.encode("<think>").ids[0]
+QUICK: int = TOKENIZER.encode(" quick").ids[0]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[LLGuidanceGrammars]:
+    with llguidance_grammars() as made:
+        yield made
+
+
+def allowed(masks: GrammarMasks | None) -> dict[int, set[int]]:
+    """By row."""
+    assert masks is not None
+    assert masks.bits.format == "i"
+    words = np.frombuffer(masks.bits, np.uint32).reshape(len(masks.rows), -1)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    return {row: set(of_row.nonzero()[0].tolist()) for row, of_row in zip(masks.rows, bits, strict=True)}
+
+
+def accepted(state: GrammarCursor) -> set[int]:
+    """What the cursor's matcher accepts, asked token by token."""
+    assert isinstance(state.matcher, LLGuidanceMatcher)
+    validate = state.matcher.state.validate_tokens
+    return {token_id for token_id in range(TOKENIZER.get_vocab_size()) if validate([token_id])}
+
+
+def is_mask_of(mask: set[int], state: GrammarCursor) -> bool:
+    """Where the text can go on in one way alone, the mask has only the first token of the tokenizer's own encoding."""
+    return mask == accepted(state) or (len(mask) == 1 and mask < accepted(state))
+
+
+def test_masks_equal_what_is_accepted_token_by_token(grammars: LLGuidanceGrammars) -> None:
+    rng = random.Random(1)
+    cursors = [cursor(grammars, text) for text in GRAMMARS]
+    for _ in range(25):
+        rows = [(3 * index + 1, each) for index, each in enumerate(cursors) if not each.is_complete]
+        masks = allowed(grammars.fill(rows))
+        assert list(masks) == [row for row, _ in rows]
+        for row, each in rows:
+            assert is_mask_of(masks[row], each)
+            assert (EOS in masks[row]) == each.matcher.is_accepting
+            choices = masks[row] - {EOS}
+            if not choices:
+                cursors.remove(each)
+            else:
+                assert each.accept(rng.choice(sorted(choices)))
+
+
+def test_free_rows_may_not_end_and_repeating_ones_have_no_mask(grammars: LLGuidanceGrammars) -> None:
+    once = cursor(grammars, Grammar(text=GRAMMARS[0], start_after=(THINK,)), stop_token_ids=(QUICK,))
+    repeating = cursor(grammars, Grammar(text=GRAMMARS[0], start_after=(THINK,), repeats=True))
+
+    assert grammars.fill([(4, repeating)]) is None
+    masks = allowed(grammars.fill([(2, once), (4, repeating)]))
+    assert list(masks) == [2]
+    assert set(range(VOCAB_SIZE)) - masks[2] == {EOS, QUICK}
+
+
+def test_first_row_may_also_become_free(grammars: LLGuidanceGrammars) -> None:
+    first = cursor(grammars, Grammar(text=GRAMMARS[2], start_after=(THINK,), free_if_first=(QUICK, EOS)))
+    bound = cursor(grammars, GRAMMARS[2])
+
+    masks = allowed(grammars.fill([(0, first), (1, bound)]))
+
+    assert masks[0] == masks[1] | {QUICK, EOS}
+
+
+def test_repeating_grammar_begins_anew(grammars: LLGuidanceGrammars) -> None:
+    repeating = cursor(grammars, Grammar(text='start: "ab"', start_after=(THINK,), repeats=True))
+    fills = []
+    for token_id in [THINK, *TOKENIZER.encode("ab").ids, QUICK] * 2:
+        fills.append(grammars.fill([(0, repeating)]) is not None)
+        assert repeating.accept(token_id)
+
+    num_bound = len(TOKENIZER.encode("ab").ids)
+    assert fills == [False, *[True] * num_bound, False] * 2
+
+
+def test_masks_of_two_earlier_steps_stay(grammars: LLGuidanceGrammars) -> None:
+    cursors = [cursor(grammars, text) for text in GRAMMARS[:NUM_BUFFERS]]
+    masks = [grammars.fill([(0, each)]) for each in cursors]
+
+    for one, other in pairwise(map(allowed, masks)):
+        assert one != other
+    assert all(is_mask_of(allowed(mask)[0], each) for mask, each in zip(masks, cursors, strict=True))
+
+
+def test_slow_matcher_refuses_its_next_token_and_others_go_on(
+    grammars: LLGuidanceGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = cursor(grammars, GRAMMARS[0]), cursor(grammars, GRAMMARS[0])
+    monkeypatch.setattr("proa_engine.grammar.masks.SLOW_SECONDS", -1.0)  # every fill is slow
+    monkeypatch.setattr("proa_engine.grammar.masks.ROW_SECONDS", -1.0)  # and every row takes a second
+    for _ in range(2):
+        grammars.fill([(0, slow)])
+
+    monkeypatch.undo()
+    masks = allowed(grammars.fill([(0, slow), (1, fast)]))
+
+    assert is_mask_of(masks[1], fast)
+    token_id = min(masks[1])
+    assert not slow.accept(token_id)
+    assert not slow.accept(EOS)
+    assert not slow.is_complete
+    assert fast.accept(token_id)
+
+
+def test_matcher_at_its_limit_never_completes(grammars: LLGuidanceGrammars) -> None:
+    """llguidance lets the output of a failed matcher end."""
+    failed = cursor(grammars, 'start: "ab"')
+    assert not failed.accept(QUICK)
+
+    assert EOS in allowed(grammars.fill([(0, failed)]))[0]
+    assert not failed.accept(EOS)
+    assert not failed.is_complete
+    assert not failed.matcher.is_accepting
