@@ -5,23 +5,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proa_engine.config import EngineConfig
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
-from proa_engine.models.config import ModelConfig
 from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
-from proa_engine.worker.kv_cache import num_parameters
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler
 from proa_engine.worker.sampling_inputs import SamplingInputs
-from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
+from proa_engine.worker.small_steps import SmallSteps
 from proa_engine.worker.staging import Staging
 from proa_engine.worker.step_inputs import StepInputs, TokenRows
 from proa_engine.worker.token_masks import ship_masks
@@ -196,42 +193,3 @@ class ModelRunner:
             self._sampler.token_logprobs(self._model.compute_logits(hidden.index_select(0, hidden_rows)), ids)
             for hidden_rows, ids in slices
         ]
-
-
-def make_model_runner(
-    config: EngineConfig,
-    model_config: ModelConfig,
-    model: CausalLM,
-    *,
-    parallel: ParallelContext,
-    max_model_len: int,
-    num_blocks: int,
-    cache_dtype: torch.dtype,
-    device: torch.device,
-    shapes: list[GraphShape],
-    tracer: WorkerTracer | None = None,
-) -> ModelRunner:
-    """Allocate the KV cache, the input batch and what the configuration needs beside them."""
-    shape = model.kv_cache_shape(num_blocks, config.block_size)
-    # Uninitialized: only positions that tokens were written to are read. On a CPU unused pages stay untouched.
-    kv_caches = [torch.empty(shape, dtype=cache_dtype, device=device) for _ in range(model_config.num_layers)]
-    batch = InputBatch(
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=config.block_size,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
-        device=device,
-        max_drafts=config.num_speculative_tokens,
-    )
-    return ModelRunner(
-        model,
-        kv_caches,
-        batch,
-        max_logprobs=config.num_top_logprobs(model_config.vocab_size),
-        parallel=parallel,
-        graphs=DecodeGraphs(shapes, device) if shapes else None,
-        drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
-        small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
-        tracer=tracer,
-    )

@@ -20,7 +20,8 @@ from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, Gra
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.kv_cache import CacheLayout, WorkerSizes
-from proa_engine.worker.model_runner import ModelRunner, make_model_runner
+from proa_engine.worker.make_model_runner import make_model_runner
+from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import WarmUp
 from proa_engine.worker_spans import WorkerTracer
 

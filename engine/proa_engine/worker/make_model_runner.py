@@ -1,0 +1,54 @@
+"""make_model_runner: a ModelRunner and the memory that it uses, from an engine's configuration."""
+
+import torch
+
+from proa_engine.config import EngineConfig
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.base import CausalLM
+from proa_engine.models.config import ModelConfig
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
+from proa_engine.worker.drafter import Drafter
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.kv_cache import num_parameters
+from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
+from proa_engine.worker_spans import WorkerTracer
+
+
+def make_model_runner(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    model: CausalLM,
+    *,
+    parallel: ParallelContext,
+    max_model_len: int,
+    num_blocks: int,
+    cache_dtype: torch.dtype,
+    device: torch.device,
+    shapes: list[GraphShape],
+    tracer: WorkerTracer | None = None,
+) -> ModelRunner:
+    """Allocate the KV cache, the input batch and what the configuration needs beside them."""
+    shape = model.kv_cache_shape(num_blocks, config.block_size)
+    # Uninitialized: only positions that tokens were written to are read. On a CPU unused pages stay untouched.
+    kv_caches = [torch.empty(shape, dtype=cache_dtype, device=device) for _ in range(model_config.num_layers)]
+    batch = InputBatch(
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        device=device,
+        max_drafts=config.num_speculative_tokens,
+    )
+    return ModelRunner(
+        model,
+        kv_caches,
+        batch,
+        max_logprobs=config.num_top_logprobs(model_config.vocab_size),
+        parallel=parallel,
+        graphs=DecodeGraphs(shapes, device) if shapes else None,
+        drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
+        small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
+        tracer=tracer,
+    )
