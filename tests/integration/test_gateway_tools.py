@@ -261,3 +261,72 @@ async def test_the_tokens_of_a_chat_include_its_tools(gateway: RunningGateway, e
     assert counted["count"] == usage.prompt_tokens
     without = (await gateway.http.post("/tokenize", json={"messages": USER})).json()
     assert without["count"] < usage.prompt_tokens
+
+
+def grammar_of(engine: FakeEngine) -> Any:
+    params = engine.requests[-1].sampling_params
+    return params.grammar if params.HasField("grammar") else None
+
+
+STRICT = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+OPEN, CLOSE, CALL_ID = (TOKENIZER.token_to_id(text) for text in ("<think>", "</think>", "<tool_call>"))
+JSON_ANSWER = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "start_after", "free_if_first", "repeats"),
+    [
+        ({"tool_choice": "required"}, [CLOSE], [OPEN], False),
+        ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, [CLOSE], [OPEN], False),
+        ({"tool_choice": "required", "reasoning_effort": "none"}, [], [], False),
+        (
+            {"tool_choice": "required", "extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
+            [CLOSE],
+            [],
+            False,
+        ),
+        ({"tools": [STRICT]}, [CALL_ID], [], True),
+        (JSON_ANSWER, [CLOSE], [OPEN], False),
+        ({"tools": [], **JSON_ANSWER}, [CLOSE], [OPEN], False),
+        ({"tools": [], "reasoning_effort": "none", **JSON_ANSWER}, [], [], False),
+    ],
+)
+async def test_the_grammar_begins_where_the_reasoning_ends(
+    gateway: RunningGateway,
+    engine: FakeEngine,
+    fields: dict[str, Any],
+    start_after: list[int],
+    free_if_first: list[int],
+    repeats: bool,
+) -> None:
+    says(engine, "one")
+    await whole(gateway, **fields)
+    grammar = grammar_of(engine)
+    assert (list(grammar.start_after), list(grammar.free_if_first), grammar.repeats) == (
+        start_after,
+        free_if_first,
+        repeats,
+    )
+
+
+async def test_auto_without_a_strict_tool_is_not_constrained(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, "one")
+    await whole(gateway)
+    assert grammar_of(engine) is None
+
+
+async def test_a_named_tool_alone_is_in_the_grammar(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, "one")
+    await whole(gateway, tool_choice={"type": "function", "function": {"name": "get_time"}})
+    assert "get_time" in grammar_of(engine).text
+    assert "get_weather" not in grammar_of(engine).text
+
+
+async def test_a_strict_tool_whose_schema_cannot_be_held_is_refused(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    answer = await gateway.chat(tools=[tool])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert (await gateway.chat(tools=[tool], tool_choice="none")).status_code == 200

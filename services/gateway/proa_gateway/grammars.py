@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Hashable
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from proa.contract import StructuredOutputsParams
 from proa.contract.grammar import MAX_GRAMMAR_BYTES
@@ -20,8 +22,21 @@ MAX_CACHED = 1024  # results
 MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
 
 
+class GrammarKey(Hashable, Protocol):
+    """All that a grammar depends on."""
+
+    @property
+    def num_characters(self) -> int:
+        """Of the texts that it is made from."""
+        ...
+
+    def lower(self) -> Lowered:
+        """The grammar, checked. Runs on another thread. Raises `GrammarError`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _ParamsKey:
     params: StructuredOutputsParams  # hashable: JSON as text
     strict: bool
     tokenizer: Tokenizer
@@ -32,6 +47,11 @@ class _Key:
         texts = (params.json, params.regex, params.grammar, params.structural_tag, params.whitespace_pattern)
         return sum(len(text) for text in (*texts, *(params.choice or ())) if isinstance(text, str))
 
+    def lower(self) -> Lowered:
+        lowered = lower(self.params, self.tokenizer.added_tokens, strict=self.strict)
+        check(lowered.grammar.text)
+        return lowered
+
 
 _Result = Lowered | str  # the grammar, or why there is none
 
@@ -41,9 +61,9 @@ class Grammars:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._cached: OrderedDict[_Key, _Result] = OrderedDict()  # least recently used first
+        self._cached: OrderedDict[GrammarKey, _Result] = OrderedDict()  # least recently used first
         self._num_characters = 0
-        self._pending: dict[_Key, asyncio.Task[_Result]] = {}
+        self._pending: dict[GrammarKey, asyncio.Task[_Result]] = {}
         self._large = asyncio.Semaphore(1)
         self._num_large = 0
 
@@ -52,7 +72,10 @@ class Grammars:
 
         In `params`, JSON must be text and choices a tuple. Raises `Overloaded` if too many large constraints wait.
         """
-        key = _Key(params, strict, tokenizer)
+        return await self.get(_ParamsKey(params, strict, tokenizer))
+
+    async def get(self, key: GrammarKey) -> Lowered:
+        """The grammar of `key`. Raises as `lower`."""
         if (size := key.num_characters) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"a constraint must be at most {MAX_GRAMMAR_BYTES} bytes long, this one has {size}")
         result = self._cached.get(key)
@@ -65,7 +88,7 @@ class Grammars:
             raise GrammarError(result)
         return result
 
-    def _start(self, key: _Key) -> asyncio.Task[_Result]:
+    def _start(self, key: GrammarKey) -> asyncio.Task[_Result]:
         is_large = key.num_characters >= MIN_LARGE
         if is_large and self._num_large > MAX_LARGE_WAITING:
             raise Overloaded("Too many large constraints wait to be checked.")
@@ -74,31 +97,29 @@ class Grammars:
         task.add_done_callback(lambda _: self._ended(key, is_large=is_large))
         return task
 
-    def _ended(self, key: _Key, *, is_large: bool) -> None:
+    def _ended(self, key: GrammarKey, *, is_large: bool) -> None:
         del self._pending[key]
         self._num_large -= is_large
 
-    async def _run(self, key: _Key, *, is_large: bool) -> _Result:
+    async def _run(self, key: GrammarKey, *, is_large: bool) -> _Result:
         async with self._large if is_large else nullcontext():
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, _lower_and_check, key)
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, _lower, key)
         self._cache(key, result)
         return result
 
-    def _cache(self, key: _Key, result: _Result) -> None:
+    def _cache(self, key: GrammarKey, result: _Result) -> None:
         self._cached[key] = result
         self._num_characters += _size(key, result)
         while len(self._cached) > MAX_CACHED or self._num_characters > MAX_CACHED_CHARACTERS:
             self._num_characters -= _size(*self._cached.popitem(last=False))
 
 
-def _lower_and_check(key: _Key) -> _Result:
+def _lower(key: GrammarKey) -> _Result:
     try:
-        lowered = lower(key.params, key.tokenizer.added_tokens, strict=key.strict)
-        check(lowered.grammar.text)
+        return key.lower()
     except GrammarError as error:
         return str(error)
-    return lowered
 
 
-def _size(key: _Key, result: _Result) -> int:
+def _size(key: GrammarKey, result: _Result) -> int:
     return key.num_characters + len(result if isinstance(result, str) else result.grammar.text)

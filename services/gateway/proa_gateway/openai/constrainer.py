@@ -8,6 +8,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.grammars import Grammars
+from proa_gateway.openai.message_constraint import MessageConstraint, MessageGrammarKey
 from proa_gateway.openai.structured_outputs import Constraint
 
 
@@ -17,27 +18,34 @@ class Constrainer:
         self._pool = pool
 
     async def constrain(
-        self, params: Sequence[SamplingParams], constraint: Constraint, model: ServedModel
+        self,
+        params: Sequence[SamplingParams],
+        constraint: Constraint | None,
+        message: MessageConstraint | None,
+        model: ServedModel,
     ) -> tuple[str, ...]:
         """Set the grammar of `params`. Return warnings about what it does not enforce.
 
-        Raises `UnsupportedField` if the model's engines support no grammars, `InvalidRequest` for a constraint that
-        cannot be enforced.
+        `constraint`: of the content. `message`: of the calls; None: all output is content. Raises `UnsupportedField` if
+        the model's engines support no grammars, `InvalidRequest` for a constraint that cannot be enforced.
         """
-        param = constraint.param
+        if constraint is None and (message is None or not message.constrains):
+            return ()
+        param = constraint.param if constraint is not None else message.param if message is not None else None
         if self._pool.refuses_grammars(model.name):
-            message = f"{param} is not supported by the engines of the model {model.name!r}."
-            raise UnsupportedField(message, param=param)
+            text = f"{param} is not supported by the engines of the model {model.name!r}."
+            raise UnsupportedField(text, param=param)
+        grammar: Grammar | None = None
+        warnings: tuple[str, ...] = ()
         try:
-            lowered = await self._grammars.lower(constraint.params, model.tokenizer, strict=constraint.strict)
+            if constraint is not None:
+                lowered = await self._grammars.lower(constraint.params, model.tokenizer, strict=constraint.strict)
+                grammar, warnings = lowered.grammar, lowered.warnings
+            if message is not None:
+                key = MessageGrammarKey.of(message, grammar, model.tokenizer)
+                grammar = (await self._grammars.get(key)).grammar
         except GrammarError as error:
             raise InvalidRequest(f"{param}: {error}.", param=param) from None
-        grammar = constrained_part(lowered.grammar)
         for each in params:
             each.grammar = grammar
-        return tuple(f"{param}: {warning}" for warning in lowered.warnings)
-
-
-def constrained_part(grammar: Grammar) -> Grammar:
-    """The grammar with the part of the output that it constrains: all of it."""
-    return grammar
+        return tuple(f"{param}: {warning}" for warning in warnings)

@@ -12,6 +12,7 @@ from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.openai.chat_prompt import generation_prompt, render_prompt, unused_variables
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
+from proa_gateway.openai.message_constraint import MessageConstraint
 from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
@@ -106,6 +107,19 @@ class ConversationHandler:
             return None
         return model_format.for_request(
             conversation.prompt_tools, prompt.reasoning, parallel_calls=conversation.parallel_tool_calls
+        )
+
+    def message_constraint(self, model: ServedModel, prompts: Sequence[Prompt]) -> MessageConstraint | None:
+        conversation, (prompt,) = self.conversation, prompts
+        message_format = self.message_format(model, prompt)
+        if message_format is None:
+            return None
+        return MessageConstraint(
+            message_format.compiled.tool_format,
+            conversation.prompt_tools,
+            "auto" if conversation.tool_choice == "none" else conversation.tool_choice,
+            conversation.parallel_tool_calls,
+            prompt.reasoning,
         )
 
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:

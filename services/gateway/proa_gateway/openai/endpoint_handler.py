@@ -8,6 +8,7 @@ from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.answer import Answer
 from proa_gateway.openai.envelope import Prompt
+from proa_gateway.openai.message_constraint import MessageConstraint
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.refused_fields import Refused
 
@@ -51,6 +52,10 @@ class EndpointHandler(Protocol):
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         """The prompts. Raises `InvalidRequest`."""
+        ...
+
+    def message_constraint(self, model: ServedModel, prompts: Sequence[Prompt]) -> MessageConstraint | None:
+        """What the form of a message demands of the output. None: all output is content."""
         ...
 
     def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> Answer:

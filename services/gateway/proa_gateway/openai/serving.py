@@ -130,9 +130,10 @@ class Serving:
                 context.routing_hints = [
                     await self._routing_hints(context, prompt, model, params[0]) for prompt in context.prompts
                 ]
-            if constraint is not None:
+            message = handler.message_constraint(model, context.prompts)
+            if constraint is not None or (message is not None and message.constrains):
                 with context.trace.span("grammar"):
-                    warnings = await self._constrainer.constrain(params, constraint, model)
+                    warnings = await self._constrainer.constrain(params, constraint, message, model)
                 context.response_headers += self._warnings.headers(warnings)
             with context.trace.span("admission"):
                 num_tokens = self._count_tokens(context, model, params[0])

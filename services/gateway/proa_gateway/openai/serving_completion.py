@@ -67,6 +67,9 @@ class CompletionHandler:
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         return [await self._tokenize(prompt, model) for prompt in self.request.prompt]
 
+    def message_constraint(self, model: ServedModel, prompts: Sequence[Prompt]) -> None:
+        return None
+
     def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> "CompletionAnswer":
         include_usage = self.request.include_usage
         envelope = Envelope(
