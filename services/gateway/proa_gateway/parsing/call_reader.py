@@ -86,19 +86,22 @@ class CallReader:
         if self.is_complete:
             return []
         assert self._reader is not None
-        return self._arguments(self._reader.close()) + self._end(by_model)
+        events = self._arguments(self._reader.close())
+        return events + self._end(is_empty=by_model and not self._has_arguments)
 
     def _feed_arguments(self, text: str) -> list[MessageEvent]:
         reader = self._reader
         assert reader is not None
         events = self._arguments(reader.feed(text))
-        return events + self._end_before(reader.rest) if reader.is_complete else events
+        return (
+            events + self._end_before(reader.rest, is_empty=not self._has_arguments) if reader.is_complete else events
+        )
 
     def _feed_envelope(self, envelope: EnvelopeReader, text: str) -> list[MessageEvent]:
         arguments = envelope.feed(text)
         if envelope.name is not None:
             events = self.start(envelope.name) + self._arguments(arguments)
-            return events + self._end_before(envelope.rest) if envelope.is_complete else events
+            return events + self._end_before(envelope.rest, is_empty=False) if envelope.is_complete else events
         if envelope.is_complete:
             self._is_no_call()
         return []
@@ -124,14 +127,13 @@ class CallReader:
         self._has_arguments = True
         return [ArgumentsDelta(self._index, text)]
 
-    def _end_before(self, rest: str) -> list[MessageEvent]:
+    def _end_before(self, rest: str, *, is_empty: bool) -> list[MessageEvent]:
         self.rest = rest
-        return self._end(by_model=True)
+        return self._end(is_empty=is_empty)
 
-    def _end(self, by_model: bool) -> list[MessageEvent]:
-        events = [] if self._has_arguments or not by_model else self._arguments("{}")
+    def _end(self, *, is_empty: bool) -> list[MessageEvent]:
         self.is_complete = True
-        return [*events, CallEnded(self._index)]
+        return [*self._arguments("{}" if is_empty else ""), CallEnded(self._index)]
 
     def _is_no_call(self) -> None:
         self.is_complete = True

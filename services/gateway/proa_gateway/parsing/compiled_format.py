@@ -20,13 +20,15 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompiledFormat:
-    """`markers`: texts of the tokens that the parser is to be given as ids.
+    """`markers`: the tokens that the parser is to be given as ids, with their texts.
+    `text_markers`: those of them that the parser reads as text.
     `implicit_call`: opens a call that has no opening; None in formats whose calls have one.
     """
 
     tool_format: ToolFormat
     terminals: Mapping[State, Terminals]
     markers: Mapping[int, str]
+    text_markers: frozenset[int]
     implicit_call: Terminal | None
 
     @property
@@ -43,7 +45,8 @@ def compile_format(tool_format: ToolFormat, added_tokens: Mapping[str, int], *, 
 class _Compiler:
     def __init__(self, tool_format: ToolFormat, added_tokens: Mapping[str, int], calls: bool) -> None:
         self._format = tool_format
-        self._added = {token: id for token, id in added_tokens.items() if token not in tool_format.text_tokens}
+        self._all_added = {token: id for token, id in added_tokens.items() if token}
+        self._added = {token: id for token, id in self._all_added.items() if token not in tool_format.text_tokens}
         self._calls = calls and tool_format.channels is None  # in channels, a header tells what is a call
         self._template = call_template(tool_format, self._added)
 
@@ -53,8 +56,9 @@ class _Compiler:
             implicit = Terminal(Action.OPEN_CALL, "", header=call_header(self._format, (), self._added))
         terminals = {state: Terminals(each, self._added) for state, each in self._terminals().items()}
         texts = [text for text in self._texts() if text]
-        markers = {id: token for token, id in self._added.items() if token and any(token in text for text in texts)}
-        return CompiledFormat(self._format, terminals, markers, implicit)
+        markers = {id: token for token, id in self._all_added.items() if any(token in text for text in texts)}
+        text_markers = frozenset(markers).difference(*(each.by_id for each in terminals.values()))
+        return CompiledFormat(self._format, terminals, markers, text_markers, implicit)
 
     def _terminals(self) -> dict[State, list[Terminal]]:
         open_reasoning = self._each(Action.OPEN_REASONING, self._format.reasoning, 0)

@@ -76,6 +76,8 @@ class ResponseParser:
 
     def marker(self, token_id: int) -> list[MessageEvent]:
         """The next token, which is one of the format's markers."""
+        if token_id in self._compiled.text_markers:
+            return self.text(self._compiled.markers[token_id])
         self._settle()
         self._read_marker(token_id)
         return self._take_events()

@@ -1,0 +1,123 @@
+"""Which tool format a model has: by name, by its tokenizer's response template, by its chat template."""
+
+from typing import Any
+
+import pytest
+
+from proa_gateway.parsing.choose import choose_format
+from proa_gateway.parsing.format import Envelope, Json, ObjectLiteral, Tagged
+from proa_gateway.parsing.formats import FORMATS
+from proa_gateway.parsing.formats.hermes import HERMES
+from proa_gateway.parsing.response_template import format_of_response_template
+
+HERMES_TEMPLATE = """{{- '<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
+REASONING = {"open": "<think>", "close": "</think>", "content": "text"}
+
+
+def response_template(calls: dict[str, Any], reasoning: object = REASONING) -> dict[str, Any]:
+    return {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {"reasoning_content": reasoning, "tool_calls": calls, "content": {"content": "text"}},
+    }
+
+
+ENVELOPE_CALLS = {
+    "open_pattern": r"\s*<tool_call>",
+    "close": "</tool_call>",
+    "content": "json",
+    "transform": {"type": "function", "function": "{content}"},
+}
+
+
+def test_format_is_found_by_its_name() -> None:
+    for each in FORMATS:
+        assert choose_format(each.name, {}, None) is each
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown tool format 'x'.*hermes"):
+        choose_format("x", {}, HERMES_TEMPLATE)
+
+
+def test_format_is_found_by_its_signs_in_the_chat_template() -> None:
+    assert choose_format(None, {}, HERMES_TEMPLATE) is HERMES
+
+
+@pytest.mark.parametrize("template", [None, "", "{{ messages }} <tool_call>"])
+def test_a_chat_template_without_the_signs_has_no_format(template: str | None) -> None:
+    assert choose_format(None, {}, template) is None
+
+
+def test_response_template_counts_before_the_chat_template() -> None:
+    calls = {"open_pattern": r"<call>\s*(?P<name>\w+)", "close": "</call>", "content": "json"}
+    found = choose_format(None, {"response_template": response_template(calls)}, HERMES_TEMPLATE)
+    assert found is not None
+    assert (found.name, found.call) == ("response_template", "<call>$name$arguments</call>")
+
+
+def test_response_template_of_a_known_format_is_that_format() -> None:
+    assert choose_format(None, {"response_template": response_template(ENVELOPE_CALLS)}, None) is HERMES
+
+
+def test_response_template_with_an_envelope() -> None:
+    found = format_of_response_template(response_template(ENVELOPE_CALLS))
+    assert found is not None
+    assert isinstance(found.arguments, Envelope)
+    assert found.call == '<tool_call>{"name": "$name", "arguments": $arguments}</tool_call>'
+    assert found.reasoning == ("<think>", "</think>")
+
+
+def test_response_template_with_tags() -> None:
+    found = format_of_response_template(
+        response_template(
+            {
+                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+                "close_pattern": r"</function>\s*</tool_call>",
+                "content": "xml-inline",
+                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+            }
+        )
+    )
+    assert found is not None
+    assert found.call == "<tool_call><function=$name>$arguments</function></tool_call>"
+    assert found.arguments == Tagged("<parameter=$key>$value</parameter>")
+
+
+def test_response_template_with_bare_keys() -> None:
+    calls = {
+        "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+        "close": "<tool_call|>",
+        "content": "json",
+        "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+    }
+    found = format_of_response_template(response_template(calls, reasoning=None))
+    assert found is not None
+    assert found.call == "<|tool_call>call:$name{$arguments}<tool_call|>"
+    assert (found.arguments, found.reasoning) == (ObjectLiteral('<|"|>'), None)
+
+
+def test_response_template_with_plain_json() -> None:
+    calls = {"open_pattern": r"\[TOOL\](?P<name>\w+)\[ARGS\]", "close": "", "content": "json"}
+    found = format_of_response_template(response_template(calls))
+    assert found is not None
+    assert (found.call, found.arguments) == ("[TOOL]$name[ARGS]$arguments", Json())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "text",
+        {},
+        {"fields": []},
+        {"fields": {"content": {"content": "text"}}},
+        response_template({**ENVELOPE_CALLS, "open_pattern": "<a>|<b>"}),
+        response_template({**ENVELOPE_CALLS, "close": ["</a>", "</b>"]}),
+        response_template({**ENVELOPE_CALLS, "content": "text"}),
+        response_template({**ENVELOPE_CALLS, "transform": None}),
+        response_template({**ENVELOPE_CALLS, "content_args": {"unquoted_keys": True}}),
+        response_template({"open": "<call>", "close": "</call>", "content": "xml-inline", "content_args": {}}),
+    ],
+)
+def test_other_response_templates_describe_no_format(template: object) -> None:
+    assert format_of_response_template(template) is None
