@@ -49,6 +49,7 @@ class Tokenizer:
         self.tool_template_source = tool_source or ""
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.info = _tokenizer_info(config, source)
+        self.response_template: object = config.get("response_template")  # as transformers reads it
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}

@@ -1,5 +1,6 @@
 """Which tool format a model has: by name, by its tokenizer's response template, by its chat template."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from proa_gateway.parsing.formats import FORMATS
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.response_template import format_of_response_template
 
-HERMES_TEMPLATE = """{{- '<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
+HERMES_TEMPLATE = (
+    """{{- content.split('</think>') }}{{- '<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
+)
 REASONING = {"open": "<think>", "close": "</think>", "content": "text"}
 
 
@@ -31,32 +34,37 @@ ENVELOPE_CALLS = {
 
 def test_format_is_found_by_its_name() -> None:
     for each in FORMATS:
-        assert choose_format(each.name, {}, None) is each
+        assert choose_format(each.name, None, "") is each
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown tool format 'x'.*hermes"):
-        choose_format("x", {}, HERMES_TEMPLATE)
+        choose_format("x", None, HERMES_TEMPLATE)
 
 
 def test_format_is_found_by_its_signs_in_the_chat_template() -> None:
-    assert choose_format(None, {}, HERMES_TEMPLATE) is HERMES
+    assert choose_format(None, None, HERMES_TEMPLATE) is HERMES
 
 
-@pytest.mark.parametrize("template", [None, "", "{{ messages }} <tool_call>"])
-def test_a_chat_template_without_the_signs_has_no_format(template: str | None) -> None:
-    assert choose_format(None, {}, template) is None
+def test_format_has_no_reasoning_if_the_chat_template_has_none() -> None:
+    template = HERMES_TEMPLATE.replace("</think>", "")
+    assert choose_format(None, None, template) == replace(HERMES, reasoning=None)
+
+
+@pytest.mark.parametrize("template", ["", "{{ messages }} <tool_call>"])
+def test_a_chat_template_without_the_signs_has_no_format(template: str) -> None:
+    assert choose_format(None, None, template) is None
 
 
 def test_response_template_counts_before_the_chat_template() -> None:
     calls = {"open_pattern": r"<call>\s*(?P<name>\w+)", "close": "</call>", "content": "json"}
-    found = choose_format(None, {"response_template": response_template(calls)}, HERMES_TEMPLATE)
+    found = choose_format(None, response_template(calls), HERMES_TEMPLATE)
     assert found is not None
     assert (found.name, found.call) == ("response_template", "<call>$name$arguments</call>")
 
 
 def test_response_template_of_a_known_format_is_that_format() -> None:
-    assert choose_format(None, {"response_template": response_template(ENVELOPE_CALLS)}, None) is HERMES
+    assert choose_format(None, response_template(ENVELOPE_CALLS), "") is HERMES
 
 
 def test_response_template_with_an_envelope() -> None:

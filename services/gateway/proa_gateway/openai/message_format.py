@@ -1,16 +1,16 @@
 """The formats in which models write reasoning and tool calls: which one a model has, and how a request uses it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.tools import Tool
 from proa_gateway.parsing.call_reader import Schemas
+from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning
 from proa_gateway.parsing.parser import ResponseParser, is_reasoning_open
 from proa_gateway.tokenizer import Tokenizer
@@ -79,20 +79,10 @@ class MessageFormats:
         """None: the format is not known; the output is then not parsed."""
         tokenizer = model.tokenizer
         if tokenizer not in self._formats:
-            chosen = choose_format(tokenizer.tool_template_source)
+            chosen = choose_format(None, tokenizer.response_template, tokenizer.tool_template_source)
             self._formats[tokenizer] = ModelFormat(chosen, tokenizer) if chosen is not None else None
         return self._formats[tokenizer]
 
 
 def has_reasoning(tool_format: ToolFormat) -> bool:
     return tool_format.reasoning is not None or tool_format.channels is not None
-
-
-def choose_format(template: str) -> ToolFormat | None:
-    """The first format whose signs are in the chat template, without reasoning if that is not in it."""
-    for tool_format in (HERMES,):
-        if all(sign in template for sign in tool_format.signs):
-            if tool_format.reasoning is not None and tool_format.reasoning[1] not in template:
-                return replace(tool_format, reasoning=None)
-            return tool_format
-    return None
