@@ -52,7 +52,7 @@ def assert_limited(response: httpx.Response, kind: str) -> None:
 
 async def test_without_a_known_key_every_request_is_rejected(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(engine, api_keys=key_file(tmp_path, a={})) as gateway:
-        for headers in ({}, {"authorization": "Bearer sk-b"}, {"authorization": "Basic sk-a"}, {"x-api-key": "sk-a"}):
+        for headers in ({}, {"authorization": "Bearer sk-b"}, {"authorization": "Basic sk-a"}, {"x-api-key": "sk-b"}):
             for method, path in (
                 ("POST", CHAT),
                 ("POST", COMPLETIONS),

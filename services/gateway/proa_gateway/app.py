@@ -17,6 +17,7 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http import BodyLimit, RootPath, error_handlers
+from proa_gateway.messages.errors import MessagesMiddleware
 from proa_gateway.page import page_router
 from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import public_router, router
@@ -52,6 +53,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.
     app.add_middleware(ApiKeyMiddleware, authenticate=_authenticate, public_paths=public_paths)
+    app.add_middleware(MessagesMiddleware)
     if config.access_log:
         app.add_middleware(AccessLogMiddleware)
     app.add_middleware(RequestIdMiddleware)

@@ -1,7 +1,5 @@
-"""The gateway's HTTP routes. A route is added here, or in `tokenizer_routes.py`, and nowhere else."""
+"""The gateway's HTTP routes: those of OpenAI and of operators, and the routers of the other APIs."""
 
-from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -10,8 +8,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
+from proa_gateway.generation_routes import ERRORS, generate, on_ignored
 from proa_gateway.http import error_responses
-from proa_gateway.openai.endpoint_handler import EndpointHandler
+from proa_gateway.messages.routes import messages_router
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.response_schema import (
     ChatCompletion,
@@ -22,32 +21,27 @@ from proa_gateway.openai.response_schema import (
 )
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
-from proa_gateway.streaming import WriterResponse
 from proa_gateway.tokenizer_routes import tokenizer_router
 
 router = APIRouter()
 router.include_router(tokenizer_router)
+router.include_router(messages_router)
 public_router = APIRouter()  # routes that need no API key
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
 @router.post(
     "/v1/chat/completions",
-    responses=_ERRORS | {200: generation_response(ChatCompletion, ChatCompletionChunk)},
+    responses=ERRORS | {200: generation_response(ChatCompletion, ChatCompletionChunk)},
 )
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    gateway, headers = gateway_of(request), request.state.response_headers
-
-    def on_ignored(fields: Sequence[str]) -> None:
-        headers.extend(gateway.extra_fields.ignored(fields))
-
-    return _generate(ChatHandler(body, gateway.conversation_settings, on_ignored=on_ignored), request)
+    handler = ChatHandler(body, gateway_of(request).conversation_settings, on_ignored=on_ignored(request))
+    return generate(handler, request)
 
 
-@router.post("/v1/completions", responses=_ERRORS | {200: generation_response(Completion, CompletionChunk)})
+@router.post("/v1/completions", responses=ERRORS | {200: generation_response(Completion, CompletionChunk)})
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    return _generate(CompletionHandler(body), request)
+    return generate(CompletionHandler(body), request)
 
 
 @router.get("/v1/models", responses=error_responses(401))
@@ -93,22 +87,6 @@ async def metrics(request: Request) -> Response:
 @public_router.get("/version")
 async def get_version() -> dict[str, str]:
     return {"version": version("proa-gateway")}
-
-
-def _generate(handler: EndpointHandler, request: Request) -> Response:
-    gateway, state, body = gateway_of(request), request.state, handler.request
-    if body.request_id is not None and "x-request-id" not in request.headers:
-        state.request_id = body.request_id
-    state.response_headers += gateway.extra_fields.check(handler.extra_fields, handler.refused)
-    respond = partial(
-        gateway.serving.respond,
-        handler,
-        state.caller,
-        state.request_id,
-        request.headers,
-        state.response_headers,
-    )
-    return WriterResponse(respond)
 
 
 def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:

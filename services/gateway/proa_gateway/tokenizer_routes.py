@@ -33,14 +33,14 @@ async def tokenize_prompt(body: TokenizeRequest, request: Request) -> Response:
     """The token ids of a text, or of a chat as `/v1/chat/completions` sends it to the model."""
     gateway = gateway_of(request)
     request.state.response_headers += gateway.extra_fields.check(body.__pydantic_extra__, REFUSED_IN_TOKENIZE)
-    with _admitted(request, body.model) as model:
+    with admitted(request, body.model) as model:
         return _json(await tokenize(body, model, gateway.conversation_settings))
 
 
 @tokenizer_router.post("/detokenize", response_model=DetokenizeResponse, responses=_ERRORS)
 async def detokenize_tokens(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
-    with _admitted(request, body.model) as model:
+    with admitted(request, body.model) as model:
         return _json(await detokenize(body, model))
 
 
@@ -53,7 +53,7 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Response
 
 
 @contextmanager
-def _admitted(request: Request, model: str | None) -> Iterator[ServedModel]:
+def admitted(request: Request, model: str | None) -> Iterator[ServedModel]:
     """The model of a request that counts against its API key's limits. Raises `GatewayError`."""
     gateway = gateway_of(request)
     caller: Caller = request.state.caller

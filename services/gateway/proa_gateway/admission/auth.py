@@ -6,7 +6,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -103,7 +103,7 @@ class ApiKeyStore:
             return self._anonymous
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise InvalidApiKey("An API key is needed, in the header 'Authorization: Bearer KEY'.")
+            raise InvalidApiKey("An API key is needed, in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
         presented = _digest(key.strip())
         digest, caller = self._callers.get(presented[:INDEX_BYTES], (b"", self._anonymous))
         # The look-up's duration may reveal the first half of a digest, which helps no one to find a key.
@@ -152,9 +152,8 @@ class ApiKeyMiddleware:
         if scope["type"] != "http" or _path(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
-        header = dict(scope["headers"]).get(b"authorization")
         try:
-            caller = self._authenticate(scope, header.decode("latin-1") if header is not None else None)
+            caller = self._authenticate(scope, _authorization(dict(scope["headers"])))
         except InvalidApiKey as error:
             await gateway_error_response(error)(scope, receive, send)
             return
@@ -167,6 +166,14 @@ class ApiKeyMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_limits if caller.name else send)
+
+
+def _authorization(headers: Mapping[bytes, bytes]) -> str | None:
+    """The `Authorization` header, or one made from the header in which Anthropic's clients send the key."""
+    if header := headers.get(b"authorization"):
+        return header.decode("latin-1")
+    key = headers.get(b"x-api-key")
+    return None if key is None else f"Bearer {key.decode('latin-1')}"
 
 
 def _path(scope: Scope) -> str:

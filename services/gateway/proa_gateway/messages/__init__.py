@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: other bodies, events and errors around the same conversations as chat completions."""

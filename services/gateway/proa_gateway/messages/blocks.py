@@ -1,0 +1,125 @@
+"""Content blocks of messages, and the tools of a request. A block of another type is refused by its name."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from proa_gateway.openai.fields import TemplateValue, Text
+from proa_gateway.openai.tools import ToolName
+
+
+class TextBlock(BaseModel):
+    """`cache_control` and `citations` have no effect: every prompt is cached."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ThinkingBlock(BaseModel):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(BaseModel):
+    """Reasoning that only its author can read; left out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(BaseModel):
+    """A call by the model."""
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[Text, TemplateValue]
+
+
+def _refuse_other_types(*types: str) -> BeforeValidator:
+    """One error for a list entry of a wrong type, instead of one for each type that it could have."""
+
+    def check(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise PydanticCustomError("invalid_type", "must be an object with a type")
+        if kind not in types:
+            message = "has the type {kind}: only {types} are supported"
+            raise PydanticCustomError(
+                "unsupported_parameter", message, {"kind": repr(kind[:40]), "types": ", ".join(types)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+def _as_blocks(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+_TextBlock = Annotated[TextBlock, _refuse_other_types("text")]
+TextBlocks = Annotated[list[_TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock])]
+"""Text, or blocks of it."""
+
+
+class ToolResultBlock(BaseModel):
+    """The result of a call. `is_error`: the call failed; the model is told."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: TextBlocks = []
+    is_error: bool | None = None
+
+
+ContentBlock = Annotated[
+    Annotated[
+        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        Field(discriminator="type"),
+    ],
+    _refuse_other_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
+
+
+_Blocks = list[ContentBlock]
+
+
+class MessageParam(BaseModel):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
+
+
+def _refuse_server_tools(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in (None, "custom"):
+        message = "has the type {kind}: only tools that the client runs are supported"
+        raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(str(kind)[:40])})
+    return value
+
+
+class ToolParam(BaseModel):
+    """A tool that the client runs. `strict`: calls must match the schema."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: Text | None = None
+    input_schema: dict[str, TemplateValue]
+    strict: bool | None = None
+
+
+ToolField = Annotated[ToolParam, BeforeValidator(_refuse_server_tools)]
+
+
+class ToolChoiceParam(BaseModel):
+    """`name`: of the tool to call, with the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        if (self.type == "tool") != (self.name is not None):
+            raise PydanticCustomError("invalid_value", "must have a name if, and only if, its type is tool")

@@ -1,0 +1,127 @@
+"""Bodies of the Messages API as conversations."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from proa_gateway.messages.convert import conversation_of, generation_request
+from proa_gateway.messages.protocol import MessagesRequest
+from proa_gateway.openai.history import template_messages
+from proa_gateway.parsing.tool import NamedTool
+
+TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object", "properties": {}}}
+
+
+def body(**fields: Any) -> MessagesRequest:
+    messages = [{"role": "user", "content": "Hi"}]
+    return MessagesRequest.model_validate({"model": "m", "max_tokens": 5, "messages": messages, **fields})
+
+
+def history(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return template_messages(conversation_of(body(messages=messages, **fields)).messages)
+
+
+BLOCKS = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+
+
+@pytest.mark.parametrize("system", ["Be brief.\nBe kind.", BLOCKS])
+def test_system_texts_are_the_first_message(system: object) -> None:
+    first, user = history({"role": "user", "content": "Hi"}, system=system)
+    assert first == {"role": "system", "content": "Be brief.\nBe kind."}
+    assert user == {"role": "user", "content": "Hi"}
+
+
+def test_results_of_calls_come_before_the_text_beside_them() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Köln"}}
+    thought = {"type": "thinking", "thinking": "Look it up.", "signature": "x"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "rain"}]}
+    messages = history(
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "One moment."}, call]},
+        {"role": "user", "content": [{"type": "text", "text": "And now?"}, result]},
+    )
+    assistant, tool, user = messages[1:]
+    assert assistant["content"] == "One moment."
+    assert assistant["reasoning_content"] == "Look it up."
+    assert assistant["tool_calls"][0]["function"]["arguments"] == {"city": "Köln"}
+    assert tool == {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "rain"}
+    assert user == {"role": "user", "content": "And now?"}
+
+
+def test_the_model_is_told_that_a_call_failed() -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "no such city", "is_error": True}
+    assert history({"role": "user", "content": [result]})[0]["content"] == "Error: no such city"
+
+
+def test_a_last_message_of_the_assistant_is_continued() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    conversation = conversation_of(body(messages=messages))
+    assert conversation.continues_message
+    assert not conversation.opens_message
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "weather"}, NamedTool("weather")),
+    ],
+)
+def test_tool_choices(choice: dict[str, Any], expected: object) -> None:
+    conversation = conversation_of(body(tools=[TOOL], tool_choice=choice))
+    assert conversation.tool_choice == expected
+    assert conversation.parallel_tool_calls
+    function = {"name": "weather", "description": "The weather.", "parameters": TOOL["input_schema"]}
+    assert [tool.for_template() for tool in conversation.tools] == [{"type": "function", "function": function}]
+
+
+def test_parallel_calls_can_be_disabled() -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert not conversation_of(body(tools=[TOOL], tool_choice=choice)).parallel_tool_calls
+
+
+@pytest.mark.parametrize(("kind", "on"), [("enabled", True), ("adaptive", True), ("disabled", False)])
+def test_thinking_switches_the_template(kind: str, on: bool) -> None:
+    conversation = conversation_of(body(thinking={"type": kind, "budget_tokens": 1024}))
+    assert conversation.template_kwargs == {"enable_thinking": on, "thinking": on}
+
+
+def test_parameters_have_the_names_of_openai() -> None:
+    schema = {"type": "object"}
+    request = generation_request(
+        body(
+            temperature=0.5,
+            top_k=3,
+            stop_sequences=["END"],
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        )
+    )
+    assert (request.max_tokens, request.temperature, request.top_k, request.stop) == (5, 0.5, 3, ["END"])
+    assert request.response_format is not None
+    assert request.response_format.json_schema is not None
+    assert request.response_format.json_schema.schema_ == json.dumps(schema)
+    assert request.response_format.json_schema.strict
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "words"),
+    [
+        ({"max_tokens": 0}, ("max_tokens",), "greater than or equal to 1"),
+        ({"messages": []}, ("messages",), "at least 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, None, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, None, "an object with a type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, None, "only tools that the client runs"),
+        ({"tool_choice": {"type": "tool"}}, ("tool_choice",), "must have a name"),
+    ],
+)
+def test_one_error_names_what_is_wrong(fields: dict[str, Any], where: tuple[str, ...] | None, words: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        body(**fields)
+    (error,) = raised.value.errors()
+    assert words in error["msg"]
+    if where is not None:
+        assert error["loc"] == where
