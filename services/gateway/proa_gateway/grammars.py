@@ -103,7 +103,7 @@ class Grammars:
 
     async def _run(self, key: GrammarKey, *, is_large: bool) -> _Result:
         async with self._large if is_large else nullcontext():
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, _lower, key)
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, _lower_and_check, key)
         self._cache(key, result)
         return result
 
@@ -114,7 +114,7 @@ class Grammars:
             self._num_characters -= _size(*self._cached.popitem(last=False))
 
 
-def _lower(key: GrammarKey) -> _Result:
+def _lower_and_check(key: GrammarKey) -> _Result:
     try:
         return key.lower()
     except GrammarError as error:
