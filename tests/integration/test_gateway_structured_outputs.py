@@ -1,5 +1,6 @@
 """Constraints of the output, from the request to the engine: the grammar that is sent, errors, warnings, routing."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ import pytest
 
 from proa.engine.v1 import core_pb2
 from support.fake_engine import FakeEngine, Reply, say
-from support.gateway import RunningGateway, chat_body, running_gateway
+from support.gateway import RunningGateway, chat_body, running_gateway, until
 from support.tokenizers import byte_level_tokenizer
 
 WARNINGS = "x-proa-warnings"
@@ -163,3 +164,17 @@ async def test_of_a_mixed_pool_only_engines_with_grammars_get_them(engine: FakeE
         assert response.status_code in (400, 503)
         assert not old.requests
         assert (await gateway.chat()).status_code == 200
+
+
+async def test_a_failover_sends_the_grammar_with_the_tokens_received() -> None:
+    script = say("one two three four five six", repeat=True)
+    engines = [FakeEngine(script=script, step_delay=0.05) for _ in range(2)]
+    async with engines[0], engines[1], running_gateway(*engines) as gateway:
+        asking = asyncio.create_task(gateway.complete(max_tokens=30, **CHOICE))
+        await until(lambda: any(engine.step_count > 3 and engine.requests for engine in engines))
+        lost, other = sorted(engines, key=lambda engine: not engine.requests)
+        await lost.stop()
+        assert (await asking).status_code == 200
+    (resumed,) = other.requests
+    assert resumed.resumed_token_ids
+    assert resumed.sampling_params.grammar == lost.requests[0].sampling_params.grammar
