@@ -25,10 +25,7 @@ def is_reasoning_open(tool_format: ToolFormat, generation_prompt: str) -> bool:
 
 
 class ResponseParser:
-    """Parses one output. `text` and `marker` return the events that are certain by now, `finish` the last ones.
-
-    `num_calls`: calls that have ended.
-    """
+    """Parses one output. `text` and `marker` return the events that are certain by now, `finish` the last ones."""
 
     __slots__ = (
         "_calls",
@@ -37,11 +34,11 @@ class ResponseParser:
         "_expected",
         "_fallback",
         "_header",
+        "_num_calls",
         "_pending",
         "_schemas",
         "_state",
         "_terminals",
-        "num_calls",
     )
 
     def __init__(self, compiled: CompiledFormat, schemas: Schemas, *, reasoning_open: bool) -> None:
@@ -56,10 +53,15 @@ class ResponseParser:
         self._pending = ""  # text that is not understood without what follows
         self._expected: str | None = None  # dropped if it comes next, with whitespace around
         self._calls: CallsReader | None = None
-        self.num_calls = 0
+        self._num_calls = 0
         self._fallback = State.CONTENT  # where to go on if what looks like a call is none
         if reasoning_open and compiled.tool_format.reasoning:
             self._state, self._expected = State.REASONING, compiled.tool_format.reasoning[0].strip()
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have ended."""
+        return self._num_calls if self._calls is None else self._calls.num_calls
 
     @property
     def in_reasoning(self) -> bool:
@@ -187,7 +189,7 @@ class ResponseParser:
         return self._leave_calls(self._calls) if self._calls.is_complete else ""
 
     def _leave_calls(self, calls: CallsReader) -> str:
-        self._calls, self.num_calls = None, calls.num_calls
+        self._calls, self._num_calls = None, calls.num_calls
         if calls.has_calls and not calls.raw:
             self._state, self._expected = State.START, ""
         else:
@@ -238,7 +240,7 @@ class ResponseParser:
 
     def _begin_calls(self) -> CallsReader:
         self._fallback = State.REASONING if self._state is State.REASONING else State.CONTENT
-        self._calls = CallsReader(self._compiled, self._schemas, self.num_calls)
+        self._calls = CallsReader(self._compiled, self._schemas, self._num_calls)
         self._state, self._expected = State.CALL, None
         return self._calls
 
