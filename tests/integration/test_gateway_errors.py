@@ -11,6 +11,7 @@ import pytest
 
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_gateway.config import Deadlines
+from proa_gateway.engines.circuit_breaker import THRESHOLD, BreakerState
 from support.fake_engine import FakeEngine, Reply, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
 from support.tokenizers import byte_level_tokenizer
@@ -325,11 +326,18 @@ async def test_a_rejection_by_the_only_engine_sets_the_status(
         assert response.headers["retry-after"] == "1"
 
 
-async def test_a_request_that_fails_in_the_engine_is_a_server_error(
+async def test_an_output_that_ends_with_an_error_fails_its_request_alone(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
-    engine.script = lambda request: Reply([5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="NaN in the logits")
-    assert "NaN in the logits" in error_of(await gateway.chat(), 500)["message"]
+    reply = Reply([5, 5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="the output left its grammar")
+    engine.script = lambda request: reply
+    for _ in range(THRESHOLD + 1):
+        error = error_of(await gateway.chat(), 500)
+        assert (error["message"], error["code"]) == ("the output left its grammar", "generation_failed")
+    *_, last, _done = await gateway.events(CHAT, chat_body())
+    assert last["error"]["message"] == "the output left its grammar"
+    assert len(engine.requests) == THRESHOLD + 2  # none was sent again
+    assert [client.breaker_state for client in gateway.gateway.pool.engines] == [BreakerState.CLOSED]
 
 
 async def test_an_output_that_the_engine_aborted_has_finish_reason_abort(

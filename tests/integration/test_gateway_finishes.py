@@ -69,7 +69,7 @@ async def test_an_error_counts_for_all_choices_of_a_response_that_is_not_streame
     engine.script = lambda request: next(replies)
     assert (await gateway.chat(n=2)).status_code == 500
     assert finishes(gateway) == {"error": 2}
-    requests = page(gateway).value("proa_gateway_requests_total", status="500", error_type="internal_error")
+    requests = page(gateway).value("proa_gateway_requests_total", status="500", error_type="generation_failed")
     assert requests == 1
 
 

@@ -16,7 +16,8 @@ GatewayError
 ├── EngineLost           503  the connection to the engine was lost while it ran the request
 ├── EngineTimeout        504  a token did not come in time, though the engine is connected
 ├── DeadlineExceeded     504  the request's time limit has passed
-└── InternalError        500  a fault of the gateway or an engine
+├── GenerationFailed     500  the engine could not continue this request; others are not affected
+└── InternalError        500  a fault of the gateway
 """
 
 from typing import Any, ClassVar
@@ -146,6 +147,10 @@ class EngineTimeout(GatewayError):
 class DeadlineExceeded(GatewayError):
     status = 504
     code = "deadline_exceeded"
+
+
+class GenerationFailed(GatewayError):
+    code = "generation_failed"
 
 
 class InternalError(GatewayError):

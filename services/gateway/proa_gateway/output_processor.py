@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
-from proa_gateway.errors import GatewayError, InternalError
+from proa_gateway.errors import GatewayError, GenerationFailed
 
 FinishName = Literal["stop", "length", "abort"]
 _NAMES: dict[FinishReason, FinishName] = {
@@ -150,7 +150,7 @@ class OutputProcessor:
 
     def output(self, output: EngineCoreOutput) -> None:
         if output.finish_reason is FinishReason.ERROR:
-            self._listener.failed(self, InternalError(f"the engine failed: {output.error}"), retryable=False)
+            self._listener.failed(self, GenerationFailed(output.error), retryable=False)
             return
         if output.num_cached_tokens is not None and not self.received:
             self.num_cached_tokens = output.num_cached_tokens

@@ -47,7 +47,7 @@ class CircuitBreaker:
             self._num_failures, self._cooldown, self._open_until = 0, FIRST_COOLDOWN, None
 
     def record_failure(self, now: float) -> None:
-        """The engine failed a valid request."""
+        """A session was lost with requests on it, or a request was rejected as unavailable."""
         self._num_failures += 1
         if self._num_failures < THRESHOLD:
             return

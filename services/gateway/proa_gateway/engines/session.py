@@ -15,7 +15,6 @@ from proa.contract import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    FinishReason,
     Rejected,
     SchedulerStats,
 )
@@ -52,10 +51,10 @@ class SessionListener(Protocol):
     def on_draining(self) -> None: ...
 
     def on_success(self) -> None:
-        """The engine started or finished an output."""
+        """The engine started or ended an output, also one that ended with an error of its request."""
 
     def on_failure(self) -> None:
-        """The engine failed a valid request or rejected it as unavailable."""
+        """The engine rejected a request as unavailable."""
 
 
 class Session:
@@ -180,10 +179,7 @@ class Session:
             return
         if output.finish_reason is not None:
             del self._sinks[handle]
-        if output.finish_reason is FinishReason.ERROR:
-            self._listener.on_failure()
-        else:
-            self._listener.on_success()
+        self._listener.on_success()
         try:
             sink.output(output)
         except Exception:
