@@ -330,3 +330,26 @@ async def test_a_strict_tool_whose_schema_cannot_be_held_is_refused(
     answer = await gateway.chat(tools=[tool])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
     assert (await gateway.chat(tools=[tool], tool_choice="none")).status_code == 200
+
+
+async def test_the_formats_are_chosen_by_the_flags(engine: FakeEngine) -> None:
+    says(engine, f"<think>one</think>two {CALL}")
+    async with running_gateway(engine, tool_call_parser="pythonic", reasoning_parser="mistral") as gateway:
+        found = simplified(await whole(gateway))
+        assert (found["reasoning"], found["calls"]) == (None, [])
+        assert (await whole(gateway)).usage.completion_tokens_details.reasoning_tokens == 0
+
+
+async def test_reasoning_is_parsed_by_its_flag_where_the_format_of_calls_is_unknown() -> None:
+    files = tool_tokenizer_files()
+    files["tokenizer_config.json"] = b'{"chat_template": "{{ messages[0].content }}{{ tools }}"}'
+    async with FakeEngine(files=files) as engine:
+        says(engine, "<think>one</think>two <tool_call>")
+        async with running_gateway(engine, reasoning_parser="qwen3") as gateway:
+            found = simplified(await whole(gateway, tools=[]))
+            assert (found["content"], found["reasoning"]) == ("two <tool_call>", "one")
+            refused = await gateway.chat(tools=[WEATHER])
+            assert "--tool-call-parser" in refused.json()["error"]["message"]
+        async with running_gateway(engine) as gateway:
+            found = simplified(await whole(gateway, tools=[]))
+            assert (found["content"], found["reasoning"]) == ("<think>one</think>two <tool_call>", None)

@@ -28,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             from proa_gateway.admission.auth import read_keys  # imports pydantic, which --help does not need
 
             read_keys(config.api_keys)
+        if config.tool_call_parser is not None or config.reasoning_parser is not None:
+            from proa_gateway.openai.message_format import MessageFormats  # imports pydantic too
+
+            MessageFormats(config.tool_call_parser, config.reasoning_parser)  # checks the names
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -129,6 +129,12 @@ class GatewayConfig:
     trust_request_chat_template: bool = option(
         False, "run the chat templates of requests: programs in a sandbox, without a limit of their time"
     )
+    tool_call_parser: str | None = option(
+        None, "format in which models write tool calls (default: chosen by their chat template)", metavar="NAME"
+    )
+    reasoning_parser: str | None = option(
+        None, "format in which models write reasoning (default: that of their tool calls)", metavar="NAME"
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and chat template"
     )

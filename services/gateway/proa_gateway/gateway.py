@@ -117,7 +117,9 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 serving=serving,
                 api_keys=api_keys,
                 config=config,
-                conversation_settings=ConversationSettings(MessageFormats(), config.trust_request_chat_template),
+                conversation_settings=ConversationSettings(
+                    MessageFormats(config.tool_call_parser, config.reasoning_parser), config.trust_request_chat_template
+                ),
             )
         finally:
             for task in tasks:

@@ -25,6 +25,7 @@ from proa_gateway.parsing.events import (
     CallEnded,
     CallStarted,
     ContentDelta,
+    MessageEvent,
     ReasoningDelta,
 )
 from proa_gateway.parsing.formats.hermes import HERMES
@@ -170,7 +171,7 @@ async def test_events_for_a_slow_client_are_merged_by_kind() -> None:
 
 def test_neighbours_of_one_kind_are_merged_and_others_are_not() -> None:
     started, ended = CallStarted(0, "id", "f"), CallEnded(0)
-    events = [
+    events: list[MessageEvent] = [
         ReasoningDelta("a"),
         ReasoningDelta("b"),
         ContentDelta("c"),

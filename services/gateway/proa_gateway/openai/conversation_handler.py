@@ -74,8 +74,9 @@ class ConversationHandler:
             raise UnsupportedField(message, param="separate_reasoning")
 
     def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
-        if self.conversation.prompt_tools and self._settings.formats.of(model) is None:
-            message = f"tools is not supported: the format in which {model.name!r} writes calls is not known."
+        model_format = self._settings.formats.of(model)
+        if self.conversation.prompt_tools and (model_format is None or not model_format.has_calls):
+            message = f"tools is not supported: the format of {model.name!r} is unknown; --tool-call-parser names one."
             raise UnsupportedField(message, param="tools")
         return sampling_params(
             self._request,

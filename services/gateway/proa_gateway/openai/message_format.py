@@ -1,7 +1,7 @@
 """The formats in which models write reasoning and tool calls: which one a model has, and how a request uses it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,8 @@ from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
 from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.formats import FORMATS
+from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning
 from proa_gateway.parsing.parser import ResponseParser, is_reasoning_open
 from proa_gateway.tokenizer import Tokenizer
@@ -39,10 +41,11 @@ class MessageFormat:
 
 
 class ModelFormat:
-    """A tool format for one model's tokenizer."""
+    """A tool format for one model's tokenizer. `has_calls`: whether its part about calls is the model's."""
 
-    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer) -> None:
+    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer, *, has_calls: bool = True) -> None:
         self.tool_format = tool_format
+        self.has_calls = has_calls
         self._added_tokens = tokenizer.added_tokens
 
     def for_request(self, tools: Sequence[Tool], reasoning: Reasoning, *, parallel_calls: bool) -> MessageFormat:
@@ -70,18 +73,41 @@ class ModelFormat:
 
 
 class MessageFormats:
-    """The format of each model."""
+    """The format of each model.
 
-    def __init__(self) -> None:
+    `tool_call_parser` and `reasoning_parser`: names of formats for all models, in place of the one that a model's chat
+    template shows. Raises `ValueError` for unknown names.
+    """
+
+    def __init__(self, tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
+        self._name = tool_call_parser
+        choose_format(tool_call_parser, None, "")  # checks the name
+        if reasoning_parser is not None and reasoning_parser not in REASONING:
+            raise ValueError(f"unknown reasoning format {reasoning_parser!r}; there are {', '.join(REASONING)}")
+        self._reasoning = REASONING[reasoning_parser] if reasoning_parser is not None else None
         self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> ModelFormat | None:
         """None: the format is not known; the output is then not parsed."""
-        tokenizer = model.tokenizer
-        if tokenizer not in self._formats:
-            chosen = choose_format(None, tokenizer.response_template, tokenizer.tool_template_source)
-            self._formats[tokenizer] = ModelFormat(chosen, tokenizer) if chosen is not None else None
-        return self._formats[tokenizer]
+        if model.tokenizer not in self._formats:
+            self._formats[model.tokenizer] = self._make(model.tokenizer)
+        return self._formats[model.tokenizer]
+
+    def _make(self, tokenizer: Tokenizer) -> ModelFormat | None:
+        chosen = choose_format(self._name, tokenizer.response_template, tokenizer.tool_template_source)
+        if self._reasoning is None:
+            return ModelFormat(chosen, tokenizer) if chosen is not None else None
+        tool_format = replace(chosen or HERMES, reasoning=self._reasoning)
+        return ModelFormat(tool_format, tokenizer, has_calls=chosen is not None)
+
+
+_THINK = ("<think>", "</think>")
+REASONING: Mapping[str, tuple[str, str]] = {
+    "deepseek_r1": _THINK,
+    "qwen3": _THINK,
+    **{each.name: each.reasoning for each in FORMATS if each.reasoning is not None},
+}
+"""What opens and closes reasoning, by the name of `--reasoning-parser`."""
 
 
 def has_reasoning(tool_format: ToolFormat) -> bool:
