@@ -1,12 +1,21 @@
 """Messages under the grammar of a tool format, with a small tokenizer that has the format's tokens."""
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
+from random import Random
 
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import Grammar
 from proa_engine.core.grammar import GrammarCursor, Part
+from proa_gateway.output_processor import Delta
+from proa_gateway.parsing.call_reader import Schemas
+from proa_gateway.parsing.compiled_format import compile_format
+from proa_gateway.parsing.consumer import Message, MessageCollector
+from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.parser import ResponseParser
 from support.grammars import LIMITS
 from support.tokenizers import byte_level_tokenizer
 
@@ -68,3 +77,40 @@ def accepts_message(grammar: Grammar, text: str, tokenizer: FormatTokenizer) -> 
     if cursor.part is Part.BOUND:
         return matcher.is_accepting or cursor.is_complete
     return grammar.repeats  # no end is allowed while the output is free before the grammar
+
+
+def random_message(grammar: Grammar, tokenizer: FormatTokenizer, random: Random, exits: Sequence[str]) -> list[int]:
+    """Tokens of a whole message that the grammar allows from its first token on.
+
+    `exits`: texts that end strings and values, tried more often than by chance, so that the message has an end.
+    """
+    matcher = TestMatcher(grammar, tokenizer).matcher
+    ways_out = [tokenizer.encode(text) for text in exits]
+    ids: list[int] = []
+    while not matcher.is_stopped():
+        if random.random() < (0.3 if len(ids) < 200 else 0.9):
+            way_out = random.choice(ways_out)
+            ids += way_out[: matcher.try_consume_tokens(way_out)]
+            continue
+        allowed = [id for id, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        if EOS in allowed and (allowed == [EOS] or random.random() < 0.5):
+            break
+        token_id = random.choice([id for id in allowed if id != EOS])
+        assert matcher.try_consume_tokens([token_id]) == 1, matcher.get_error()
+        ids.append(token_id)
+        assert len(ids) < 20_000
+    return ids
+
+
+def parse_message(
+    tool_format: ToolFormat, token_ids: Sequence[int], tokenizer: FormatTokenizer, schemas: Schemas
+) -> Message:
+    """The message of these tokens. Of the tokenizer's tokens, the format's are given to the parser as ids."""
+    compiled = compile_format(tool_format, tokenizer.added_tokens, calls=True)
+    parser, collector = ResponseParser(compiled, schemas, reasoning_open=False), MessageCollector()
+    for is_marker, run in groupby(token_ids, key=lambda token_id: token_id in compiled.markers):
+        for ids in [[token_id] for token_id in run] if is_marker else [list(run)]:
+            text = tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
+            collector.events(parser.marker(ids[0]) if is_marker else parser.text(text), Delta())
+    collector.events(parser.finish(), Delta())
+    return collector.message

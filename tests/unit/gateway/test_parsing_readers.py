@@ -77,6 +77,8 @@ def read_all_ways(make: Callable[[], ArgumentsReader], text: str) -> str:
         ("<parameter=either>\ntrue\n</parameter>\n</function>", {"either": "true"}),
         ('<parameter=other>\n{"a": [1]}\n</parameter>\n</function>', {"other": {"a": [1]}}),
         ("<parameter=other>\nsome text\n</parameter>\n</function>", {"other": "some text"}),
+        ('<parameter=tags>\n["</parameter>", "\\""]\n</parameter>\n</f', {"tags": ["</parameter>", '"']}),
+        ('<parameter=tags>\n["a</parameter>\n<parameter=days>\n2\n</parameter>\n</f', {"tags": '["a', "days": 2}),
         ('<parameter=a"b>\n1\n</parameter>\n</function>', {'a"b': 1}),
     ],
 )
@@ -101,6 +103,11 @@ def test_tagged_arguments_have_the_types_of_the_schema(text: str, arguments: obj
 )
 def test_each_form_of_tags_gives_the_same_arguments(tags: Tags, text: str) -> None:
     assert json.loads(read_all_ways(lambda: tagged(tags), text)) == {"city": "Oslo", "days": 2}
+
+
+def test_a_value_that_is_no_json_ends_at_its_first_tag_when_the_call_is_closed() -> None:
+    text = '<arg_key>tags</arg_key><arg_value>["a</arg_value><arg_key>days</arg_key><arg_value>2</arg_value>'
+    assert json.loads(read_all_ways(lambda: tagged(PAIRS), text)) == {"tags": '["a', "days": 2}
 
 
 def test_a_declared_string_is_a_string_whatever_the_schema_has() -> None:

@@ -5,6 +5,7 @@ import pytest
 from proa.contract import Grammar
 from proa.grammar import GrammarError, check
 from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.formats.harmony import HARMONY
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning, answer_grammar, tool_grammar
 from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
@@ -133,3 +134,35 @@ def test_a_strict_tool_whose_schema_cannot_be_held_is_refused_by_name() -> None:
 def test_names_are_escaped_in_json() -> None:
     required = grammar("required", TEXT, tools=[FunctionTool('a"b')])
     assert accepts_message(required, '<tool_call>\n{"name": "a\\"b", "arguments": {}}\n</tool_call>', TEXT)
+
+
+CHANNELS = format_tokenizer("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|start|>")
+THINKS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}'
+
+
+def test_in_channels_a_call_may_follow_reasoning_and_preambles() -> None:
+    required = grammar("required", CHANNELS, tool_format=HARMONY)
+    for text in (HARMONY_CALL, f"{THINKS}{HARMONY_CALL}", f"{THINKS}{PREAMBLE}{THINKS}{HARMONY_CALL}"):
+        assert accepts_message(required, text, CHANNELS), text
+    for text in (f"{FINAL}Hello", THINKS, f"{THINKS}{FINAL}", HARMONY_CALL[:-1], "Hello", HARMONY_CALL * 2):
+        assert not accepts_message(required, text, CHANNELS), text
+
+
+def test_in_channels_auto_allows_an_answer_or_a_call() -> None:
+    auto = grammar("auto", CHANNELS, tool_format=HARMONY)
+    for text in (f"{THINKS}{FINAL}Hello.", f"{FINAL}", HARMONY_CALL):
+        assert accepts_message(auto, text, CHANNELS), text
+    assert not accepts_message(auto, HARMONY_CALL.replace('"Oslo"', "5"), CHANNELS)
+    with_answer = grammar("auto", CHANNELS, tool_format=HARMONY, answer=Grammar(text='start: "yes"\n'))
+    assert accepts_message(with_answer, f"{THINKS}{FINAL}yes", CHANNELS)
+    assert not accepts_message(with_answer, f"{FINAL}no", CHANNELS)
+
+
+def test_in_channels_an_answer_is_in_its_channel() -> None:
+    answer = Grammar(text='start: "yes"\n')
+    made = answer_grammar(HARMONY, answer, reasoning=Reasoning.CLOSED, added_tokens=CHANNELS.added_tokens)
+    assert accepts_message(made, f"{THINKS}{FINAL}yes", CHANNELS)
+    assert not accepts_message(made, "yes", CHANNELS)

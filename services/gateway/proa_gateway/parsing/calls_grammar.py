@@ -24,7 +24,7 @@ class CallsGrammar:
         """`parallel`: several calls are allowed. Raises `GrammarError` as `arguments_rules` does."""
         self.rules = LarkRules(added_tokens)
         self._format = tool_format
-        self._parallel = parallel
+        self._parallel = parallel and tool_format.channels is None  # there, a call ends the output
         self._arguments: list[tuple[FunctionTool, str]] = []
         for index, tool in enumerate(tools):
             expression, lines = arguments_rules(tool_format.arguments, tool, added_tokens, f"tool_{index}_")
@@ -77,7 +77,7 @@ class CallsGrammar:
             an_id = f"/[{re.escape(ids.alphabet)}]{{{ids.length}}}/"
         places = {"$arguments": arguments, "$id": an_id, "$index": _NUMBER}
         parts = re.split(r"(\$(?:arguments|id|index))", call.replace("$name", name))
-        return " ".join(filter(None, (places.get(part) or self._literal(part) for part in parts)))
+        return " ".join(filter(None, (places[part] if part in places else self._literal(part) for part in parts)))
 
     def _literal(self, text: str) -> str:
         return self.rules.literal(text) if text else ""

@@ -88,6 +88,7 @@ class Channels:
     A header is the text around `open`, up to `body`. A message ends with one of `close`; `next` begins another.
     `routes`: regular expressions with the kind of a body. The first one counts that matches the header from its start,
     where a header is what stands after `open`, a space, and what stands before it. That of a call has a group `name`.
+    `reasoning`, `preamble` and `answer`: the headers of these, as the model is to write them.
     """
 
     open: str
@@ -95,6 +96,9 @@ class Channels:
     close: tuple[str, ...]
     next: str
     routes: tuple[tuple[str, Route], ...]
+    reasoning: str
+    preamble: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from proa.contract.grammar import Grammar
 from proa.grammar import GrammarError
 from proa.grammar.lark import AddedTokens
 from proa_gateway.parsing.calls_grammar import CallsGrammar
-from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.format import Channels, ToolFormat
 from proa_gateway.parsing.lark_rules import LarkRules
 from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
 
@@ -50,6 +50,9 @@ def tool_grammar(
     if is_auto and answer is None and not any(tool.strict for tool in tools):
         return None
     calls = CallsGrammar(tool_format, tools, added_tokens, parallel=parallel)
+    if tool_format.channels:
+        bodies = [calls.calls(), *([_answer_message(tool_format.channels, answer, calls.rules)] if is_auto else [])]
+        return _in_channels(tool_format.channels, bodies, calls.rules)
     if is_auto and answer is None and (opening := calls.opening_token) is not None:
         return _grammar(calls.rules, calls.after_opening(), start_after=(opening,), repeats=True)
     if not is_auto:
@@ -62,9 +65,11 @@ def answer_grammar(
     tool_format: ToolFormat, answer: Grammar, *, reasoning: Reasoning, added_tokens: AddedTokens
 ) -> Grammar:
     """The grammar of a message without calls, whose content matches `answer`."""
+    rules = LarkRules(added_tokens)
+    if tool_format.channels and not answer.start_after:
+        return _in_channels(tool_format.channels, [_answer_message(tool_format.channels, answer, rules)], rules)
     if answer.start_after or reasoning is Reasoning.CLOSED:
         return answer
-    rules = LarkRules(added_tokens)
     return _after_reasoning(tool_format, _nested(answer, rules), reasoning, rules)
 
 
@@ -72,6 +77,19 @@ def _nested(answer: Grammar, rules: LarkRules) -> str:
     if answer.start_after:
         raise GrammarError("tools and structural tags that begin with a token exclude each other")
     return rules.rule(f"%lark {{\n{answer.text}\n}}")
+
+
+def _in_channels(channels: Channels, bodies: Sequence[str], rules: LarkRules) -> Grammar:
+    """Messages with reasoning and preambles, and one of the bodies with its header."""
+    headers = f"({rules.literal(channels.reasoning)} | {rules.literal(channels.preamble)})"
+    text = f"{rules.literal(channels.open)} {headers} {rules.literal(channels.body)} {rules.free_text()}"
+    before = f"({text} {rules.literal(channels.close[0] + channels.next)})*"
+    return _grammar(rules, f"{before} ({' | '.join(bodies)})")
+
+
+def _answer_message(channels: Channels, answer: Grammar | None, rules: LarkRules) -> str:
+    header = rules.literal(channels.open + channels.answer + channels.body)
+    return f"{header} {_nested(answer, rules) if answer else rules.free_text()}"
 
 
 def _after_reasoning(tool_format: ToolFormat, body: str, reasoning: Reasoning, rules: LarkRules) -> Grammar:

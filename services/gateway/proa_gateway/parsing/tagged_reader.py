@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from proa_gateway.parsing.json_text import escape, held_back, quoted
+from proa_gateway.parsing.open_string import OpenString
 from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema
 from proa_gateway.parsing.tagged_value import to_json
 
@@ -58,7 +59,17 @@ class TaggedReader:
     have ended.
     """
 
-    __slots__ = ("_collected", "_num_values", "_parameters", "_pending", "_state", "_tags", "_types")
+    __slots__ = (
+        "_collected",
+        "_num_tags_in_strings",
+        "_num_values",
+        "_parameters",
+        "_pending",
+        "_state",
+        "_string_state",
+        "_tags",
+        "_types",
+    )
 
     def __init__(self, tags: Tags, parameters: Schema) -> None:
         """`parameters`: the JSON schema of the tool's arguments."""
@@ -69,6 +80,8 @@ class TaggedReader:
         self._pending = ""  # text that is not understood without what follows
         self._collected: list[str] = []  # of the header or the value being read
         self._num_values = 0
+        self._string_state = OpenString()  # of a value that may be JSON
+        self._num_tags_in_strings = 0  # closing tags that did not end that value
 
     @property
     def is_complete(self) -> bool:
@@ -89,10 +102,14 @@ class TaggedReader:
 
     def close(self) -> str:
         """Values that have not ended stay open, so that a truncated call is no valid JSON."""
+        written = ""
+        if self._state is _State.OTHER and self._num_tags_in_strings:
+            self._read_again("")
+            written = self.feed("")
         if self._state is _State.BETWEEN:
-            return self._complete()
+            return written + self._complete()
         rest, self._pending = self._pending, ""
-        return escape(rest) if self._state is _State.STRING else ""
+        return written + (escape(rest) if self._state is _State.STRING else "")
 
     def _between(self) -> str:
         self._pending = self._pending.lstrip()
@@ -125,6 +142,7 @@ class TaggedReader:
         if self._pending.startswith(before) or not before.startswith(self._pending):
             self._pending = self._pending.removeprefix(before)
             self._state = _State.WORD_OR_STRING if is_text(self._types) else _State.OTHER
+            self._string_state, self._num_tags_in_strings = OpenString(), 0
         return ""
 
     def _word_or_string(self) -> str:
@@ -144,7 +162,28 @@ class TaggedReader:
         return escape(self._take_collected()) + ('"' if ended else "")
 
     def _other(self) -> str:
-        return to_json(self._take_collected(), self._types) if self._value_ends() else ""
+        """A closing tag within a string of JSON belongs to it."""
+        string = self._string_state
+        while True:
+            num_collected = len(self._collected)
+            ended = self._ends(self._tags.close)
+            string.feed("".join(self._collected[num_collected:]))
+            if self._num_tags_in_strings and not string.may_be_json:
+                string = self._read_again(self._tags.close if ended else "")
+            elif not ended:
+                return ""
+            elif string.is_open:
+                self._num_tags_in_strings += 1
+                self._collected.append(self._tags.close)
+            else:
+                self._state = _State.BETWEEN
+                return to_json(self._take_collected().removesuffix(self._tags.after_value), self._types)
+
+    def _read_again(self, end: str) -> OpenString:
+        """The value is no JSON after all: read it from its start, so that its first closing tag ends it."""
+        self._pending = f"{self._take_collected()}{end}{self._pending}"
+        self._string_state, self._num_tags_in_strings = OpenString(may_be_json=False), 0
+        return self._string_state
 
     def _take_collected(self) -> str:
         text = "".join(self._collected)

@@ -17,5 +17,8 @@ HARMONY = ToolFormat(
             (r"analysis", Route.REASONING),
             (r"final|commentary", Route.CONTENT),
         ),
+        reasoning="analysis",
+        preamble="commentary",
+        answer="final",
     ),
 )
