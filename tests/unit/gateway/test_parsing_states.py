@@ -2,9 +2,13 @@
 
 import pytest
 
+from proa_gateway.parsing.compiled_format import compile_format
+from proa_gateway.parsing.events import ContentDelta
 from proa_gateway.parsing.format import Envelope, Json, NamedIds, PythonCall, ToolFormat
 from proa_gateway.parsing.formats.harmony import HARMONY
+from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.formats.mistral import MISTRAL_V11
+from proa_gateway.parsing.parser import ResponseParser
 from support.transcripts import Transcript, check_transcript, parse
 
 PYTHONIC = ToolFormat(
@@ -64,6 +68,12 @@ def test_other_ids_are_unique() -> None:
 def test_a_header_of_a_call_has_a_limit() -> None:
     text = "<call>" + "functions." * 200 + "f:1<args>{}</call>"
     assert parse(NAMED, text, size=1).content == parse(NAMED, text).content == text
+
+
+def test_a_long_output_of_openings_alone_is_one_event() -> None:
+    text = '<tool_call>{"x": "' + "<tool_call>{" * 2000
+    parser = ResponseParser(compile_format(HERMES, {}, calls=True), {}, reasoning_open=False)
+    assert parser.text(text) + parser.finish() == [ContentDelta(text)]
 
 
 CHANNEL_TOKENS = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"]

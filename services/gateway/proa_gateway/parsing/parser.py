@@ -4,6 +4,7 @@ The parser is given the format's own tokens as ids, and the text between them. O
 format's own texts and the whitespace beside them are missing in the message: what turns out to be no call is content.
 """
 
+from itertools import groupby
 from typing import Final
 
 from proa_gateway.parsing.call_reader import Schemas
@@ -13,6 +14,9 @@ from proa_gateway.parsing.compiled_format import CompiledFormat, State
 from proa_gateway.parsing.events import ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.format import Route, ToolFormat
 from proa_gateway.parsing.terminals import Action, Terminal
+
+# Characters that are read at once. Text that is no call is read again, so longer texts could take quadratic time.
+_MAX_PART = 4096
 
 
 def is_reasoning_open(tool_format: ToolFormat, generation_prompt: str) -> bool:
@@ -98,24 +102,27 @@ class ResponseParser:
 
     def _take_events(self) -> list[MessageEvent]:
         events, self._events = self._events, []
-        return events
+        return _merged(events) if len(events) > 1 else events
 
     def _emit(self, text: str) -> None:
-        """Text of what the state says; parts of the same kind become one."""
-        if not text:
-            return
-        kind = ReasoningDelta if self._state is State.REASONING else ContentDelta
-        if self._events and isinstance(last := self._events[-1], kind):
-            self._events[-1] = kind(last.text + text)
-        else:
-            self._events.append(kind(text))
+        """Text of the state's kind."""
+        if text:
+            self._events.append(ReasoningDelta(text) if self._state is State.REASONING else ContentDelta(text))
 
     def _read(self, text: str) -> None:
-        text, self._pending = self._pending + text, ""
-        while text:
-            text = (
-                self._skip(text, self._expected) if self._expected is not None else self._STEPS[self._state](self, text)
-            )
+        unread = [text]  # last part first
+        while unread:
+            text = unread.pop()
+            if len(text) > _MAX_PART:
+                unread.append(text[_MAX_PART:])
+                text = text[:_MAX_PART]
+            text, self._pending = self._pending + text, ""
+            if text and (rest := self._step(text)):
+                unread.append(rest)
+
+    def _step(self, text: str) -> str:
+        """Read text in one state. Returns what was not read."""
+        return self._skip(text, self._expected) if self._expected is not None else self._STEPS[self._state](self, text)
 
     def _read_marker(self, token_id: int) -> None:
         """All that is pending is whitespace, and in content and reasoning the beginning of a terminal."""
@@ -251,3 +258,15 @@ class ResponseParser:
         State.HEADER: _read_header,
         State.CALL: _read_calls,
     }
+
+
+def _merged(events: list[MessageEvent]) -> list[MessageEvent]:
+    """Neighbouring parts of reasoning or content become one."""
+    merged: list[MessageEvent] = []
+    for kind, group in groupby(events, type):
+        if kind is ReasoningDelta or kind is ContentDelta:
+            texts = [event.text for event in group if isinstance(event, ReasoningDelta | ContentDelta)]
+            merged.append(kind("".join(texts)))
+        else:
+            merged += group
+    return merged
