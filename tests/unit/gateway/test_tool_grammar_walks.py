@@ -8,7 +8,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from proa.grammar import check
-from proa_gateway.parsing.format import ObjectLiteral
 from proa_gateway.parsing.grammar import Reasoning, tool_grammar
 from proa_gateway.parsing.tool import FunctionTool
 from support.format_writers import WRITERS, Writer
@@ -67,13 +66,10 @@ EXITS = [
     "</｜DSML｜parameter>\n",
     ",",
     "<|end|>",
+    '<|"|>',
+    "<escape>",
 ]
-CASES = [
-    (writer, has_tokens)
-    for writer in WRITERS
-    for has_tokens in (True, False)
-    if (has_tokens or writer.may_be_text) and not isinstance(writer.tool_format.arguments, ObjectLiteral)
-]
+CASES = [(writer, has_tokens) for writer in WRITERS for has_tokens in (True, False) if has_tokens or writer.may_be_text]
 
 
 @pytest.mark.parametrize(

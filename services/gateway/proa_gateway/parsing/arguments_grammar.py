@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from proa.grammar import GrammarError, check
 from proa.grammar.lark import AddedTokens
-from proa_gateway.parsing.format import ArgumentsSyntax, Envelope, Json, PythonCall, Tagged
+from proa_gateway.parsing.format import ArgumentsSyntax, Envelope, Json, ObjectLiteral, PythonCall, Tagged
 from proa_gateway.parsing.json_rules import JsonRules
-from proa_gateway.parsing.literal_grammar import python_arguments
+from proa_gateway.parsing.object_grammar import ObjectArguments
+from proa_gateway.parsing.python_grammar import python_arguments
 from proa_gateway.parsing.schema_types import Schema
 from proa_gateway.parsing.tagged_grammar import tagged_arguments
 from proa_gateway.parsing.tool import FunctionTool
@@ -47,4 +48,5 @@ def _lower(syntax: ArgumentsSyntax, parameters: Schema, rules: JsonRules) -> str
             return tagged_arguments(template, parameters, rules)
         case PythonCall():
             return python_arguments(parameters, rules)
-    raise GrammarError("schemas are not supported in this format of tool calls")
+        case ObjectLiteral(quote=quote):
+            return ObjectArguments(quote, parameters, rules).lower()

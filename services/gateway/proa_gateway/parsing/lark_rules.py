@@ -1,5 +1,6 @@
 """LarkRules: collects the rules and terminals of one grammar."""
 
+from collections.abc import Callable
 from itertools import takewhile
 
 from proa.grammar.lark import AddedTokens, literal, quote, split
@@ -20,6 +21,13 @@ class LarkRules:
         name = f"{self._prefix}rule_{len(self.lines)}"
         self.lines.append(f"{name}{attributes}: {body}")
         return name
+
+    def named_rule(self, name: str, body: Callable[[str], str]) -> str:
+        """Add a rule that may name itself, once. `body`: called with its full name."""
+        full_name = f"{self._prefix}{name}"
+        if not any(line.startswith(f"{full_name}: ") for line in self.lines):
+            self.lines.append(f"{full_name}: {body(full_name)}")
+        return full_name
 
     def terminal(self, body: str) -> str:
         name = f"{self._prefix.upper()}TERMINAL_{len(self.lines)}"

@@ -8,7 +8,7 @@ from proa_gateway.parsing.json_rules import JsonRules
 from proa_gateway.parsing.object_schema import Property, properties, with_definitions
 from proa_gateway.parsing.schema_types import Schema, allowed_types
 
-_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -23,12 +23,12 @@ def python_arguments(parameters: Schema, rules: JsonRules) -> str:
 
     named = properties(parameters)
     if named is None:
-        item = rules.rule(f'{_KEY} "=" {rules.json({})}')
+        item = rules.rule(f'{KEY} "=" {rules.json({})}')
         return f'({item} (", " {item})*)?'
-    return _items(named, "=", ", ", value, rules)
+    return item_list(named, "=", ", ", value, rules)
 
 
-def _items(
+def item_list(
     named: Sequence[Property], separator: str, comma: str, value: Callable[[Schema], str], rules: JsonRules
 ) -> str:
     """A list of the properties, of which optional ones may be left out, with commas between those that are there."""
