@@ -101,6 +101,7 @@ def load_engine(
     Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
     from proa_engine.executor import make_executor
+    from proa_engine.worker.host import available_cores
 
     with ThreadPoolExecutor(1, thread_name_prefix="proa-tokenizer") as threads:
         tokenizer_loading = threads.submit(_load_tokenizer, config)  # beside the weights
@@ -113,6 +114,7 @@ def load_engine(
             executor.eos_token_ids,
             max_num_seqs=config.max_num_seqs,
             make_buffer=executor.make_host_buffer,
+            num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,
         )
     parts = assemble_engine(config, executor, folder, trace_steps, grammars)

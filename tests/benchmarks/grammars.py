@@ -24,6 +24,7 @@ from proa.grammar import lower
 from proa_engine import LLM
 from proa_engine.core.grammar import GrammarCursor, GrammarReady
 from proa_engine.grammar import NO_LIMITS, GrammarTokenizer, LLGuidanceGrammars, make_tokenizer
+from proa_engine.worker.host import available_cores
 
 BUILTIN = Path(__file__).parents[2] / "engine/proa_engine/builtin/model/tokenizer.json"
 CALL = {
@@ -109,6 +110,7 @@ def make_grammars(tokenizer: GrammarTokenizer, rows: int) -> LLGuidanceGrammars:
         tokenizer.eos_tokens,
         max_num_seqs=rows,
         make_buffer=lambda num_bytes: memoryview(bytearray(num_bytes)),
+        num_threads=max(available_cores() // 2, 1),
         limits=NO_LIMITS,
     )
 

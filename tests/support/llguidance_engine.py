@@ -39,6 +39,7 @@ def llguidance_grammars(*, max_num_seqs: int = 8) -> Iterator[LLGuidanceGrammars
         [EOS],
         max_num_seqs=max_num_seqs,
         make_buffer=lambda num_bytes: memoryview(bytearray(num_bytes)),
+        num_threads=2,
         limits=SERVING_LIMITS,
     )
     try:

@@ -74,6 +74,7 @@ class Bench:
             self.executor.eos_token_ids,
             max_num_seqs=self.config.max_num_seqs,
             make_buffer=self.executor.make_host_buffer,
+            num_threads=2,
             limits=NO_LIMITS,
         )
         self.alone: dict[str, Result] = {}

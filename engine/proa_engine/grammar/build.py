@@ -66,6 +66,8 @@ class GrammarBuilder:
             started = time.thread_time()
             mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: len(self._one_byte_tokens)]
             yield time.thread_time() - started
+            if not mask.any():
+                raise TooComplex
             one_byte = mask & self._one_byte_tokens
             matcher.consume_token(_random_token(one_byte if step % 2 and one_byte.any() else mask, rng))
             if matcher.is_error():

@@ -19,13 +19,20 @@ class LLGuidanceGrammars:
         *,
         max_num_seqs: int,
         make_buffer: MakeBuffer,
+        num_threads: int,
         limits: QueueLimits,
     ) -> None:
-        """`make_buffer` returns writable memory of so many bytes, for masks. `limits` are of the compiler's queue."""
+        """`make_buffer` returns writable memory of so many bytes, for masks, which `num_threads` fill. `limits` are of
+        the compiler's queue."""
         self.stats = GrammarStats()
         self._compiler = GrammarCompiler(GrammarBuilder(tokenizer).build, self.stats, limits)
         self._masks = Masks(
-            tokenizer, eos_token_ids, max_num_seqs=max_num_seqs, make_buffer=make_buffer, stats=self.stats
+            tokenizer,
+            eos_token_ids,
+            max_num_seqs=max_num_seqs,
+            make_buffer=make_buffer,
+            num_threads=num_threads,
+            stats=self.stats,
         )
 
     def prepare(self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None]) -> GrammarCursor | None:

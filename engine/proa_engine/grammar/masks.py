@@ -1,7 +1,6 @@
 """Masks: fills the masks of a step's constrained rows, on the step's thread and a few threads of llguidance."""
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -31,6 +30,7 @@ class Masks:
         *,
         max_num_seqs: int,
         make_buffer: MakeBuffer,
+        num_threads: int,
         stats: GrammarStats,
     ) -> None:
         length = num_words(tokenizer)
@@ -38,7 +38,7 @@ class Masks:
         self._ring = itertools.cycle([np.frombuffer(buffer, np.uint32).reshape(-1, length) for buffer in buffers])
         self._no_end = np.full(length, 0xFFFFFFFF, np.uint32)
         forbid(self._no_end, eos_token_ids)
-        self._executor = LLExecutor(min(max((os.cpu_count() or 1) // 2, 1), 8))
+        self._executor = LLExecutor(num_threads)
         self._num_timed_fills = 0  # fills that are still to time each row alone
         self._stats = stats
 
