@@ -4,11 +4,13 @@ import pytest
 
 from proa.contract import Grammar
 from proa.grammar import GrammarError, check
-from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.format import PythonCall, ToolFormat
 from proa_gateway.parsing.formats.harmony import HARMONY
 from proa_gateway.parsing.formats.hermes import HERMES
+from proa_gateway.parsing.formats.pythonic import PYTHONIC
 from proa_gateway.parsing.grammar import Reasoning, answer_grammar, tool_grammar
 from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
+from support.format_writers import WRITERS, Writer
 from support.tool_grammars import FormatTokenizer, accepts_message, format_tokenizer
 
 WEATHER = FunctionTool(
@@ -166,3 +168,28 @@ def test_in_channels_an_answer_is_in_its_channel() -> None:
     made = answer_grammar(HARMONY, answer, reasoning=Reasoning.CLOSED, added_tokens=CHANNELS.added_tokens)
     assert accepts_message(made, f"{THINKS}{FINAL}yes", CHANNELS)
     assert not accepts_message(made, "yes", CHANNELS)
+
+
+@pytest.mark.parametrize(
+    "writer",
+    # Their grammar has JSON's double quotes, where the models mostly write single ones.
+    [writer for writer in WRITERS if not isinstance(writer.tool_format.arguments, PythonCall)],
+    ids=lambda writer: writer.tool_format.name,
+)
+def test_auto_constrains_the_calls_of_each_format(writer: Writer) -> None:
+    tokenizer = format_tokenizer(*writer.tokens)
+    auto = grammar("auto", tokenizer, tool_format=writer.tool_format)
+    right, wrong = {"city": "Oslo", "days": 3}, {"city": "Oslo", "days": "x"}
+    final = FINAL if writer.tool_format.channels else ""
+    assert accepts_message(auto, f"{final}Hello.", tokenizer)
+    assert accepts_message(auto, writer.calls([("weather", right)]), tokenizer)
+    assert not accepts_message(auto, writer.calls([("weather", wrong)]), tokenizer)
+    assert not accepts_message(auto, writer.calls([("unknown", {})]), tokenizer)
+
+
+def test_auto_of_python_calls_allows_text_that_does_not_begin_like_them() -> None:
+    auto = grammar("auto", TEXT, tool_format=PYTHONIC)
+    for text in ("", "Hello [1].", '[weather(city="Oslo", days=3)]', '[clock(), weather(city="x")]'):
+        assert accepts_message(auto, text, TEXT), text
+    for text in ("[1]", " [clock()", '[weather(days="x")]', "[weather()]"):
+        assert not accepts_message(auto, text, TEXT), text

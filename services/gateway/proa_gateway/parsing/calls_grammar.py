@@ -43,7 +43,8 @@ class CallsGrammar:
     def calls_or_text(self) -> str:
         """Text in which each opening of a call begins one that matches its schema."""
         if self._format.at_start:
-            text = self.rules.terminal(rf"~(/\s*/ {quote(self._opening[0])} {ANY})")
+            # Without ANY, bytes that are not UTF-8 may follow, so the terminal never ends for llguidance's lexer.
+            text = self.rules.terminal(rf"{ANY} & ~(/\s*/ {quote(self._opening[0])} {ANY})")
             return f"{text} | {self.calls()}"
         to_opening = f"{self.rules.text_until(self._opening)} {self.after_opening()}"
         text = self.rules.free_text()
