@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from proa_gateway.openai.response_schema import ChatCompletion, ChatCompletionChunk
 from support.chat import tool_tokenizer, tool_tokenizer_files
 from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, running_gateway
@@ -136,6 +137,14 @@ async def test_the_chunks_of_a_call_have_the_form_of_openai(gateway: RunningGate
     assert len(parts) > 2
     assert "".join(part["function"]["arguments"] for part in parts) == ROME
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_bodies_and_events_match_the_documented_schema(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, f"<think>one</think>two {CALL}")
+    body = {"model": "fake", "messages": USER, "tools": [WEATHER]}
+    ChatCompletion.model_validate((await gateway.http.post("/v1/chat/completions", json=body)).json(), strict=True)
+    for event in (await gateway.events("/v1/chat/completions", body))[:-1]:
+        ChatCompletionChunk.model_validate(event, strict=True)
 
 
 async def test_reasoning_has_two_names_and_is_counted(gateway: RunningGateway, engine: FakeEngine) -> None:

@@ -11,11 +11,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class UsageInfo(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None  # of models whose reasoning is parsed
 
 
 class _Response(BaseModel):
@@ -37,7 +42,7 @@ class _Chunk(BaseModel):
 
 class _Choice(BaseModel):
     index: int
-    finish_reason: Literal["stop", "length", "abort"] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
@@ -56,19 +61,49 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprobs]
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CalledFunctionPart(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallPart(BaseModel):
+    """The first part of a call has `id`, `type` and the name, those after it more of the arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionPart
+
+
 class ChatMessage(BaseModel):
     role: str
-    content: str
+    content: str | None
     refusal: None
     annotations: None
     audio: None
     function_call: None
-    reasoning: None
+    reasoning: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatDelta(BaseModel):
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
 class ChatCompletionChoice(_Choice):
