@@ -73,6 +73,21 @@ def test_template_comes_from_its_file_then_the_configuration() -> None:
     assert template_source({}, None) is None
 
 
+def test_a_chat_with_tools_uses_the_template_for_them() -> None:
+    several = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    assert template_source({"chat_template": several}, None, tools=True) == "t"
+    assert template_source({"chat_template": several}, None) == "d"
+    assert template_source({"chat_template": several[:1]}, None, tools=True) == "d"
+    assert template_source({"chat_template": "a"}, None, tools=True) == "a"
+    assert template_source({"chat_template": several}, b"file", tools=True) == "file"
+
+
+def test_a_template_says_whether_it_tests_for_none() -> None:
+    assert ChatTemplate("{% if messages[0].content is none %}{% endif %}").tests_none
+    assert ChatTemplate("{% if tools is not none %}{% endif %}").tests_none
+    assert not ChatTemplate("{{ 'is none' }}{{ messages is defined }}").tests_none
+
+
 def test_special_tokens_are_strings_or_objects() -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "other": "x"}
     assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}
