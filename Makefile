@@ -54,6 +54,12 @@ unit: setup ## only the unit and integration tests (PYTEST_ARGS)
 system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
 	OMP_NUM_THREADS=1 pytest tests/system $(PYTEST_ARGS)
 
+browser: setup ## the chat page in headless Chromium, which must be installed
+	scripts/run --port $(PORT) -- uv run --quiet --no-project --with playwright python tests/browser/chat_page.py --url http://127.0.0.1:$(PORT)
+
+clients: setup ## the clients that people use, against a gateway that runs already (PORT)
+	python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
+
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
@@ -117,4 +123,4 @@ clean: ## remove everything that the tasks above created
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak browser clients images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
