@@ -72,17 +72,23 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate the next assistant message of one conversation or several, with the model's chat template.
 
-        Raises `ValueError` as `generate` does, and if the model has no tokenizer or no chat template.
+        `tools`: functions that the model may call, in the form of the OpenAI API. Calls stay in the text, in the
+        model's own format.
+
+        Raises `ValueError` as `generate` does, and if the model has no tokenizer, no chat template, or one without
+        tools where tools are given.
         """
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise ValueError("chat needs a tokenizer")
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [{"prompt_token_ids": tokenizer.apply_chat_template(conversation)} for conversation in conversations]
+        token_ids = [tokenizer.apply_chat_template(conversation, tools) for conversation in conversations]
+        prompts = [{"prompt_token_ids": ids} for ids in token_ids]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _run(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:

@@ -50,14 +50,19 @@ class Tokenizer:
         """The text of one token, or the name of a special token. Incomplete UTF-8 becomes U+FFFD."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The token ids that prompt for the assistant's next message.
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """The token ids that prompt for the assistant's next message. `tools`: in the form of the OpenAI API.
 
-        Raises `ValueError` if the model has no chat template, or if it raises for these messages.
+        Raises `ValueError` if the model has no chat template, if the template ignores tools that are given, or if it
+        raises for these messages.
         """
         if self._chat_template is None:
             raise ValueError("the model has no chat template")
-        text = self._chat_template.render(messages)
+        if tools and "tools" not in self._chat_template.variables:
+            raise ValueError("the model's chat template does not use tools")
+        text = self._chat_template.render(messages, {"tools": tools} if tools else {})
         return self.encode(text, add_special_tokens=False)
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

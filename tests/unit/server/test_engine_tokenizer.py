@@ -60,6 +60,15 @@ def test_template_error_and_missing_template_raise_value_error() -> None:
         make_tokenizer(template_file="{{ raise_exception('only one turn') }}").apply_chat_template([])
 
 
+def test_chat_template_gets_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    tokenizer = make_tokenizer(template_file="{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
+
+    assert tokenizer.decode(tokenizer.apply_chat_template([], tools)) == "add"
+    with pytest.raises(ValueError, match="does not use tools"):
+        make_tokenizer(template_file=TEMPLATE).apply_chat_template([], tools)
+
+
 def test_error_for_a_model_without_tokenizer_names_the_flag() -> None:
     with pytest.raises(ValueError, match="skip_tokenizer_init"):
         Tokenizer({})
