@@ -6,6 +6,7 @@ GatewayError
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidApiKey        401  the API key is missing or unknown
 ├── ModelNotFound        404  no engine serves the model
+├── ResponseNotFound     404  the response is not stored in this gateway process
 ├── BodyTooLarge         413  the request body is over the limit
 ├── UnsupportedMediaType 415  the Content-Type is not JSON
 ├── Overloaded           429  a limit of the gateway or of an engine is reached
@@ -73,6 +74,12 @@ class ModelNotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class ResponseNotFound(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "response_not_found"
 
 
 class BodyTooLarge(GatewayError):

@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore
 from proa_gateway.admission.control import AdmissionControl
+from proa_gateway.background import BackgroundTasks
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
@@ -30,6 +31,7 @@ from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.extra_fields import ExtraFields
 from proa_gateway.openai.message_format import MessageFormats
 from proa_gateway.openai.serving import Serving
+from proa_gateway.response_store import ResponseStore
 from proa_gateway.routing.router import Router
 
 TOKENIZER_THREADS = 2
@@ -50,6 +52,8 @@ class Gateway:
     api_keys: ApiKeyStore
     config: GatewayConfig
     conversation_settings: ConversationSettings
+    responses: ResponseStore
+    background: BackgroundTasks
     extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -103,6 +107,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             metrics=metrics,
             router=router,
         )
+        background = BackgroundTasks()
         tasks = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
             asyncio.create_task(api_keys.watch(), name="API keys"),
@@ -117,11 +122,16 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 serving=serving,
                 api_keys=api_keys,
                 config=config,
+                responses=ResponseStore(
+                    max_responses=config.max_stored_responses, max_bytes=config.max_stored_response_bytes
+                ),
+                background=background,
                 conversation_settings=ConversationSettings(
                     MessageFormats(config.tool_call_parser, config.reasoning_parser), config.trust_request_chat_template
                 ),
             )
         finally:
+            await background.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

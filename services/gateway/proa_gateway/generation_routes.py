@@ -1,25 +1,31 @@
 """What the routes of all generation endpoints have in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http import error_responses
 from proa_gateway.openai.endpoint_handler import EndpointHandler
-from proa_gateway.streaming import WriterResponse
+from proa_gateway.streaming import ResponseWriter, WriterResponse
 
 ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
 def generate(handler: EndpointHandler, request: Request) -> Response:
     """The response that the handler's generation writes. Raises `UnsupportedField`."""
+    return WriterResponse(generation(handler, request))
+
+
+def generation(handler: EndpointHandler, request: Request) -> Callable[[ResponseWriter], Coroutine[Any, Any, None]]:
+    """Writes the handler's response. Raises `UnsupportedField`."""
     gateway, state, body = gateway_of(request), request.state, handler.request
     if body.request_id is not None and "x-request-id" not in request.headers:
         state.request_id = body.request_id
     state.response_headers += gateway.extra_fields.check(handler.extra_fields, handler.refused)
-    respond = partial(
+    return partial(
         gateway.serving.respond,
         handler,
         state.caller,
@@ -27,7 +33,6 @@ def generate(handler: EndpointHandler, request: Request) -> Response:
         request.headers,
         state.response_headers,
     )
-    return WriterResponse(respond)
 
 
 def on_ignored(request: Request) -> Callable[[Sequence[str]], None]:

@@ -21,11 +21,13 @@ from proa_gateway.openai.response_schema import (
 )
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
+from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
 router = APIRouter()
 router.include_router(tokenizer_router)
 router.include_router(messages_router)
+router.include_router(responses_router)
 public_router = APIRouter()  # routes that need no API key
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

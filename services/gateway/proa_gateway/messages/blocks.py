@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.openai.fields import TemplateValue, Text
+from proa_gateway.openai.fields import TemplateValue, Text, known_types
 from proa_gateway.openai.tools import ToolName
 
 
@@ -40,28 +40,11 @@ class ToolUseBlock(BaseModel):
     input: dict[Text, TemplateValue]
 
 
-def _refuse_other_types(*types: str) -> BeforeValidator:
-    """One error for a list entry of a wrong type, instead of one for each type that it could have."""
-
-    def check(value: object) -> object:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(kind, str):
-            raise PydanticCustomError("invalid_type", "must be an object with a type")
-        if kind not in types:
-            message = "has the type {kind}: only {types} are supported"
-            raise PydanticCustomError(
-                "unsupported_parameter", message, {"kind": repr(kind[:40]), "types": ", ".join(types)}
-            )
-        return value
-
-    return BeforeValidator(check)
-
-
 def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-_TextBlock = Annotated[TextBlock, _refuse_other_types("text")]
+_TextBlock = Annotated[TextBlock, known_types("text")]
 TextBlocks = Annotated[list[_TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock])]
 """Text, or blocks of it."""
 
@@ -80,7 +63,7 @@ ContentBlock = Annotated[
         TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
     ],
-    _refuse_other_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    known_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 
 

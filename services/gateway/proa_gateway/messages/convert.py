@@ -15,13 +15,11 @@ from proa_gateway.messages.blocks import (
     ToolUseBlock,
 )
 from proa_gateway.messages.protocol import CountTokensRequest, MessagesRequest
+from proa_gateway.openai.chat_prompt import THINKING_SWITCHES
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.protocol import ChatMessage, GenerationRequest
 from proa_gateway.openai.tools import Tool, ToolChoice
 from proa_gateway.parsing.tool import NamedTool
-
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables of chat templates that switch reasoning on or off."""
 
 
 def generation_request(body: MessagesRequest) -> GenerationRequest:

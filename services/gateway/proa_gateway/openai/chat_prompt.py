@@ -12,7 +12,8 @@ from proa_gateway.openai.protocol import ChatCompletionRequest
 # Appended to a message that is to be continued; the prompt ends where the template writes it. The space shows whether
 # the template strips messages.
 _MARK = "\ue000continue\ue000 "
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that switch reasoning on or off."""
 
 
 def render_prompt(conversation: Conversation, template: ChatTemplate) -> str:
@@ -72,7 +73,7 @@ def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, 
         variables["documents"] = list(conversation.documents)
     if conversation.reasoning_effort is not None:
         # Templates that can only switch reasoning off do not know how much of it is asked for.
-        switches: Sequence[str] = _THINKING_SWITCHES if conversation.reasoning_effort == "none" else ()
+        switches: Sequence[str] = THINKING_SWITCHES if conversation.reasoning_effort == "none" else ()
         _check_used(template, "reasoning_effort", ("reasoning_effort", *switches))
         variables |= {"reasoning_effort": conversation.reasoning_effort, **dict.fromkeys(switches, False)}
     return variables

@@ -1,7 +1,7 @@
 """Request fields that constrain the output, with the names of OpenAI, vLLM and SGLang."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -84,7 +84,9 @@ class StructuredOutputs(BaseModel):
 
 
 class ConstraintFields(BaseModel):
-    """At most one of these may constrain the output."""
+    """At most one of these may constrain the output. `format_field`: what errors call `response_format`."""
+
+    format_field: ClassVar[str] = "response_format"
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -153,6 +153,23 @@ Content = Annotated[
 """A message's text; text parts are joined with newlines."""
 
 
+def known_types(*types: str) -> BeforeValidator:
+    """One error for a list entry of a wrong type, instead of one for each type that it could have."""
+
+    def check(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise PydanticCustomError("invalid_type", "must be an object with a type")
+        if kind not in types:
+            message = "has the type {kind}: only {types} are supported"
+            raise PydanticCustomError(
+                "unsupported_parameter", message, {"kind": repr(kind[:40]), "types": ", ".join(types)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
 def _biases(value: dict[str, float]) -> dict[int, float]:
     biases: dict[int, float] = {}
     if wrong := [key for key in value if not (key.isascii() and key.isdigit() and len(key) <= 10)]:

@@ -28,8 +28,8 @@ from proa_gateway.parsing.events import (
 )
 
 
-class MessageChoice(Protocol):
-    """Renders one choice in an API's form. Stateful: `opening` comes first, and events come in order."""
+class EventRenderer(Protocol):
+    """Renders one choice as an API's events. Stateful: `opening` comes first, and events come in order."""
 
     def opening(self, usage: Usage) -> bytes:
         """The events before the first delta, or nothing. `usage`: of the prompt."""
@@ -39,6 +39,10 @@ class MessageChoice(Protocol):
         """The API's events for these, possibly none. Neighbouring parts of one text are merged already. The last call
         has `delta.finish_reason`. `usage`: to put into the event."""
         ...
+
+
+class MessageChoice(EventRenderer, Protocol):
+    """Renders one choice in an API's form."""
 
     def final(self, events: Sequence[MessageEvent], delta: Delta) -> dict[str, Any]:
         """The choice's part of a response that is not streamed, from all events, merged."""
@@ -94,7 +98,7 @@ class _FirstCall:
         self._sink.events(kept, delta)
 
 
-class _MessageOutput:
+class MessageOutput:
     """A `ChoiceOutput` that turns deltas into events for a `MessageSink`."""
 
     def __init__(self, sink: MessageSink, message_format: MessageFormat | None) -> None:
@@ -120,7 +124,7 @@ class _MessageOutput:
         return self._consumer.reasoning_tokens if has_reasoning else None
 
 
-class MessageCollector(_MessageOutput):
+class MessageCollector(MessageOutput):
     """The `CollectedChoice` of a message."""
 
     def __init__(self, choice: MessageChoice, message_format: MessageFormat | None) -> None:
@@ -135,10 +139,10 @@ class MessageCollector(_MessageOutput):
         return self._choice.final(events, delta)
 
 
-class MessageStream(_MessageOutput):
+class MessageStream(MessageOutput):
     """The `StreamedChoice` of a message. While the client reads too slowly, events are merged."""
 
-    def __init__(self, choice: MessageChoice, message_format: MessageFormat | None, outlet: EventOutlet) -> None:
+    def __init__(self, choice: EventRenderer, message_format: MessageFormat | None, outlet: EventOutlet) -> None:
         super().__init__(self, message_format)
         self._choice = choice
         self._outlet = outlet

@@ -55,7 +55,7 @@ def _given(request: ConstraintFields) -> dict[str, dict[str, Any]]:
     """The constraints by their fields, each as an argument of `StructuredOutputsParams`."""
     given: dict[str, dict[str, Any]] = {}
     if request.response_format is not None and request.response_format.type != "text":
-        given["response_format"] = _of_response_format(request.response_format)
+        given[request.format_field] = _of_response_format(request.response_format)
     if request.structured_outputs is not None:
         given |= {f"structured_outputs.{name}": {name: value} for name, value in _forms(request.structured_outputs)}
     for field, name in _TOP_LEVEL.items():

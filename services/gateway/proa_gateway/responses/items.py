@@ -1,0 +1,153 @@
+"""Items of a response's input: messages, calls, their results and reasoning. Other items are refused by their type."""
+
+import secrets
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from proa_gateway.openai.fields import Text, known_types
+
+Fields = dict[str, Any]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(16)
+
+
+class TextPart(BaseModel):
+    """`annotations` and `logprobs` of earlier answers have no effect."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class ThoughtPart(BaseModel):
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+_TextPart = Annotated[TextPart, known_types("input_text", "output_text")]
+TextParts = Annotated[list[_TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[_TextPart])]
+"""Text, or parts of it."""
+
+
+class MessageItem(BaseModel):
+    """`status`: the last message is continued if it is the assistant's and not completed."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextParts
+    id: Text | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content)
+
+    def listed(self) -> Fields:
+        if self.role == "assistant":
+            parts: list[Fields] = [output_text(part.text) for part in self.content]
+        else:
+            parts = [{"type": "input_text", "text": part.text} for part in self.content]
+        return {"id": self.id or new_id("msg_"), "type": "message", "role": self.role, "content": parts}
+
+
+class CallItem(BaseModel):
+    """A call by the model. `arguments`: JSON text."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+    id: Text | None = None
+    status: Status | None = None
+
+    def listed(self) -> Fields:
+        fields = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        return {"id": self.id or new_id("fc_"), "type": "function_call", **fields}
+
+
+class CallOutputItem(BaseModel):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: TextParts
+    id: Text | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.output)
+
+    def listed(self) -> Fields:
+        fields = {"call_id": self.call_id, "output": self.text}
+        return {"id": self.id or new_id("fco_"), "type": "function_call_output", **fields}
+
+
+class ReasoningItem(BaseModel):
+    """Reasoning of an earlier answer. `encrypted_content` is left out of the prompt: only its author can read it."""
+
+    type: Literal["reasoning"]
+    summary: list[ThoughtPart] = []
+    content: list[ThoughtPart] | None = None
+    encrypted_content: str | None = None
+    id: Text | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary)
+
+    def listed(self) -> Fields:
+        fields = self.model_dump(include={"summary", "content", "encrypted_content"})
+        return {"id": self.id or new_id("rs_"), "type": "reasoning", **fields}
+
+
+def _with_type(value: object) -> object:
+    """Messages may have no type."""
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "item_reference":
+        raise PydanticCustomError("unsupported_parameter", "has the type 'item_reference': send the item itself")
+    return {"type": "message", **value} if "role" in value else value
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+_Item = Annotated[
+    Annotated[Item, Field(discriminator="type")],
+    known_types("message", "function_call", "function_call_output", "reasoning"),
+    BeforeValidator(_with_type),
+]
+
+
+def _as_items(value: object) -> object:
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+InputItems = Annotated[
+    list[_Item], Field(min_length=1), BeforeValidator(_as_items, json_schema_input_type=str | list[_Item])
+]
+"""The text of a user's message, or items."""
+_STORED: TypeAdapter[list[Item]] = TypeAdapter(list[_Item])
+
+
+def parsed(items: Iterable[Fields]) -> list[Item]:
+    """Items that the gateway has written."""
+    return _STORED.validate_python(list(items))
+
+
+def listed(items: Iterable[Item]) -> list[Fields]:
+    """The items as clients get them, each with an id."""
+    return [{**item.listed(), "status": item.status or "completed"} for item in items]
+
+
+def output_text(text: str, logprobs: Iterable[Fields] = ()) -> Fields:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

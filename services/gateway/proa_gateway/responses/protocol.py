@@ -1,0 +1,143 @@
+"""The body of `POST /v1/responses`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from proa_gateway.openai.constraint_fields import ResponseFormat
+from proa_gateway.openai.fields import TemplateVariables, Text
+from proa_gateway.openai.protocol import Count, Effort, GenerationRequest, Name
+from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
+from proa_gateway.responses.items import InputItems
+from proa_gateway.responses.tools import ToolParam, ToolSelection, ToolSelectionField
+
+LOGPROBS = "message.output_text.logprobs"
+# What else `include` may name. The reasoning of an answer is readable; other items and parts do not occur.
+_INCLUDED_ALREADY = frozenset(
+    {
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
+_NO_LOGPROBS = Refused("use include and top_logprobs")
+# Some of these are fields of `GenerationRequest`.
+REFUSED: Mapping[str, Refused] = {
+    **REFUSED_IN_CHAT,
+    "prompt": Refused("prompt templates are not stored"),
+    "conversation": Refused("conversations are not stored; use previous_response_id"),
+    "context_management": Refused("items of the input are never dropped"),
+    "truncation": Refused("input that is too long is refused", neutral=("disabled",)),
+    "text.verbosity": REFUSED_IN_CHAT["verbosity"],
+    "messages": Refused("use input"),
+    "system": Refused("use instructions"),
+    "max_tokens": Refused("use max_output_tokens"),
+    "max_completion_tokens": Refused("use max_output_tokens"),
+    "response_format": Refused("use text.format"),
+    "reasoning_effort": Refused("use reasoning.effort"),
+    "n": Refused("a response has one output", neutral=(1,)),
+    "best_of": Refused("a response has one output", neutral=(1,)),
+    "logprobs": _NO_LOGPROBS,
+    "prompt_logprobs": _NO_LOGPROBS,
+    "return_token_ids": Refused("responses have no token ids"),
+    "enable_response_messages": Refused("use GET /v1/responses/{id}/input_items"),
+    "previous_input_messages": Refused("use previous_response_id or input"),
+}
+NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextFormat":
+        if self.type == "json_schema" and self.schema_ is None:
+            raise PydanticCustomError("missing", "type json_schema needs the field schema")
+        return self
+
+    def response_format(self) -> ResponseFormat:
+        """In the form of chat completions."""
+        fields = self.model_dump(by_alias=True, exclude_unset=True)
+        kind = fields.pop("type")
+        return ResponseFormat.model_validate({"type": kind, "json_schema": fields if kind == "json_schema" else None})
+
+
+class TextConfig(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    format: TextFormat | None = None
+
+
+class ReasoningConfig(BaseModel):
+    """`summary` and `generate_summary` have no effect: the response has the reasoning itself."""
+
+    model_config = ConfigDict(extra="allow")
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(GenerationRequest):
+    """`store`: keep the response, for `previous_response_id`. `background`: answer before it is generated."""
+
+    format_field: ClassVar[str] = "text.format"
+
+    input: InputItems
+    instructions: Text | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Count | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolSelectionField = ToolSelection("auto", "auto")
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    store: bool | None = Field(None, description="Default: true.")
+    background: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(None, description="No effect.")
+    prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
+    safety_identifier: Name | None = Field(None, description="No effect.")
+
+    # vLLM's extra fields
+    include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
+    chat_template_kwargs: TemplateVariables | None = None
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """Those of `GenerationRequest` that responses do not have are among them."""
+        others = {name: getattr(self, name) for name in REFUSED if name in self.model_fields_set}
+        unknown: dict[str, object] = {
+            f"include.{name}": True for name in set(self.include or ()) - _INCLUDED_ALREADY - {LOGPROBS}
+        }
+        if self.top_logprobs and not self.wants_logprobs:
+            unknown["top_logprobs"] = self.top_logprobs
+        fields = super().extra_fields | others | unknown
+        return {name: value for name, value in fields.items() if name not in NO_EFFECT}
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def keeps_response(self) -> bool:
+        return self.store is not False
+
+    def generation_request(self) -> GenerationRequest:
+        """With the constraint of the output where all APIs have it."""
+        text_format = self.text.format if self.text else None
+        return self.model_copy(update={"response_format": text_format.response_format() if text_format else None})

@@ -1,0 +1,109 @@
+"""The routes of OpenAI's Responses API."""
+
+import time
+from typing import Annotated, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+
+from proa_gateway.admission.auth import Caller
+from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.gateway import gateway_of
+from proa_gateway.generation_routes import ERRORS, generate, generation, on_ignored
+from proa_gateway.http import error_responses
+from proa_gateway.responses.background import generate_unseen
+from proa_gateway.responses.handler import ResponsesHandler
+from proa_gateway.responses.items import Fields
+from proa_gateway.responses.protocol import ResponsesRequest
+from proa_gateway.responses.response import cancelled, new_response
+from proa_gateway.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS
+from proa_gateway.responses.stored import CallersResponses, page
+
+responses_router = APIRouter()
+_ERRORS = error_responses(400, 401, 404)
+
+
+@responses_router.post("/v1/responses", responses={**ERRORS, 200: RESPONSE_OR_EVENTS})
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    stored = _stored(request)
+    history = stored.history(body.previous_response_id) if body.previous_response_id else []
+    keep = stored.keep([*history, *body.input]) if body.keeps_response else _discard
+    settings = gateway_of(request).conversation_settings
+    handler = ResponsesHandler(body, history, settings, keep, on_ignored(request))
+    return _start(handler, body, request) if body.background else generate(handler, request)
+
+
+@responses_router.get("/v1/responses/{response_id}", responses={**_ERRORS, 200: RESPONSE})
+async def get_response(response_id: str, request: Request, stream: bool = False) -> Response:
+    if stream:
+        raise UnsupportedField("stream is not supported: the events of a response are not stored.", param="stream")
+    return _json(_stored(request).response(response_id))
+
+
+@responses_router.delete("/v1/responses/{response_id}", responses={**_ERRORS, 200: DELETED})
+async def delete_response(response_id: str, request: Request) -> Response:
+    await gateway_of(request).background.cancel((_caller(request), response_id))
+    _stored(request).delete(response_id)
+    return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+
+
+@responses_router.post("/v1/responses/{response_id}/cancel", responses={**_ERRORS, 200: RESPONSE})
+async def cancel_response(response_id: str, request: Request) -> Response:
+    """A response that has ended stays as it is."""
+    stored = _stored(request)
+    await gateway_of(request).background.cancel((_caller(request), response_id))
+    response: Fields = orjson.loads(stored.response(response_id))
+    if not response["background"]:
+        raise InvalidRequest("Only responses with background can be cancelled.", param="response_id")
+    if response["status"] in ("queued", "in_progress"):
+        stored.replace(cancelled(response))
+    return _json(stored.response(response_id))
+
+
+@responses_router.get("/v1/responses/{response_id}/input_items", responses={**_ERRORS, 200: ITEM_LIST})
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """The items that the model was given, those of previous responses included."""
+    items = _stored(request).input_items(response_id)
+    return _json(orjson.dumps(page(items, limit=limit, order=order, after=after)))
+
+
+def _start(handler: ResponsesHandler, body: ResponsesRequest, request: Request) -> Response:
+    """Answer with the queued response, and generate it in the background."""
+    if not body.keeps_response:
+        raise InvalidRequest("background needs store to be true.", param="background")
+    if body.stream:
+        message = "stream is not supported with background: fetch the response until it has ended."
+        raise UnsupportedField(message, param="stream")
+    handler.validate()
+    respond = generation(handler, request)
+    id, background = handler.id_prefix + request.state.request_id, gateway_of(request).background
+    if (_caller(request), id) in background:
+        raise InvalidRequest(f"The response {id!r} is being generated: use another request id.", param="request_id")
+    queued = new_response(body, id=id, created=int(time.time()), model=body.model or "")
+    handler.keep(queued)
+    answer = _json(_stored(request).response(id))
+    background.start((_caller(request), id), generate_unseen(respond, queued, handler.keep))
+    return answer
+
+
+def _caller(request: Request) -> str:
+    caller: Caller = request.state.caller
+    return caller.name
+
+
+def _stored(request: Request) -> CallersResponses:
+    return CallersResponses(gateway_of(request).responses, _caller(request))
+
+
+def _discard(response: Fields) -> None:
+    """Stands for storing a response with store=false."""
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -1,0 +1,80 @@
+"""The stored responses of one caller."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import orjson
+
+from proa_gateway.errors import InvalidRequest, ResponseNotFound
+from proa_gateway.response_store import ResponseStore, StoredResponse
+from proa_gateway.responses.answer import Keep
+from proa_gateway.responses.items import Fields, Item, listed, parsed
+
+
+class CallersResponses:
+    def __init__(self, store: ResponseStore, caller: str) -> None:
+        self._store = store
+        self._caller = caller
+
+    def response(self, id: str, *, param: str = "response_id") -> bytes:
+        """The response object as JSON. Raises `ResponseNotFound`, which names `param`."""
+        return self._find(id, param).response
+
+    def input_items(self, id: str) -> list[Fields]:
+        items: list[Fields] = orjson.loads(self._find(id, "response_id").input_items)
+        return items
+
+    def history(self, id: str) -> list[Item]:
+        """What a response after this one continues. Raises `InvalidRequest` if it has not ended."""
+        found = self._find(id, "previous_response_id")
+        response = orjson.loads(found.response)
+        if response["status"] not in ("completed", "incomplete"):
+            message = f"The response {id!r} cannot be continued: its status is {response['status']!r}."
+            raise InvalidRequest(message, param="previous_response_id")
+        return parsed(orjson.loads(found.input_items) + response["output"])
+
+    def keep(self, input_items: Sequence[Item]) -> Keep:
+        """A function that stores a response to these items."""
+        input_json = orjson.dumps(listed(input_items))
+
+        def put(response: Fields) -> None:
+            self._store.put(self._caller, response["id"], StoredResponse(orjson.dumps(response), input_json))
+
+        return put
+
+    def replace(self, response: Fields) -> None:
+        """Store a newer state of a response."""
+        found = self._find(response["id"], "response_id")
+        self._store.put(self._caller, response["id"], StoredResponse(orjson.dumps(response), found.input_items))
+
+    def delete(self, id: str) -> None:
+        self._find(id, "response_id")
+        self._store.delete(self._caller, id)
+
+    def _find(self, id: str, param: str) -> StoredResponse:
+        stored = self._store.get(self._caller, id)
+        if stored is None:
+            message = (
+                f"The response {id[:100]!r} is not stored: it was made with store=false or by another gateway process,"
+                " or newer responses have taken its place."
+            )
+            raise ResponseNotFound(message, param=param)
+        return stored
+
+
+def page(items: Sequence[Fields], *, limit: int, order: Literal["asc", "desc"], after: str | None) -> Fields:
+    """OpenAI's list object with up to `limit` items that come after the one with the id `after`."""
+    ordered = list(items) if order == "asc" else list(items)[::-1]
+    if after is not None:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise InvalidRequest(f"after names the item {after[:100]!r}, which is not in the input.", param="after")
+        ordered = ordered[ids.index(after) + 1 :]
+    data = ordered[:limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(ordered) > limit,
+    }

@@ -1,0 +1,99 @@
+"""Responses requests as conversations."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from proa_gateway.responses.convert import chat_messages, conversation_of
+from proa_gateway.responses.items import listed, parsed
+from proa_gateway.responses.protocol import ResponsesRequest
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+OTHER_CALL = {**CALL, "call_id": "c2"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+TEXT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]}
+
+
+def request(**fields: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"input": "Hi", **fields})
+
+
+def shape(*items: dict[str, Any]) -> list[tuple[str, str | None, str | None, list[str]]]:
+    """Role, text, reasoning and ids of calls of each message."""
+    return [
+        (
+            message.role,
+            message.content,
+            (message.model_extra or {}).get("reasoning_content"),
+            [call.id for call in message.tool_calls or ()],
+        )
+        for message in chat_messages(request(input=list(items)).input)
+    ]
+
+
+def test_reasoning_text_and_calls_of_one_answer_are_one_message() -> None:
+    assert shape(THOUGHT, TEXT, CALL, OTHER_CALL, RESULT) == [
+        ("assistant", "Wait.", "Hm.", ["c1", "c2"]),
+        ("tool", "1", None, []),
+    ]
+
+
+def test_another_text_or_thought_begins_another_message() -> None:
+    assert shape(TEXT, TEXT) == [("assistant", "Wait.", None, [])] * 2
+    assert shape(THOUGHT, CALL, THOUGHT, OTHER_CALL) == [
+        ("assistant", None, "Hm.", ["c1"]),
+        ("assistant", None, "Hm.", ["c2"]),
+    ]
+    assert shape(CALL, TEXT) == [("assistant", None, None, ["c1"]), ("assistant", "Wait.", None, [])]
+    assert shape(THOUGHT, THOUGHT, TEXT) == [("assistant", "Wait.", "Hm.\nHm.", [])]
+
+
+def test_a_summary_stands_for_reasoning_that_is_not_there() -> None:
+    summary = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Short."}]}
+    assert shape(summary) == [("assistant", None, "Short.", [])]
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert shape({"role": "user", "content": parts}, {**RESULT, "output": parts}) == [
+        ("user", "a\nb", None, []),
+        ("tool", "a\nb", None, []),
+    ]
+
+
+def test_listed_items_have_ids_and_are_the_same_items() -> None:
+    items = request(input=[{"role": "user", "content": "Hi"}, THOUGHT, TEXT, CALL, RESULT]).input
+    fields = listed(items)
+    assert len({item["id"] for item in fields}) == 5
+    assert listed(parsed(fields)) == fields
+    assert list(chat_messages(parsed(fields))) == list(chat_messages(items))
+
+
+def test_only_an_unfinished_message_is_continued() -> None:
+    for status, continues in (("in_progress", True), ("incomplete", True), ("completed", False)):
+        body = request(input=[{**TEXT, "status": status}])
+        conversation = conversation_of(body, body.input)
+        assert (conversation.continues_message, conversation.opens_message) == (continues, not continues)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": [{"type": "computer_call"}]}, "has the type 'computer_call': only message, function_call"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "send the item itself"),
+        ({"input": ["a"]}, "must be an object with a type"),
+        ({"input": 5}, "valid list"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "'input_file': only input_text"),
+        ({"tools": [{"type": "mcp"}]}, "'mcp': only function"),
+        ({"tool_choice": "maybe"}, "must be"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{}]}}, "must have"),
+        ({"input": "\ud800"}, "lone surrogate"),
+    ],
+)
+def test_there_is_one_error_for_a_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        request(**fields)
+    assert error.value.error_count() == 1
+    assert message in str(error.value)
