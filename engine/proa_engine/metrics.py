@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, SchedulerStats
 from proa.telemetry import PROVIDER_NAME
@@ -116,6 +116,7 @@ class EngineMetrics:
         stats, labels = self._stats, self._labels
         yield gauge("vllm:num_requests_running", "Requests running now.", labels, stats.num_running_reqs)
         yield gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", labels, stats.num_waiting_reqs)
+        yield self._sleep_state()
         yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
         cache = {
             "block_size": str(self._config.block_size),
@@ -125,6 +126,16 @@ class EngineMetrics:
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache, as labels.", labels | cache, 1)
         lora = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         yield gauge("vllm:lora_requests_info", "LoRA adapters in use, as labels; none yet.", labels | lora, 1)
+
+    def _sleep_state(self) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state",
+            "1 for the engine's sleep_state, 0 for the others.",
+            labels=(*self._labels, "sleep_state"),
+        )
+        for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
+            family.add_metric((*self._labels.values(), state), float(self._stats.sleep_level == level))
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._stats

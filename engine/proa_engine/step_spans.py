@@ -50,6 +50,12 @@ class TracedExecutor:
         future, span = self._executor.sample_tokens(masks), self._span
         return future if span is None else _TracedFuture(future, span)
 
+    def sleep(self, level: int) -> None:
+        self._executor.sleep(level)
+
+    def wake_up(self) -> None:
+        self._executor.wake_up()
+
     def shutdown(self) -> None:
         self._executor.shutdown()
 

@@ -96,6 +96,10 @@ class HostExecutor:
     def sample_tokens(self, masks: GrammarMasks | None = None) -> "HostFuture":
         return HostFuture(self, self._inputs, self._token_ids[: len(self._inputs.request_ids)])
 
+    def sleep(self, level: int) -> None: ...
+
+    def wake_up(self) -> None: ...
+
     def shutdown(self) -> None: ...
 
     def fail(self, reason: str) -> None: ...
@@ -193,7 +197,7 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
     metrics = EngineMetrics(CollectorRegistry(), config, num_gpu_blocks=executor.num_gpu_blocks)
     observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
     router, cable = RequestRouter(), Cable()
-    router.start(LoadedEngine(parts.core, info, (), lambda request: None, observer))
+    router.start(LoadedEngine(parts.core, info, config, (), lambda request: None, observer))
     session = GatewaySession(cable, Listener(), heartbeat=3600.0)  # type: ignore[arg-type]
     client = Client(session, Vocabulary(tokenizer))
     engine = asyncio.create_task(EngineSession(router, lambda: None).run(cable.messages(), cable.send))

@@ -72,6 +72,12 @@ class SimulatedDevice:
     def sample_tokens(self, masks: GrammarMasks | None = None) -> Future:
         return Future(self._output)
 
+    def sleep(self, level: int) -> None:
+        raise NotImplementedError
+
+    def wake_up(self) -> None:
+        raise NotImplementedError
+
     def shutdown(self) -> None:
         pass
 

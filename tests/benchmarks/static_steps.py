@@ -76,7 +76,7 @@ class _AllLayers(MetaWorker):
         self.init_device()
         steps = [Step.of_workload(workload, CONTEXT) for workload in WORKLOADS]
         shapes = [GraphShape(step.rows, 1) for step in steps if step.context]
-        self.model_runner = self._make_model_runner(self.load_model().num_blocks, shapes)
+        self._runner = self._make_model_runner(self.load_model().num_blocks, shapes)
         self.model_runner.capture_graphs(_RunAgain())
 
     def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
@@ -84,6 +84,7 @@ class _AllLayers(MetaWorker):
 
     def fixed_memory(self) -> set[int]:
         """Storages of the weights and the KV cache."""
+        assert self._model is not None
         tensors = [*self._model.parameters(), *self.model_runner.kv_caches]
         return {tensor.untyped_storage()._cdata for tensor in tensors}
 

@@ -48,6 +48,12 @@ class Watched:
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
         return self.inner.sample_tokens(masks)
 
+    def sleep(self, level: int) -> None:
+        self.inner.sleep(level)
+
+    def wake_up(self) -> None:
+        self.inner.wake_up()
+
     def shutdown(self) -> None:
         self.inner.shutdown()
 

@@ -162,6 +162,17 @@ class FakeExecutor:
         error = RuntimeError(f"step {plan.step} failed") if plan.step == self.fail_at else None
         return FakeFuture(output, lambda: self._reach_host(plan.step), error)
 
+    def sleep(self, level: int) -> None:
+        assert not self.rows, "requests are unfinished"
+        assert self.num_in_flight == 0
+        self.log.append(("sleep", level))
+        self._cache = []
+
+    def wake_up(self) -> None:
+        assert not self._cache, "the executor is awake"
+        self.log.append(("wake up", 0))
+        self._cache = [[None] * self.block_size for _ in range(self.num_blocks)]
+
     def shutdown(self) -> None:
         self.is_shut_down = True
 

@@ -16,6 +16,7 @@ import pytest
 
 from proa.contract import SamplingParams
 from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
 from proa_engine.executor.worker_connection import try_connect
 from support.engine import Engine, Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model
@@ -168,3 +169,13 @@ def test_a_rank_that_cannot_start_ends_the_others(folder: Path) -> None:
     with pytest.raises(ValueError, match="room for 3 blocks"), too_small:
         pass
     assert not child_pids()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_ranks_sleep_and_wake_up_together(folder: Path, single: dict[str, Result], level: SleepLevel) -> None:
+    with two_ranks(folder) as engine:
+        for operation in (Sleep(level), WakeUp()):
+            done = engine.core.operate(operation)
+            while not done.done():
+                engine.core.step()
+        assert_equal_where_sure(run(engine, REQUESTS), single)

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
@@ -16,6 +17,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest, unfinished_cursors
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
+from proa_engine.core.operations import Operation, Operations
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
 from proa_engine.core.scheduler import Scheduler
@@ -33,8 +35,8 @@ class _Compiled:
     ready: GrammarReady
 
 
-# A request, the end of a compilation, ids to abort, or a call to wake up.
-_Message = EngineCoreRequest | _Compiled | tuple[str, ...] | _KvEvents | None
+# A request, the end of a compilation, ids to abort, an operator's call, or None to end `wait_for_work`.
+_Message = EngineCoreRequest | _Compiled | tuple[str, ...] | _KvEvents | Operation | None
 
 
 class EngineCore:
@@ -54,6 +56,9 @@ class EngineCore:
         self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # after a step returns
         self._in_flight: deque[tuple[list[Request], StepFuture]] = deque()
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._operations = Operations(scheduler, executor)
+        self._operation: Operation | None = None  # read from the inbox and not run yet
+        self._sent_sleep_level = 0
         self._outputs: list[EngineCoreOutput] = []
         self._plain = PlainTokens()
         self._rejections: list[Rejection] = []
@@ -75,6 +80,12 @@ class EngineCore:
         """Stop adding cache changes to outputs. From any thread."""
         self._inbox.put(_KvEvents.UNFOLLOW)
 
+    def operate(self, operation: Operation) -> "Future[None]":
+        """Run an operator's call between two steps, from any thread. The future is its `done`."""
+        operation.done.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
+        self._inbox.put(operation)
+        return operation.done
+
     def wake(self) -> None:
         """Make `wait_for_work` return. From any thread or a signal handler."""
         self._inbox.put(None)
@@ -86,7 +97,8 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         unsent = self._outputs or self._rejections or self._kv_events.has_pending
-        return self._scheduler.has_work or bool(self._in_flight or unsent) or not self._inbox.empty()
+        operates = self._operation is not None or self._operations.must_sleep
+        return self._scheduler.has_work or operates or bool(self._in_flight or unsent) or not self._inbox.empty()
 
     def wait_for_work(self, timeout: float | None = None) -> None:
         """Block until there is something to do, `wake` is called or `timeout` seconds have passed."""
@@ -100,9 +112,10 @@ class EngineCore:
 
         Raises what the executor raises; the engine cannot continue then.
         """
+        self._read_inbox()
+        self._operate()
         self.step_started_at = time.monotonic()
         try:
-            self._read_inbox()
             scheduler_output, requests = self._scheduler.schedule(self._clock())
             started = self._start(scheduler_output, requests)
             if len(self._in_flight) > (self._max_in_flight if started else 0):
@@ -113,15 +126,22 @@ class EngineCore:
 
     def stats(self) -> SchedulerStats:
         """Statistics of this moment, in an object of the caller's own. From any thread."""
-        return self._scheduler.stats
-
-    def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache, as after a change of weights. Only between steps, on their thread."""
-        self._scheduler.reset_prefix_cache()
+        stats = self._scheduler.stats
+        stats.sleep_level = self._operations.sleep_level
+        return stats
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the core's state is inconsistent. For tests."""
         self._scheduler.check_integrity()
+
+    def _operate(self) -> None:
+        """Run operators' calls. Not timed as a part of the step: to load weights may take minutes."""
+        while (operation := self._operation) is not None:
+            self._operation = None
+            self._outputs += self._operations.run(operation, self._clock())
+            self._read_inbox()
+        if self._operations.must_sleep and not self._in_flight:
+            self._operations.fall_asleep()
 
     def _start(self, scheduler_output: SchedulerOutput, requests: list[Request]) -> bool:
         """Start the step. Returns False if there is none: no tokens, and no ids that workers must drop."""
@@ -155,20 +175,28 @@ class EngineCore:
         self._num_steps += 1
 
     def _read_inbox(self) -> None:
-        while not self._inbox.empty():  # only this thread reads it
+        """Read up to an operator's call, so that messages take effect in their order. Only this thread reads."""
+        while self._operation is None and not self._inbox.empty():
             self._read(self._inbox.get_nowait(), self._clock())
 
     def _read(self, message: _Message, now: float) -> None:
         if isinstance(message, EngineCoreRequest):
-            self._take_admission(self._scheduler.add_request(message, now, self._on_grammar_ready))
+            self._take_admission(self._add(message, now))
         elif isinstance(message, _Compiled):
             self._take_admission(self._scheduler.set_grammar(message.request, message.ready, now))
         elif message is _KvEvents.FOLLOW:
             self._kv_events.follow()
         elif message is _KvEvents.UNFOLLOW:
             self._kv_events.unfollow()
+        elif isinstance(message, Operation):
+            self._operation = message
         elif isinstance(message, tuple):
             self._outputs += self._scheduler.abort_requests(message, now)
+
+    def _add(self, request: EngineCoreRequest, now: float) -> Admission:
+        if self._operations.sleep_level:
+            return Rejection(request.request_id, request.client_index, "unavailable", "the engine sleeps")
+        return self._scheduler.add_request(request, now, self._on_grammar_ready)
 
     def _take_admission(self, admission: Admission) -> None:
         if isinstance(admission, Rejection):
@@ -180,11 +208,12 @@ class EngineCore:
         self._inbox.put(_Compiled(request, ready))
 
     def _take_outputs(self) -> StepOutputs | None:
-        kv_events = self._kv_events.take()
-        if not (self._outputs or self._plain.token_ids or self._rejections or kv_events):
+        kv_events, stats = self._kv_events.take(), self.stats()
+        is_same_level = stats.sleep_level == self._sent_sleep_level
+        if is_same_level and not (self._outputs or self._plain.token_ids or self._rejections or kv_events):
             return None
+        self._sent_sleep_level = stats.sleep_level
         outputs, self._outputs = self._outputs, []
         plain, self._plain = self._plain, PlainTokens()
         rejections, self._rejections = self._rejections, []
-        stats, now = self._scheduler.stats, self._clock()
-        return StepOutputs(outputs, stats, now, self._num_steps, plain, rejections, kv_events)
+        return StepOutputs(outputs, stats, self._clock(), self._num_steps, plain, rejections, kv_events)

@@ -33,4 +33,15 @@ class Executor(Protocol):
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture: ...
 
+    def sleep(self, level: int) -> None:
+        """Free the KV cache and, at level 2, the weights; level 1 moves a GPU's weights to host memory.
+
+        No request may be unfinished, and no step may follow until `wake_up`.
+        """
+        ...
+
+    def wake_up(self) -> None:
+        """Get the memory back. The content of the KV cache is lost."""
+        ...
+
     def shutdown(self) -> None: ...

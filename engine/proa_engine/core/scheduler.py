@@ -92,6 +92,10 @@ class Scheduler:
         """Queue a request whose grammar is compiled. Returns what `add_request` does."""
         return self._admission.set_grammar(request, ready, now)
 
+    def abort_all(self, now: float) -> list[EngineCoreOutput]:
+        """Finish all unfinished requests and return their last outputs."""
+        return self.abort_requests(list(self._table.by_id), now)
+
     def abort_requests(self, request_ids: Iterable[str], now: float) -> list[EngineCoreOutput]:
         """Finish requests and return their last outputs. Unknown ids are ignored: those may have just finished."""
         outputs = []

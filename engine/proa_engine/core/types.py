@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from proa.contract import EngineCoreOutput, SamplingParams, SchedulerStats, TokenLogprobs
 from proa_engine.core.kv_events import KvEventBatch
 
-RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists"]
+RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,13 @@ class MultiProcExecutor(UniProcExecutor):
         self._broadcast(wire.Step(scheduler_output))
         super().execute_model(scheduler_output)
 
+    def sleep(self, level: int) -> None:
+        """All ranks sleep together."""
+        self._on_all_ranks(wire.Sleep(level), lambda: UniProcExecutor.sleep(self, level))
+
+    def wake_up(self) -> None:
+        self._on_all_ranks(wire.WakeUp(), lambda: UniProcExecutor.wake_up(self))
+
     def fail(self, reason: str) -> None:
         """Also kill spawned workers: one that is stopped by SIGSTOP would not notice that this process ends."""
         super().fail(reason)
@@ -73,6 +80,13 @@ class MultiProcExecutor(UniProcExecutor):
         self._start_worker(sizes)
         for connection in self._connections:
             self._wait_for(connection.started)
+
+    def _on_all_ranks(self, message: wire.Sleep | wire.WakeUp, on_rank_0: Callable[[], None]) -> None:
+        """Call the other ranks while rank 0 does the same, as they may join in collectives, and wait for all."""
+        answers = [connection.call(message) for connection in self._connections]
+        on_rank_0()
+        for answer in answers:
+            self._wait_for(answer)
 
     def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
         if config.worker_sockets:

@@ -110,6 +110,14 @@ class UniProcExecutor:
         is_pinned = self._worker.device.type == "cuda"
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned).numpy().data
 
+    def sleep(self, level: int) -> None:
+        """Free this rank's KV cache and weights, see `Worker.sleep`."""
+        self._call(lambda: self._worker.sleep(level))
+
+    def wake_up(self) -> None:
+        """Get them back, with a KV cache of as many blocks. CUDA graphs are captured again."""
+        self._call(self._worker.wake_up)
+
     def shutdown(self) -> None:
         """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""
         if self._device_thread.close(_CLOSE_SECONDS):

@@ -43,6 +43,7 @@ class WorkerConnection:
         self.rank = rank
         self.ready: Future[wire.Ready] = Future()
         self.started: Future[wire.Started] = Future()
+        self._done: Future[None] = Future()  # of the last `call`
         self._path = path
         self._process = process
         self._on_lost = on_lost
@@ -70,6 +71,12 @@ class WorkerConnection:
         assert self._socket is not None
         with suppress(OSError):
             self._socket.sendall(frame)
+
+    def call(self, message: wire.Sleep | wire.WakeUp) -> "Future[None]":
+        """Have the worker do this after its steps. Only one call at a time. The future never fails: see `on_lost`."""
+        self._done = Future()
+        self.send(wire.encode(message))
+        return self._done
 
     def kill(self) -> None:
         """Kill the process if the engine spawned it. Thread-safe."""
@@ -105,6 +112,8 @@ class WorkerConnection:
                         self.ready.set_result(message)
                     case wire.Started():
                         self.started.set_result(message)
+                    case wire.Done():
+                        self._done.set_result(None)
                     case wire.Failed():
                         failure = f"failed: {message.reason}"
         if not self._is_closing:

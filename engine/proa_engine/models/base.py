@@ -35,3 +35,10 @@ class CausalLM(Protocol):
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield each of this rank's weights once."""
         ...
+
+
+def move_weights(model: CausalLM, device: torch.device) -> None:
+    """Move the weights to another device. The model can run only on the device where it was loaded."""
+    for tensor in model.parameters():
+        if tensor.device != device:  # mkldnn's own layouts have no `data`
+            tensor.data = tensor.data.to(device)

@@ -3,9 +3,10 @@
 The only file of the engine that names protobuf messages, beside the signatures of the servicer's methods.
 """
 
+import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -23,7 +24,9 @@ from proa.contract import (
 )
 from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
+from proa_engine.config import EngineConfig
 from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.operations import Sleep
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
 from proa_engine.telemetry import TRACE_HEADERS
 
@@ -158,6 +161,33 @@ def kv_events_to_pb(sequence: int, changes: KvChanges) -> service_pb2.SubscribeK
 
 def abort_to_pb() -> service_pb2.AbortResponse:
     return service_pb2.AbortResponse()
+
+
+def server_info_to_pb(config: EngineConfig) -> service_pb2.GetServerInfoResponse:
+    return service_pb2.GetServerInfoResponse(config=json.dumps(asdict(config)))
+
+
+def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:
+    """Raises `InvalidRequest`."""
+    match message.level:
+        case 0 | 1:
+            return Sleep(1, message.wait)
+        case 2:
+            return Sleep(2, message.wait)
+        case level:
+            raise InvalidRequest(f"level must be 1 or 2, got {level}")
+
+
+def reset_prefix_cache_to_pb() -> service_pb2.ResetPrefixCacheResponse:
+    return service_pb2.ResetPrefixCacheResponse()
+
+
+def sleep_to_pb() -> service_pb2.SleepResponse:
+    return service_pb2.SleepResponse()
+
+
+def wake_up_to_pb() -> service_pb2.WakeUpResponse:
+    return service_pb2.WakeUpResponse()
 
 
 def health_to_pb(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:

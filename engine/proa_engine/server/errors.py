@@ -7,6 +7,7 @@ EngineError
 ├── SlowReader          a session has too many unread bytes
 ├── NoPrefixCache       KV events requested, but prefix caching is off
 ├── NotReady            the model is still loading
+├── Sleeping            the engine sleeps until an operator wakes it up; another engine may take the request
 ├── Draining            the engine is shutting down and admits no new requests
 └── EngineDead          the engine has failed
 """
@@ -44,6 +45,10 @@ class NotReady(EngineError):
     retryable = True
 
 
+class Sleeping(EngineError):
+    retryable = True
+
+
 class Draining(EngineError):
     retryable = True
 
@@ -59,6 +64,7 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     SlowReader: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NoPrefixCache: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
+    Sleeping: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineDead: grpc.StatusCode.UNAVAILABLE,
 }
@@ -68,6 +74,7 @@ REJECTIONS: dict[str, type[EngineError]] = {
     "resource_exhausted": QueueFull,
     "invalid_argument": InvalidRequest,
     "already_exists": RequestIdInUse,
+    "unavailable": Sleeping,
 }
 
 

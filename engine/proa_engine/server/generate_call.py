@@ -63,6 +63,9 @@ class GenerateCall:
     def reject(self, request_id: str, error: EngineError) -> None:
         self.fail(error)
 
+    def load_changed(self) -> None:
+        """Nothing to do: the output has no statistics."""
+
     def drain(self) -> None:
         """Nothing to do: the request runs to its end."""
 

@@ -1,8 +1,8 @@
 """Health: the grpc.health.v1 statuses, computed from the state of the engine. Runs on the I/O thread.
 
 `` and the engine's service are readiness: the model is loaded, a gateway has opened a session or ten seconds have
-passed since loading, the engine is not draining and no step is late. `startup`: the model is loaded. `liveness`: the
-engine has not failed.
+passed since loading, the engine is not draining or asleep, and no step is late. `startup`: the model is loaded.
+`liveness`: the engine has not failed.
 """
 
 from dataclasses import dataclass, replace
@@ -21,11 +21,13 @@ class HealthState:
     gateway_wait_over: bool = False  # a gateway has opened a session, or GATEWAY_WAIT_SECONDS have passed
     draining: bool = False
     step_late: bool = False
+    asleep: bool = False
     dead: bool = False
 
     def statuses(self) -> dict[str, bool]:
         """Service name -> whether it is serving."""
-        ready = self.loaded and self.gateway_wait_over and not (self.draining or self.step_late or self.dead)
+        disturbed = self.draining or self.step_late or self.asleep or self.dead
+        ready = self.loaded and self.gateway_wait_over and not disturbed
         return {"": ready, convert.SERVICE: ready, "startup": self.loaded, "liveness": not self.dead}
 
 

@@ -2,10 +2,13 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from proa.contract import EngineCoreRequest, ModelInfo, SchedulerStats
+from proa_engine.config import EngineConfig
+from proa_engine.core.operations import Operation
 from proa_engine.server.kv_events import KvEventSource
 from proa_engine.server.observer import RequestObserver
 
@@ -16,6 +19,8 @@ class Core(KvEventSource, Protocol):
     def submit(self, request: EngineCoreRequest) -> None: ...
 
     def abort(self, request_ids: Iterable[str]) -> None: ...
+
+    def operate(self, operation: Operation) -> "Future[None]": ...
 
     def stats(self) -> SchedulerStats: ...
 
@@ -29,6 +34,7 @@ class LoadedEngine:
 
     core: Core
     info: ModelInfo
+    config: EngineConfig
     tokenizer_files: Sequence[tuple[str, bytes]]
     validate: Callable[[EngineCoreRequest], None]
     observer: RequestObserver

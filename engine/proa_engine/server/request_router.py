@@ -6,11 +6,12 @@ Runs on the I/O thread, so nothing is locked. A stream is an `OutputStream`: a S
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.server.errors import (
     REJECTIONS,
@@ -40,6 +41,10 @@ class OutputStream(Protocol):
 
     def reject(self, request_id: str, error: EngineError) -> None: ...
 
+    def load_changed(self) -> None:
+        """The engine has fallen asleep or woken up."""
+        ...
+
     def drain(self) -> None:
         """The engine admits no new requests; running ones continue."""
         ...
@@ -58,13 +63,16 @@ class _Stream:
 class RequestRouter:
     """States: loading, serving, draining, failed. Requests are admitted only while serving."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_sleep: Callable[[bool], None] = lambda asleep: None) -> None:
+        """`on_sleep` is called when the engine begins to sleep, and when it is awake again."""
+        self._on_sleep = on_sleep
         self._engine: LoadedEngine | None = None
         self._refusal: EngineError | None = NotReady("the model is still loading")
         self._streams: dict[int, _Stream] = {}
         self._stream_ids: dict[str, int] = {}  # by request id; kept until the core finishes or rejects the request
         self._shares = StreamShares(self._stream_ids)
         self._num_streams = 0  # since the start; the last stream's id
+        self._sleep_level = 0
         self._kv_events = KvEventPublisher()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -139,6 +147,11 @@ class RequestRouter:
         if self._engine is None:  # failed while this step was on its way from the main thread
             return
         self._engine.observer.on_outputs(outputs)
+        if outputs.stats.sleep_level != self._sleep_level:
+            self._sleep_level = outputs.stats.sleep_level
+            self._on_sleep(self._sleep_level > 0)
+            for each in self._streams.values():
+                each.output.load_changed()
         for stream_id, tokens in self._shares.split(outputs.plain):
             if (stream := self._streams.get(stream_id)) is not None:
                 stream.output.deliver_plain(tokens, outputs.timestamp, outputs.step)
@@ -157,6 +170,12 @@ class RequestRouter:
             if (stream := self._streams.get(rejection.client_index)) is not None:
                 stream.output.reject(rejection.request_id, REJECTIONS[rejection.code](rejection.message))
             self._forget(rejection.request_id)
+
+    async def operate(self, operation: Operation) -> None:
+        """Have the core do what an operator called for, and wait until it has. Raises EngineError."""
+        if self._refusal is not None:
+            raise self._refusal
+        await asyncio.wrap_future(self.engine.core.operate(operation))
 
     def subscribe_kv_events(self) -> KvSubscription:
         """Subscribe to changes of the prefix cache. Raises EngineError."""

@@ -77,7 +77,7 @@ class EngineServer:
         self._started_at = time.monotonic()
         self._registry = CollectorRegistry()
         self._tracer = EngineTracer.from_environment(model_name=options.config.model_name)
-        self._router = RequestRouter()
+        self._router = RequestRouter(self._on_sleep)
         self._health = Health()
         servicer = EngineServicer(self._router, self._on_session)
         self._io = IoThread(
@@ -172,7 +172,7 @@ class EngineServer:
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
         validate = partial(check_request, limits=parts.limits)
-        self._router.start(LoadedEngine(parts.core, info, sorted(files.items()), validate, observer))
+        self._router.start(LoadedEngine(parts.core, info, parts.config, sorted(files.items()), validate, observer))
         self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.tensor_parallel_size)
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)
@@ -196,3 +196,7 @@ class EngineServer:
         """I/O thread: a gateway has opened a session, or the time to wait for one is over."""
         if not self._health.state.gateway_wait_over:
             self._health_update = asyncio.ensure_future(self._health.update(gateway_wait_over=True))
+
+    def _on_sleep(self, asleep: bool) -> None:
+        """I/O thread: the engine begins to sleep, or is awake again."""
+        self._health_update = asyncio.ensure_future(self._health.update(asleep=asleep))

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from proa.engine.v1 import service_pb2, service_pb2_grpc
+from proa_engine.core.operations import ResetPrefixCache, WakeUp
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, status_code
 from proa_engine.server.generate_call import GenerateCall
@@ -58,6 +59,29 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
             with self._router.subscribe_kv_events() as subscription:
                 while True:
                     await context.write(convert.kv_events_to_pb(*await subscription.next_message()))
+
+    async def GetServerInfo(
+        self, request: service_pb2.GetServerInfoRequest, context: Context
+    ) -> service_pb2.GetServerInfoResponse:
+        async with _status_on_error(context):
+            return convert.server_info_to_pb(self._router.engine.config)
+
+    async def ResetPrefixCache(
+        self, request: service_pb2.ResetPrefixCacheRequest, context: Context
+    ) -> service_pb2.ResetPrefixCacheResponse:
+        async with _status_on_error(context):
+            await self._router.operate(ResetPrefixCache())
+        return convert.reset_prefix_cache_to_pb()
+
+    async def Sleep(self, request: service_pb2.SleepRequest, context: Context) -> service_pb2.SleepResponse:
+        async with _status_on_error(context):
+            await self._router.operate(convert.sleep_from_pb(request))
+        return convert.sleep_to_pb()
+
+    async def WakeUp(self, request: service_pb2.WakeUpRequest, context: Context) -> service_pb2.WakeUpResponse:
+        async with _status_on_error(context):
+            await self._router.operate(WakeUp())
+        return convert.wake_up_to_pb()
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):

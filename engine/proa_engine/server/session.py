@@ -91,6 +91,10 @@ class Session:
             self._forget(handle)
             self._send_control(convert.rejected_to_pb(handle, error))
 
+    def load_changed(self) -> None:
+        self._heartbeat_due = True
+        self._wake.set()
+
     def drain(self) -> None:
         self._draining = True
         self._send_control(convert.draining_to_pb())

@@ -124,6 +124,11 @@ class ModelRunner:
         assert self._graphs is not None
         self._graphs.capture(self._decode, capture)
 
+    def release(self) -> None:
+        """Free the KV cache and delete the graphs. The runner can run no more steps."""
+        self.clear_graphs()
+        self.kv_caches.clear()
+
     def clear_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.clear()

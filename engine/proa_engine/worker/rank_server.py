@@ -16,6 +16,7 @@ from typing import NoReturn
 from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.distributed import Rendezvous
+from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.worker import Worker
 
 _FAILED = 1  # exit code: the engine or this rank failed
@@ -59,13 +60,24 @@ class RankServer:
         return worker
 
     def _run_steps(self, worker: Worker) -> None:
-        runner = worker.model_runner
-        while isinstance(message := self._inbox.get(), wire.Step):
-            inputs = runner.prepare_inputs(message.scheduler_output)
-            if inputs is not None:
-                runner.execute_model(inputs)
-                runner.sample_tokens()
-        assert isinstance(message, wire.Shutdown)
+        while not isinstance(message := self._inbox.get(), wire.Shutdown):
+            match message:
+                case wire.Step():
+                    self._run_step(worker.model_runner, message)
+                case wire.Sleep():
+                    worker.sleep(message.level)
+                    self._send(wire.Done())
+                case wire.WakeUp():
+                    worker.wake_up()
+                    self._send(wire.Done())
+                case _:
+                    raise AssertionError(message)
+
+    def _run_step(self, runner: ModelRunner, step: wire.Step) -> None:
+        inputs = runner.prepare_inputs(step.scheduler_output)
+        if inputs is not None:
+            runner.execute_model(inputs)
+            runner.sample_tokens()
 
     def _read(self) -> None:
         reader = wire.worker_reader(self._connection)

@@ -1,7 +1,8 @@
 """Messages between the engine and the worker process of another rank: length-prefixed msgpack over a socket.
 
-The engine sends Init, Start, a Step for each step, and Shutdown. The worker answers Init with Ready and Start with
-Started, and sends Failed at any time before it exits. Either side treats the end of the stream as the other's death.
+The engine sends Init, Start, a Step for each step, Sleep and WakeUp, and Shutdown. The worker answers Init with Ready,
+Start with Started, Sleep and WakeUp with Done, and sends Failed at any time before it exits. Either side treats the end
+of the stream as the other's death.
 """
 
 import socket
@@ -49,6 +50,20 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     scheduler_output: SchedulerOutput
 
 
+class Sleep(msgspec.Struct, tag=True, frozen=True):
+    """Free the KV cache and weights. The next message is WakeUp or Shutdown."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, tag=True, frozen=True):
+    """Get the KV cache and weights back."""
+
+
+class Done(msgspec.Struct, tag=True, frozen=True):
+    """Sleep or WakeUp is done."""
+
+
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
     """Exit; nothing failed."""
 
@@ -59,8 +74,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToWorker = Init | Start | Step | Shutdown
-ToEngine = Ready | Started | Failed
+ToWorker = Init | Start | Step | Sleep | WakeUp | Shutdown
+ToEngine = Ready | Started | Done | Failed
 
 
 def encode(message: ToWorker | ToEngine) -> bytes:

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.base import CausalLM
+from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
@@ -37,7 +37,6 @@ class Worker:
         self.device: torch.device
         self.model_config: ModelConfig
         self.max_model_len: int
-        self.model_runner: ModelRunner
         self.longest_step_seconds = 0.0  # of the warm-up, scaled to a step of the full token budget
         self._config = config
         self._rank = rank
@@ -46,9 +45,17 @@ class Worker:
         self._parallel = ParallelContext(0, 1, None)
         self._tracer = WorkerTracer.from_environment(rank)
         self._at_exit = ExitStack()
-        self._model: CausalLM
+        self._model: CausalLM | None = None  # None until loaded, and while it sleeps at level 2
+        self._runner: ModelRunner | None = None  # None until started, and while it sleeps
+        self._num_blocks = 0
         self._dtype: torch.dtype
         self._cache_dtype: torch.dtype
+
+    @property
+    def model_runner(self) -> ModelRunner:
+        """Runs steps, between `start` and `shutdown`, except while the worker sleeps."""
+        assert self._runner is not None
+        return self._runner
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks."""
@@ -80,21 +87,12 @@ class Worker:
         Waits for `compile_pool`, where there is one, after loading.
         """
         config = self._config
-        self._model = load_model(
-            self._folder,
-            self.model_config,
-            dtype=self._dtype,
-            device=self.device,
-            parallel=self._parallel,
-            load_format=config.load_format,
-            seed=config.seed,
-            report=self._log,
-        )
+        model = self._model = self._load_weights()
         if compile_pool is not None:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: other ranks must not compile what rank 0 is compiling for them
             self._parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        shape = self._model.kv_cache_shape(1, config.block_size)
+        shape = model.kv_cache_shape(1, config.block_size)
         layout = CacheLayout(
             block_size=config.block_size,
             block_bytes=torch.Size(shape).numel() * self._cache_dtype.itemsize * self.model_config.num_layers,
@@ -105,30 +103,80 @@ class Worker:
         if num_blocks is None:
             num_blocks = self._blocks_that_fit(layout)
         kv_cache.check_room(num_blocks, layout)
-        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._model.parameters())
+        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
         return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, num_kv_heads=shape[2])
 
     @explain_out_of_memory()
     def start(self, num_blocks: int) -> None:
         """Allocate a KV cache of `num_blocks`, the same number on every rank, warm up and capture CUDA graphs."""
         started = time.monotonic()
-        shapes = self._graph_shapes()
-        self.model_runner = self._make_model_runner(num_blocks, shapes)
-        self._at_exit.callback(self.model_runner.clear_graphs)  # runs before distributed.leave
+        self._num_blocks = num_blocks
+        self._runner = self._make_model_runner(num_blocks, self._graph_shapes())
+        self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         self.longest_step_seconds = self._warm_up(self.model_runner, num_blocks).run()
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
-        if shapes:
-            started = time.monotonic()
-            self.model_runner.capture_graphs(self._graph_capture())
-            self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
+        self._capture_graphs()
         if self.device.type == "cuda":
             on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
+
+    def sleep(self, level: int) -> None:
+        """Free the KV cache. Level 1 also moves a GPU's weights to host memory, level 2 drops the weights.
+
+        CUDA graphs are deleted: they hold the addresses of the memory that this frees.
+        """
+        model, self._model = self._model, None
+        assert model is not None, "the worker sleeps already"
+        self._release_runner()
+        if level == 1:
+            move_weights(model, torch.device("cpu"))
+            self._model = model
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @explain_out_of_memory()
+    def wake_up(self) -> None:
+        """Undo `sleep`: get the weights back, allocate a new KV cache and capture CUDA graphs again.
+
+        Nothing is warmed up, as the kernels stay compiled.
+        """
+        started = time.monotonic()
+        if self._model is None:
+            self._model = self._load_weights()
+        else:
+            move_weights(self._model, self.device)
+        self._runner = self._make_model_runner(self._num_blocks, self._graph_shapes())
+        self._capture_graphs()
+        self._log(f"woke up in {time.monotonic() - started:.1f} s")
 
     def shutdown(self) -> None:
         self._tracer.shutdown()
         self._at_exit.close()
 
+    def _release_runner(self) -> None:
+        if self._runner is not None:
+            self._runner.release()
+        self._runner = None
+
+    def _load_weights(self) -> CausalLM:
+        return load_model(
+            self._folder,
+            self.model_config,
+            dtype=self._dtype,
+            device=self.device,
+            parallel=self._parallel,
+            load_format=self._config.load_format,
+            seed=self._config.seed,
+            report=self._log,
+        )
+
+    def _capture_graphs(self) -> None:
+        if shapes := self._graph_shapes():
+            started = time.monotonic()
+            self.model_runner.capture_graphs(self._graph_capture())
+            self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
+
     def _make_model_runner(self, num_blocks: int, shapes: list[GraphShape]) -> ModelRunner:
+        assert self._model is not None, "load the model first"
         return make_model_runner(
             self._config,
             self.model_config,

@@ -84,6 +84,7 @@ class SchedulerStats:
     prefix_cache_hits: int = 0  # those of them that were found
     num_preemptions: int = 0
     last_step_age: float = 0.0  # seconds since the current step began; 0 between steps
+    sleep_level: int = 0  # 1 or 2 of an engine that sleeps or is about to, and rejects new requests; 0: awake
     spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
     spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)

@@ -8,6 +8,7 @@ import pytest
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar
 from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.operations import ResetPrefixCache
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
@@ -252,7 +253,7 @@ def test_replayed_kv_events_equal_the_cache_after_every_step(seed: int, async_sc
 
     def step() -> None:
         if rng.random() < 0.01:
-            run.core.reset_prefix_cache()
+            run.core.operate(ResetPrefixCache())
         follower.step()
 
     traffic.step = step

@@ -233,6 +233,12 @@ class InstantExecutor:
         tokens = [7] * len(self._plan.num_scheduled_tokens)
         return FakeFuture(ModelRunnerOutput(plain_token_ids=tokens), lambda: None)
 
+    def sleep(self, level: int) -> None:
+        raise NotImplementedError
+
+    def wake_up(self) -> None:
+        raise NotImplementedError
+
     def shutdown(self) -> None:
         pass
 

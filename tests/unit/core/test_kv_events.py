@@ -1,6 +1,7 @@
 """KvChanges, and the KV events in a core's step outputs."""
 
 from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.operations import ResetPrefixCache
 from support.core import CoreRun, hash_block, make_request
 
 
@@ -89,7 +90,7 @@ def test_a_reset_is_an_empty_snapshot() -> None:
     run.core.follow_kv_events()
     run_a(run, *range(9))
     run.kv_events.clear()
-    run.core.reset_prefix_cache()
+    run.core.operate(ResetPrefixCache())
     run.step()
     assert [batch.changes for batch in run.kv_events] == [KvChanges.snapshot()]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, SamplingParams
+from proa_engine.core.operations import ResetPrefixCache
 from proa_engine.core.scheduler_config import SchedulerConfig
 from support.core import CoreRun, make_request
 from support.fake_executor import generate
@@ -126,7 +127,7 @@ def test_a_reset_cache_is_empty_for_later_requests() -> None:
     run = CoreRun()
     run.submit(request_of("a", 18, max_tokens=9))
     run.steps(3)
-    run.core.reset_prefix_cache()
+    run.core.operate(ResetPrefixCache())
     run.finish()
     run.submit(request_of("b", 18, max_tokens=1))
     run.finish()

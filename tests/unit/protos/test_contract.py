@@ -69,6 +69,7 @@ STATS = SchedulerStats(
     prefix_cache_hits=6,
     num_preemptions=7,
     last_step_age=0.25,
+    sleep_level=2,
 )
 INFO = ModelInfo(
     model_name="name",

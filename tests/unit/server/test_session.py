@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, ModelInfo, SchedulerStats
 from proa.engine.v1 import service_pb2
 from proa_engine.config import EngineConfig
+from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.errors import SlowReader
@@ -58,6 +60,9 @@ class FakeCore:
     def unfollow_kv_events(self) -> None:
         raise NotImplementedError
 
+    def operate(self, operation: Operation) -> "Future[None]":
+        raise NotImplementedError
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(num_running_reqs=len(self.submitted))
 
@@ -99,9 +104,10 @@ class SessionUnderTest:
     def __init__(self, **options: int) -> None:
         self.core = FakeCore()
         self.router = RequestRouter()
-        metrics = EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), num_gpu_blocks=8)
+        config = EngineConfig(model="m")
+        metrics = EngineMetrics(CollectorRegistry(), config, num_gpu_blocks=8)
         observer = RequestObserver(EngineTracer(), metrics)
-        self.router.start(LoadedEngine(self.core, MODEL, (), lambda request: None, observer, instance_id="i"))
+        self.router.start(LoadedEngine(self.core, MODEL, config, (), lambda request: None, observer, instance_id="i"))
         self.gateway = Gateway()
         self.session = Session(self.router, lambda: None, **options)
         self.running = asyncio.create_task(self.session.run(self.gateway.messages(), self.gateway.write))

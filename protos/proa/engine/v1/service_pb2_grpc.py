@@ -70,6 +70,26 @@ class EngineServiceStub:
                 request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsRequest.SerializeToString,
                 response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsResponse.FromString,
                 _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/proa.engine.v1.EngineService/GetServerInfo',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/proa.engine.v1.EngineService/ResetPrefixCache',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/proa.engine.v1.EngineService/Sleep',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.SleepRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/proa.engine.v1.EngineService/WakeUp',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -128,6 +148,35 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerInfo(self, request, context):
+        """GetServerInfo returns the engine's configuration.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """ResetPrefixCache empties the prefix cache. Running requests continue, and add no more blocks to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Sleep frees the memory of the KV cache and of the weights until WakeUp, and answers when that is done. New requests
+        are rejected with UNAVAILABLE. An engine that sleeps already stays as it is. INVALID_ARGUMENT for another level.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """WakeUp ends Sleep, and answers when the engine accepts requests. Without effect on an engine that is awake.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +214,26 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.SubscribeKvEvents,
                     request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsRequest.FromString,
                     response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.SleepRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +426,114 @@ class EngineService:
             '/proa.engine.v1.EngineService/SubscribeKvEvents',
             proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsRequest.SerializeToString,
             proa_dot_engine_dot_v1_dot_service__pb2.SubscribeKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/GetServerInfo',
+            proa_dot_engine_dot_v1_dot_service__pb2.GetServerInfoRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/ResetPrefixCache',
+            proa_dot_engine_dot_v1_dot_service__pb2.ResetPrefixCacheRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/Sleep',
+            proa_dot_engine_dot_v1_dot_service__pb2.SleepRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/WakeUp',
+            proa_dot_engine_dot_v1_dot_service__pb2.WakeUpRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.WakeUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,68 @@
+"""An engine that sleeps frees its memory, and generates the same tokens after it woke up."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from proa.contract import SamplingParams
+from proa_engine.core.operations import Operation, Sleep, SleepLevel, WakeUp
+from proa_engine.worker.host import read_memory
+from support.engine import Engine, build_core, request, run, tokens
+
+REQUESTS = [
+    request("greedy", range(5, 45), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)),
+    request("sampled", range(9, 29), SamplingParams(temperature=1.0, key=3, max_tokens=12, ignore_eos=True)),
+]
+CACHE_BYTES = 128 * 2**20
+
+
+def operate(engine: Engine, operation: Operation) -> None:
+    done = engine.core.operate(operation)
+    while not done.done():
+        engine.core.step()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_tokens_are_the_same_after_a_sleep(level: SleepLevel) -> None:
+    with build_core("builtin") as engine:
+        before = tokens(run(engine, REQUESTS))
+        for _ in range(2):
+            operate(engine, Sleep(level))
+            operate(engine, WakeUp())
+            results = run(engine, REQUESTS)
+            assert tokens(results) == before
+            assert results["greedy"].num_cached_tokens == 0
+
+
+def test_a_sleeping_engine_has_no_kv_cache() -> None:
+    with build_core("builtin", kv_cache_memory_bytes=CACHE_BYTES) as engine:
+        for cache in engine.executor._worker.model_runner.kv_caches:
+            cache.zero_()  # untouched pages take no memory
+        before = read_memory().process
+        operate(engine, Sleep(1))
+        assert before - read_memory().process > CACHE_BYTES / 2
+
+
+def test_level_2_drops_the_weights_and_level_1_keeps_them() -> None:
+    with build_core("builtin") as engine:
+        worker: Any = engine.executor._worker
+        model = weakref.ref(worker._model)
+        gc.collect()
+        gc.disable()  # the engine's objects are frozen: what only a collection would free stays
+        try:
+            operate(engine, Sleep(1))
+            assert model() is not None
+            operate(engine, WakeUp())
+            operate(engine, Sleep(2))
+            assert model() is None
+        finally:
+            gc.enable()
+        operate(engine, WakeUp())
+        assert run(engine, REQUESTS)
+
+
+def test_an_engine_that_sleeps_can_be_shut_down() -> None:
+    with build_core("builtin") as engine:
+        operate(engine, Sleep(2))
