@@ -32,6 +32,7 @@ class Option:
 
     help: str
     flag: str | None
+    short: str | None
     metavar: str | None
     parse: Callable[[str], Any] | None
     choices: Sequence[str] | None
@@ -46,6 +47,7 @@ def option(
     help: str,
     *,
     flag: str | None = None,
+    short: str | None = None,
     metavar: str | None = None,
     parse: Callable[[str], Any] | None = None,
     choices: Sequence[str] | None = None,
@@ -56,13 +58,15 @@ def option(
 ) -> T:
     """Declare a dataclass field that is also a command-line flag. `default` must be hashable.
 
-    `flag`: instead of `--field-name`. `parse`: converts the flag's text, raising `ValueError` with the message to
-    show; for a tuple, one element. `choices`, `minimum` and `maximum` are checked by `check_options`. `exclusive`:
-    exactly one of the flags with this name must be given. `internal`: no flag; only code and tests set the field.
+    `flag`: instead of `--field-name`. `short`: a flag of one letter beside it. `parse`: converts the flag's text,
+    raising `ValueError` with the message to show; for a tuple, one element. `choices`, `minimum` and `maximum` are
+    checked by `check_options`. `exclusive`: exactly one of the flags with this name must be given. `internal`: no flag;
+    only code and tests set the field.
     """
     declared = Option(
         help=help,
         flag=flag,
+        short=short,
         metavar=metavar,
         parse=parse,
         choices=choices,
@@ -135,7 +139,8 @@ def _add(parser: argparse.ArgumentParser, group: Any, config: type, prefix: str)
             target = exclusive.get(declared.exclusive) or group.add_mutually_exclusive_group(required=True)
             exclusive[declared.exclusive] = target
         flag = declared.flag or "--" + each.name.replace("_", "-")
-        target.add_argument(flag, dest=path, **_argument_settings(flag, each, declared, hint))
+        names = [flag] if declared.short is None else [declared.short, flag]
+        target.add_argument(*names, dest=path, **_argument_settings(flag, each, declared, hint))
 
 
 def _argument_settings(flag: str, each: Field[Any], declared: Option, hint: Any) -> dict[str, Any]:

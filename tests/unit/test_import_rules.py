@@ -27,6 +27,7 @@ ONLY = {
         *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "channels.py")),
     ],
     "llguidance": [PROTOS / "grammar", ENGINE / "grammar"],
+    "aiohttp": [GATEWAY / "batch/client.py"],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",

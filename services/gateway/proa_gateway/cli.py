@@ -1,17 +1,20 @@
-"""The command line: `proa-gateway serve …`. Its flags are the fields of `GatewayConfig`."""
+"""The command line: `proa-gateway serve …` and `run-batch …`. Flags are the fields of their configurations."""
 
 import argparse
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 from proa.options import HelpFormatter, add_options, from_arguments
 from proa.tls import TlsSource
+from proa_gateway.batch.config import BatchConfig
 from proa_gateway.config import GatewayConfig
 
+_Command = Callable[[argparse.ArgumentParser, argparse.Namespace], None]
 GRPC_EXPERIMENTS = "-event_engine_client"
 """gRPC's EventEngine passes each message through a pool of threads. Without it, a program that only reads a session
 takes two thirds of the CPU time for a message, and 2 context switches instead of 5 (docs/gateway-performance.md)."""
@@ -20,6 +23,10 @@ takes two thirds of the CPU time for a message, and 2 context switches instead o
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments = parser.parse_args(argv)
+    arguments.run(parser, arguments)
+
+
+def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     try:
         config = from_arguments(GatewayConfig, arguments)
         if config.tls is not None:
@@ -34,28 +41,51 @@ def main(argv: Sequence[str] | None = None) -> None:
             MessageFormats(config.tool_call_parser, config.reasoning_parser)  # checks the names
     except ValueError as error:
         parser.error(str(error))
-    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _prepare(arguments.log_level)
     if config.access_log:
         from proa_gateway.access_log import write_access_log
 
         write_access_log()
-    # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
-    signal.signal(signal.SIGTERM, _exit)
-    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # gRPC reads it when it is imported
     from proa_gateway.server import serve  # slow to import, and --help does not need it
 
     serve(config)
 
 
+def _run_batch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    try:
+        config = from_arguments(BatchConfig, arguments)
+        _prepare(arguments.log_level)
+        from proa_gateway.batch.command import run  # slow to import, like the server
+
+        sys.exit(run(config))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
+def _prepare(log_level: str) -> None:
+    """Set up the process, before gRPC is imported."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # PID 1 of a container ignores SIGTERM unless it has a handler. The server installs its own when it runs.
+    signal.signal(signal.SIGTERM, _exit)
+    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # gRPC reads it when it is imported
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="proa-gateway", description="OpenAI-compatible gateway to Proa engines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve the OpenAI API", formatter_class=HelpFormatter)
-    add_options(serve, GatewayConfig)
-    serve.add_argument(
-        "--log-level", choices=["debug", "info", "warning", "error"], default="info", help="least severe log level"
-    )
+    _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve, log_level="info")
+    help = "send the requests of a file and write their responses to another"
+    _add(commands, "run-batch", help, BatchConfig, _run_batch, log_level="warning")
     return parser
+
+
+def _add(commands: Any, name: str, help: str, config: type, run: _Command, *, log_level: str) -> None:
+    parser = commands.add_parser(name, help=help, formatter_class=HelpFormatter)
+    add_options(parser, config)
+    parser.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], default=log_level, help="least severe log level"
+    )
+    parser.set_defaults(run=run)
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:

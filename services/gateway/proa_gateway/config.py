@@ -13,7 +13,7 @@ _ADDRESS = re.compile(r".+:[0-9]+")
 _SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")
 
 
-def _address(text: str) -> str:
+def parse_address(text: str) -> str:
     if not _ADDRESS.fullmatch(text):
         raise ValueError(f"{text!r} is not HOST:PORT")
     return text
@@ -25,7 +25,7 @@ def _service(text: str) -> str:
     return text
 
 
-def _tokenizer_folder(text: str) -> Path:
+def parse_tokenizer_folder(text: str) -> Path:
     if not (Path(text) / "tokenizer.json").is_file():
         raise ValueError(f"there is no tokenizer.json in {text!r}")
     return Path(text)
@@ -84,7 +84,7 @@ class GatewayConfig:
         "address of an engine; repeat for several",
         flag="--engine",
         metavar="HOST:PORT",
-        parse=_address,
+        parse=parse_address,
         exclusive="engines",
     )
     engine_service: str | None = option(
@@ -100,7 +100,7 @@ class GatewayConfig:
         None,
         "folder with the model's tokenizer (default: download it from the engine)",
         metavar="FOLDER",
-        parse=_tokenizer_folder,
+        parse=parse_tokenizer_folder,
     )
     routing: str = option(
         "prefix",

@@ -76,12 +76,12 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
 
 
 def serve(config: GatewayConfig) -> None:
-    _raise_file_limit()
-    threading.stack_size(THREAD_STACK)
+    prepare_process()
     uvloop.run(make_server(config).serve())
 
 
-def _raise_file_limit() -> None:
-    """Each stream is an open file, and the default soft limit is often 1,024."""
+def prepare_process() -> None:
+    """Set the limits that a gateway needs. Each stream is an open file, and the default soft limit is often 1,024."""
+    threading.stack_size(THREAD_STACK)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
