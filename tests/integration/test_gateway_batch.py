@@ -38,6 +38,7 @@ async def test_every_generation_endpoint_answers_a_line() -> None:
         line("chat"),
         line("text", "/v1/completions", {"prompt": "Hi"}),
         line("message", "/v1/messages", {"model": "fake", "max_tokens": 9, "messages": HI}),
+        line("native", "/generate", {"text": "Hi"}),
         line("tokens", "/tokenize", {"prompt": "Hi"}),
     ]
     async with FakeEngine(script=say("one two")) as engine, running_gateway(engine) as gateway:
@@ -46,11 +47,12 @@ async def test_every_generation_endpoint_answers_a_line() -> None:
     assert bodies["chat"]["choices"][0]["message"]["content"] == "one two"
     assert bodies["text"]["choices"][0]["text"] == "one two"
     assert bodies["message"]["content"][0]["text"] == "one two"
+    assert bodies["native"]["text"] == "one two"
     assert bodies["tokens"]["tokens"]
     assert all(each["response"]["request_id"] and each["error"] is None for each in outputs)
-    assert (progress.num_done, progress.num_failed) == (4, 0)
+    assert (progress.num_done, progress.num_failed) == (5, 0)
     counts = [bodies["chat"]["usage"]["completion_tokens"], bodies["text"]["usage"]["completion_tokens"]]
-    assert progress.num_tokens == sum(counts) + bodies["message"]["usage"]["output_tokens"]
+    assert progress.num_tokens == sum(counts) + bodies["message"]["usage"]["output_tokens"] + counts[1]
 
 
 async def test_a_line_that_fails_leaves_the_others() -> None:

@@ -33,6 +33,7 @@ class Delta:
     finish_reason: FinishName | None = None
     stop_reason: int | str | None = None  # the stop token or stop string; None for an end-of-sequence token
     num_tokens: int = 0  # of `text`, if the sequence has `markers`
+    num_cached_tokens: int = 0  # of the prompt
 
     def merge(self, later: "Delta") -> None:
         """Append `later`, except its text: repeated concatenation takes quadratic time, so callers join texts."""
@@ -42,6 +43,7 @@ class Delta:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.num_tokens += later.num_tokens
+        self.num_cached_tokens = later.num_cached_tokens
 
 
 class DeltaSink(Protocol):
@@ -214,6 +216,7 @@ class OutputProcessor:
             emitted.finish_reason, emitted.stop_reason = _NAMES[finish_reason], stop_reason
         if emitted.text or emitted.token_ids or emitted.num_tokens or emitted.finish_reason is not None:
             emitted.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+            emitted.num_cached_tokens = self.num_cached_tokens
             self._sink.delta(emitted)
         if emitted.finish_reason is not None:
             self.finish_reason = emitted.finish_reason

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
+from proa_gateway.generate.routes import generate_router
 from proa_gateway.generation_routes import ERRORS, generate, on_ignored
 from proa_gateway.http import error_responses
 from proa_gateway.messages.routes import messages_router
@@ -28,6 +29,7 @@ router = APIRouter()
 router.include_router(tokenizer_router)
 router.include_router(messages_router)
 router.include_router(responses_router)
+router.include_router(generate_router)
 public_router = APIRouter()  # routes that need no API key
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

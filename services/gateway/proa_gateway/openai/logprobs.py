@@ -51,7 +51,7 @@ class CompletionLogprobs:
     def render(self, entries: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         return {
             "tokens": [self._name(entry.token_id) for entry in entries],
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
             "top_logprobs": [_tops(entry, self._name) for entry in entries],
             "text_offset": [self._next_offset(entry.token_id) for entry in entries],
         }
@@ -76,15 +76,15 @@ def _chat_entry(entry: TokenLogprobs, vocabulary: Vocabulary, name: TokenName) -
 
 def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:
     data = list(vocabulary.token_bytes(token_id))
-    return {"token": name(token_id), "logprob": _finite(logprob), "bytes": data}
+    return {"token": name(token_id), "logprob": finite(logprob), "bytes": data}
 
 
 def _tops(entry: TokenLogprobs, name: TokenName) -> dict[str, float]:
     """The likeliest tokens and the sampled one. Of tokens with the same name, the likelier one is kept."""
-    tops = {name(entry.token_id): _finite(entry.logprob)}
+    tops = {name(entry.token_id): finite(entry.logprob)}
     for token_id, logprob in _pairs(entry):
         text = name(token_id)
-        tops[text] = max(_finite(logprob), tops.get(text, LOWEST))
+        tops[text] = max(finite(logprob), tops.get(text, LOWEST))
     return tops
 
 
@@ -92,7 +92,7 @@ def _by_token_id(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, Any]
     ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(_pairs(entry), start=1)}
     ranked[entry.token_id] = (entry.logprob, entry.rank)
     return {
-        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": _text(token_id, vocabulary)}
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": _text(token_id, vocabulary)}
         for token_id, (logprob, rank) in ranked.items()
     }
 
@@ -105,5 +105,5 @@ def _text(token_id: int, vocabulary: Vocabulary) -> str:
     return vocabulary.token_bytes(token_id).decode(errors="replace")
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     return max(logprob, LOWEST)
