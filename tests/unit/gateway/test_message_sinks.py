@@ -17,7 +17,7 @@ from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.chat_message import ChatMessageChoice
 from proa_gateway.openai.envelope import Envelope, Usage
 from proa_gateway.openai.message_format import MessageFormat, ModelFormat
-from proa_gateway.openai.message_sinks import MessageCollector, MessageStream, merged
+from proa_gateway.openai.message_sinks import MessageCollector, MessageStream
 from proa_gateway.openai.tools import Tool
 from proa_gateway.output_processor import Delta, OutputProcessor
 from proa_gateway.parsing.events import (
@@ -27,6 +27,7 @@ from proa_gateway.parsing.events import (
     ContentDelta,
     MessageEvent,
     ReasoningDelta,
+    merged,
 )
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning
@@ -58,6 +59,18 @@ def tokenizer() -> Tokenizer:
 
 def message_format(*, parallel_calls: bool = True) -> MessageFormat:
     return ModelFormat(HERMES, tokenizer()).for_request([TOOL], Reasoning.OPTIONAL, parallel_calls=parallel_calls)
+
+
+@pytest.mark.parametrize(
+    ("generation_prompt", "reasoning"),
+    [
+        ("<|im_start|>assistant\n<think>\n", Reasoning.OPEN),
+        ("<|im_start|>assistant\n", Reasoning.OPTIONAL),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Reasoning.CLOSED),
+    ],
+)
+def test_the_generation_prompt_shows_whether_reasoning_is_open(generation_prompt: str, reasoning: Reasoning) -> None:
+    assert ModelFormat(HERMES, tokenizer()).reasoning_after(generation_prompt) is reasoning
 
 
 def choice(**changes: Any) -> ChatMessageChoice:

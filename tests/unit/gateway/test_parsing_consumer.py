@@ -8,7 +8,7 @@ from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.consumer import Message, MessageCollector, MessageConsumer
 from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.parser import ResponseParser, is_reasoning_open
+from proa_gateway.parsing.parser import ResponseParser
 
 TOKENS = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
 COMPILED = compile_format(HERMES, TOKENS, calls=True)
@@ -92,12 +92,6 @@ def test_collector_has_the_message_and_all_tokens() -> None:
     assert collector.message == Message("a", "b", ())
     assert collector.delta.token_ids == [1, 10, 2, 11]
     assert (collector.delta.finish_reason, collector.delta.stop_reason) == ("stop", "x")
-
-
-def test_reasoning_is_open_if_the_generation_prompt_leaves_it_open() -> None:
-    assert is_reasoning_open(HERMES, "<|im_start|>assistant\n<think>\n")
-    assert not is_reasoning_open(HERMES, "<|im_start|>assistant\n")
-    assert not is_reasoning_open(HERMES, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def test_parts_of_the_same_kind_in_one_delta_are_one_event() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proa_gateway.parsing.envelope_reader import EnvelopeReader
 from proa_gateway.parsing.format import Envelope
 from proa_gateway.parsing.json_reader import JsonReader
+from proa_gateway.parsing.json_scanner import JsonScanner
 
 ENVELOPE = Envelope(name="name", arguments="arguments", aliases=("parameters",))
 SPACE = st.text(" \n\t\r", max_size=3)
@@ -51,6 +52,20 @@ def test_arguments_are_verbatim_and_the_text_after_them_is_left(
     reader = JsonReader()
     assert read(reader, space + text + rest, cuts) == (text, rest)
     assert reader.is_complete
+
+
+@given(st.text('{}[]",:\\ nameé\n1', max_size=40), st.text('{}[]",:\\ naé\n1', max_size=20))
+def test_a_text_passes_if_the_value_goes_on_after_it(before: str, text: str) -> None:
+    quick, whole = JsonScanner(), JsonScanner()
+    for scanner in (quick, whole):
+        scanner.scan("[" + before)
+    goes_on = not whole.is_complete and whole.scan(text) == len(text) and not whole.is_complete
+    passes = quick.passes(text)
+    assert goes_on or not passes
+    if not passes:
+        quick.scan(text)
+    for rest in ('"', "]", "}", '"]'):
+        assert (quick.scan(rest), quick.is_complete) == (whole.scan(rest), whole.is_complete)
 
 
 @given(json_texts(objects_of(values)), st.integers(0, 1000), st.lists(st.integers(0, 1000)))

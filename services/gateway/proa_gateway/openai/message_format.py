@@ -14,7 +14,7 @@ from proa_gateway.parsing.format import ToolFormat
 from proa_gateway.parsing.formats import FORMATS
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning
-from proa_gateway.parsing.parser import ResponseParser, is_reasoning_open
+from proa_gateway.parsing.parser import ResponseParser
 from proa_gateway.tokenizer import Tokenizer
 
 
@@ -58,10 +58,10 @@ class ModelFormat:
         prompt says nothing, since users may write anything."""
         if self.tool_format.reasoning is None:
             return Reasoning.CLOSED
-        if is_reasoning_open(self.tool_format, generation_prompt):
+        opened, closed = (generation_prompt.rfind(text.strip()) for text in self.tool_format.reasoning)
+        if opened > closed:
             return Reasoning.OPEN
-        closing = self.tool_format.reasoning[1].strip()
-        return Reasoning.CLOSED if closing in generation_prompt else Reasoning.OPTIONAL
+        return Reasoning.OPTIONAL if closed < 0 else Reasoning.CLOSED
 
     @cached_property
     def _with_calls(self) -> CompiledFormat:

@@ -7,8 +7,6 @@ Plain chats, whose output is not parsed, have the shorter way of `delta_sinks.py
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby
 from typing import Any, Protocol
 
 from proa.contract import TokenLogprobs
@@ -18,14 +16,7 @@ from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.message_format import MessageFormat
 from proa_gateway.output_processor import Delta, DeltaSink
 from proa_gateway.parsing.consumer import MessageConsumer
-from proa_gateway.parsing.events import (
-    ArgumentsDelta,
-    CallEnded,
-    ContentDelta,
-    MessageEvent,
-    MessageSink,
-    ReasoningDelta,
-)
+from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, MessageSink, merged
 
 
 class EventRenderer(Protocol):
@@ -177,19 +168,3 @@ class MessageStream(MessageOutput):
         usage = self._outlet.usage
         if data := self._choice.event(events, delta, usage() if usage else None):
             self._outlet.writer.write(data)
-
-
-def merged(events: Sequence[MessageEvent]) -> list[MessageEvent]:
-    """The events with neighbouring parts of the same text as one."""
-    return [_joined(list(group)) for _, group in groupby(events, key=_kind)]
-
-
-def _kind(event: MessageEvent) -> tuple[type, int]:
-    return type(event), getattr(event, "index", 0)
-
-
-def _joined(group: Sequence[MessageEvent]) -> MessageEvent:
-    first = group[0]
-    if isinstance(first, ReasoningDelta | ContentDelta | ArgumentsDelta) and len(group) > 1:
-        return replace(first, text="".join(event.text for event in group if isinstance(event, type(first))))
-    return first

@@ -7,6 +7,8 @@ from proa_gateway.parsing.compiled_format import CompiledFormat, State
 from proa_gateway.parsing.envelope_reader import EnvelopeReader
 from proa_gateway.parsing.events import ArgumentsDelta, CallEnded, CallStarted, MessageEvent
 from proa_gateway.parsing.format import Envelope, NamedIds, RandomIds
+from proa_gateway.parsing.json_reader import JsonReader
+from proa_gateway.parsing.json_scanner import JsonScanner
 from proa_gateway.parsing.reader import ArgumentsReader
 from proa_gateway.parsing.readers import arguments_reader
 from proa_gateway.parsing.terminals import Terminal
@@ -53,6 +55,14 @@ class CallReader:
         self.is_started = False
         self.is_complete = False
         self.rest = ""
+
+    @property
+    def scanner(self) -> JsonScanner | None:
+        """Scans the arguments if they are passed on as they are, and nothing is held. A text that it `passes` must not
+        be fed."""
+        if self._has_arguments and isinstance(self._reader, JsonReader | EnvelopeReader):
+            return self._reader.scanner
+        return None
 
     def feed(self, text: str) -> list[MessageEvent]:
         if self.is_started:

@@ -3,6 +3,7 @@
 from proa_gateway.parsing.call_reader import CallReader, Schemas
 from proa_gateway.parsing.compiled_format import CompiledFormat, State
 from proa_gateway.parsing.events import MessageEvent
+from proa_gateway.parsing.json_scanner import JsonScanner
 from proa_gateway.parsing.terminals import Action, Terminal
 
 
@@ -38,6 +39,11 @@ class CallsReader:
         self.num_calls = num_calls
         self.raw = ""
         self.rest = ""
+
+    @property
+    def scanner(self) -> JsonScanner | None:
+        """That of the call's arguments, as `CallReader.scanner`."""
+        return self._call.scanner if self._call is not None else None
 
     def open(self, opening: Terminal, space: str = "") -> None:
         """A section or a call is opened, with `space` before it."""

@@ -3,6 +3,7 @@
 import re
 
 from proa_gateway.parsing.format import Channels, Route
+from proa_gateway.parsing.terminals import Action, Terminal
 
 
 class ChannelHeader:
@@ -12,7 +13,7 @@ class ChannelHeader:
 
     def __init__(self, channels: Channels) -> None:
         self._routes = [(re.compile(pattern), route) for pattern, route in channels.routes]
-        self._sender = ""
+        self._sender = ""  # text that may come first and says nothing
         self._before = ""  # what stands before the channel
         self._text: list[str] = []
         self._begun = False  # a token of a header has come
@@ -22,23 +23,25 @@ class ChannelHeader:
         """Text that has come without any header."""
         return "" if self._begun else "".join(self._text)
 
-    def begin(self, sender: str) -> None:
-        """Begin a header. `sender`: text that may come first and says nothing."""
-        self._sender = sender
-        self._before = ""
-        self._text.clear()
-        self._begun = True
-
-    def open_channel(self) -> None:
-        self._before = "".join(self._text).strip().removeprefix(self._sender)
-        self._text.clear()
-        self._begun = True
-
     def text(self, text: str) -> None:
         self._text.append(text)
 
-    def route(self) -> tuple[Route, str]:
-        """What the message is that begins now, and the name of a call."""
+    def terminal(self, terminal: Terminal, *, continues: bool) -> tuple[Route, str] | None:
+        """The next terminal of a header, which `continues` the one that has begun. Returns what the body is that begins
+        now, with the name of a call; None: the header goes on."""
+        if terminal.action is Action.OPEN_BODY:
+            return self._route()
+        if terminal.action is Action.OPEN_MESSAGE or not continues:
+            self._sender = terminal.rest
+            self._before = ""
+            self._text.clear()
+        if terminal.action is Action.OPEN_CHANNEL:
+            self._before = "".join(self._text).strip().removeprefix(self._sender)
+            self._text.clear()
+        self._begun = True
+        return None
+
+    def _route(self) -> tuple[Route, str]:
         header = f"{''.join(self._text).strip()} {self._before}".strip()
         for pattern, route in self._routes:
             if found := pattern.match(header):

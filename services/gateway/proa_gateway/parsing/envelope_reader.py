@@ -64,9 +64,12 @@ class EnvelopeReader:
     def is_complete(self) -> bool:
         return self._state is _State.COMPLETE
 
+    @property
+    def scanner(self) -> JsonScanner | None:
+        """That of the arguments, while they are read and nothing is held."""
+        return self._scanner if self._state is _State.ARGUMENTS and not self._arguments else None
+
     def feed(self, text: str) -> str:
-        if self._state is _State.ARGUMENTS and self._name is not None and self._scanner.is_inside(text):
-            return text
         position = 0
         while position < len(text) and self._state is not _State.COMPLETE:
             position = self._scan(text, position) if self._state in _SCANNED else self._step(text, position)

@@ -1,7 +1,8 @@
 """What a message consists of, as it is generated. The three chat APIs render the same events."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 from proa_gateway.output_processor import Delta
@@ -50,3 +51,19 @@ class MessageSink(Protocol):
 
         The text of `delta` is what the model wrote; show that of the events.
         """
+
+
+def merged(events: Sequence[MessageEvent]) -> list[MessageEvent]:
+    """The events with neighbouring parts of the same text as one."""
+    return [_joined(list(group)) for _, group in groupby(events, key=_kind)]
+
+
+def _kind(event: MessageEvent) -> tuple[type, int]:
+    return type(event), getattr(event, "index", 0)
+
+
+def _joined(group: Sequence[MessageEvent]) -> MessageEvent:
+    first = group[0]
+    if isinstance(first, ReasoningDelta | ContentDelta | ArgumentsDelta) and len(group) > 1:
+        return replace(first, text="".join(event.text for event in group if isinstance(event, type(first))))
+    return first

@@ -6,17 +6,15 @@ from proa_gateway.parsing.json_scanner import JsonScanner
 class JsonReader:
     """An `ArgumentsReader`. Arguments that are no object are taken for text after the call."""
 
-    __slots__ = ("_begun", "_scanner", "is_complete", "rest")
+    __slots__ = ("_begun", "is_complete", "rest", "scanner")
 
     def __init__(self) -> None:
-        self._scanner = JsonScanner()
+        self.scanner = JsonScanner()
         self._begun = False
         self.is_complete = False
         self.rest = ""
 
     def feed(self, text: str) -> str:
-        if self._scanner.is_inside(text):
-            return text
         if not self._begun:
             text = text.lstrip()
             if not text:
@@ -25,8 +23,8 @@ class JsonReader:
             if text[0] != "{":
                 self.is_complete, self.rest = True, text
                 return ""
-        end = self._scanner.scan(text)
-        if self._scanner.is_complete:
+        end = self.scanner.scan(text)
+        if self.scanner.is_complete:
             self.is_complete, self.rest = True, text[end:]
         return text[:end]
 

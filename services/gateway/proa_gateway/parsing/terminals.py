@@ -58,14 +58,14 @@ class Terminals:
         """Whether there is no terminal in the text, no part of one, and no space at its end: the common case."""
         return not self._special.search(text)
 
-    def num_certain(self, text: str) -> int:
-        """How many characters of a text without terminals stay what they are, whatever follows."""
-        end = len(text)
-        for found in self._first.finditer(text, max(0, end - self._longest + 1)):
-            if self.begin_with(text[found.start() :]):
-                end = found.start()
-                break
-        return len(text[:end].rstrip()) if self._holds_space else end
+    def split(self, text: str) -> tuple[str, Terminal | None, str]:
+        """The text before the first terminal, the terminal, and the text after it. Without a terminal: the text that
+        stays what it is whatever follows, and the rest."""
+        if found := self.search(text):
+            start, terminal = found
+            return text[:start], terminal, text[start + len(terminal.text) :]
+        end = self._num_certain(text)
+        return text[:end], None, text[end:]
 
     def search(self, text: str) -> tuple[int, Terminal] | None:
         """The first terminal in the text, and where it begins."""
@@ -80,6 +80,14 @@ class Terminals:
     def begin_with(self, text: str) -> bool:
         """Whether more text may make it a terminal."""
         return any(terminal.startswith(text) for terminal in self._by_text)
+
+    def _num_certain(self, text: str) -> int:
+        end = len(text)
+        for found in self._first.finditer(text, max(0, end - self._longest + 1)):
+            if self.begin_with(text[found.start() :]):
+                end = found.start()
+                break
+        return len(text[:end].rstrip()) if self._holds_space else end
 
 
 def _any_of(texts: Iterable[str], *patterns: str) -> re.Pattern[str]:
