@@ -156,7 +156,14 @@ def test_engine_page_is_served_until_stopped() -> None:
 
 def engine(address: str, *, model_name: str | None) -> EngineClient:
     """An engine as metrics read it; one without a session has no model."""
-    stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=4, kv_cache_usage=0.5)
+    stats = SchedulerStats(
+        num_running_reqs=3,
+        num_waiting_reqs=4,
+        kv_cache_usage=0.5,
+        prefix_cache_queries=9,
+        prefix_cache_hits=5,
+        num_preemptions=2,
+    )
     fields = {
         "load_stats": stats,
         "kv_cache_usage": stats.kv_cache_usage,
@@ -196,3 +203,42 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
     assert page.value("proa_gateway_routing_index_blocks") == 0
     with pytest.raises(KeyError):
         page.value("vllm:num_requests_running", engine="b:1")
+
+
+def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    metrics.observe_generation(
+        operation="chat",
+        model="m",
+        duration=1.1,
+        time_to_first_token=0.1,
+        input_tokens=7,
+        output_tokens=11,
+        num_choices=2,
+        max_tokens=50,
+    )
+    metrics.observe_generation(operation="chat", model="m", duration=5.0, input_tokens=3, error_type="engine_lost")
+    metrics.observe_generation(operation="chat", model="", duration=5.0, error_type="model_not_found")
+    metrics.observe_finish("m", "stop")
+    metrics.observe_finish("m", "client_disconnected")
+    metrics.watch([engine("a:1", model_name="m")], PrefixIndex())
+    page = Scrape(metrics.render().decode())
+    assert page.value("vllm:prompt_tokens_total", model_name="m") == 10
+    assert page.value("vllm:generation_tokens_total", model_name="m") == 11
+    assert page.value("vllm:request_success_total", finished_reason="stop") == 1
+    assert page.value("vllm:request_success_total", finished_reason="abort") == 1
+    for name, total in {
+        "time_to_first_token_seconds": 0.1,
+        "e2e_request_latency_seconds": 1.1,
+        "request_time_per_output_token_seconds": 0.1,
+        "request_prompt_tokens": 7,
+        "request_generation_tokens": 11,
+        "request_params_n": 2,
+        "request_params_max_tokens": 50,
+    }.items():
+        assert page.value(f"vllm:{name}_count", model_name="m") == 1
+        assert page.value(f"vllm:{name}_sum") == pytest.approx(total)
+    assert page.value("vllm:prefix_cache_queries_total", engine="a:1") == 9
+    assert page.value("vllm:prefix_cache_hits_total", engine="a:1") == 5
+    assert page.value("vllm:num_preemptions_total", engine="a:1") == 2
+    assert not any('model_name=""' in line for line in metrics.render().decode().splitlines())

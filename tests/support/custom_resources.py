@@ -40,6 +40,7 @@ def monitor(endpoints: str, endpoint: Schema) -> Schema:
 
 
 SCRAPED = {"port": TEXT, "interval": INTERVAL}
+DROP = record({"action": {"const": "drop"}, "sourceLabels": some(TEXT), "regex": TEXT})
 PROMETHEUS_TRIGGER = record(
     {
         "type": {"const": "prometheus"},
@@ -59,7 +60,7 @@ SCHEMAS: dict[str, Schema] = {
             {"hostnames": some(TEXT)},
         ),
     ),
-    "ServiceMonitor": monitor("endpoints", record(SCRAPED, {"path": TEXT})),
+    "ServiceMonitor": monitor("endpoints", record(SCRAPED, {"path": TEXT, "metricRelabelings": some(DROP)})),
     "PodMonitor": monitor("podMetricsEndpoints", record(SCRAPED, {"path": TEXT})),
     "ScaledObject": custom_object(
         "keda.sh/v1alpha1",

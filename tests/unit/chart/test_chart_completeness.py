@@ -11,14 +11,11 @@ from typing import Any
 import jsonschema  # a dependency of kubernetes-validate
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
 from proa_engine.cli import make_parser as engine_parser
-from proa_engine.config import EngineConfig
-from proa_engine.metrics import EngineMetrics
 from proa_gateway.cli import make_parser as gateway_parser
-from proa_gateway.observability.metrics import GatewayMetrics
 from support.chart import CHART, COMBINATIONS, ENGINE_POD, GATEWAY, ROOT, lookup, needs_helm, render
+from support.metric_names import engine_metrics, gateway_metrics
 
 DESCRIBED = set(re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.M))
 
@@ -85,12 +82,7 @@ def test_the_programs_accept_every_argument(combination: str, tmp_path: Path) ->
 
 def exported() -> set[str]:
     """Prometheus time series names of the gateway's and the engine's metrics."""
-    registry = CollectorRegistry()
-    gateway = GatewayMetrics(registry)
-    engine = EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), num_gpu_blocks=1)
-    families = [*registry.collect(), *gateway.collect(), *engine.collect()]
-    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-    return {family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))}
+    return gateway_metrics() | engine_metrics()
 
 
 def queries() -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ import pytest
 
 from support.chart import Objects, lookup, needs_helm, render
 from support.custom_resources import SCHEMAS
+from support.metric_names import engine_metrics, gateway_metrics
 
 pytestmark = needs_helm
 CUSTOM = {
@@ -54,6 +55,17 @@ def test_monitors_scrape_existing_ports(objects: Objects) -> None:
     for pod in pods:
         ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
         assert {each["port"] for each in engine["podMetricsEndpoints"]} <= ports
+
+
+def test_vllms_metrics_are_scraped_once(objects: Objects) -> None:
+    endpoint = lookup(objects, "ServiceMonitor", "proa-gateway", "spec", "endpoints", 0)
+    (rule,) = endpoint["metricRelabelings"]
+    assert (rule["action"], rule["sourceLabels"]) == ("drop", ["__name__"])
+    gateway = {name for name in gateway_metrics() if name.startswith("vllm:")}
+    dropped = {name for name in gateway if re.fullmatch(rule["regex"], name)}
+    assert dropped == gateway & engine_metrics()
+    assert dropped
+    assert gateway - dropped
 
 
 def test_scaled_objects_select_by_labels_that_the_monitors_add(objects: Objects) -> None:

@@ -1,4 +1,4 @@
-"""Gauges of the gateway's engines, read when they are scraped. To add one, add a line to `ENGINE_GAUGES`."""
+"""Metrics of the gateway's engines, read when they are scraped. A new one is a line in one of the two tables."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -36,4 +36,16 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
         lambda one: one.suspect,
     ),
 }
-"""Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`."""
+ENGINE_COUNTERS: dict[str, tuple[str, Callable[[Engine], float]]] = {
+    "vllm:prefix_cache_queries": (
+        "Tokens looked up in the engine's prefix cache.",
+        lambda one: one.load_stats.prefix_cache_queries,
+    ),
+    "vllm:prefix_cache_hits": (
+        "Tokens found in the engine's prefix cache.",
+        lambda one: one.load_stats.prefix_cache_hits,
+    ),
+    "vllm:num_preemptions": ("Requests that the engine preempted.", lambda one: one.load_stats.num_preemptions),
+}
+"""Metrics of engines with a session: help text and value by name. Labels: `engine` (host:port), `model_name`. Counters
+start with the engine."""

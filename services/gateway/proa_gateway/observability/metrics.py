@@ -2,7 +2,7 @@
 
 To add a metric of the engines, add a line to `ENGINE_GAUGES` (`engine_gauges.py`); otherwise declare it in
 `GatewayMetrics.__init__` and set it in the `observe_` method of the event. Names follow the GenAI semantic conventions,
-and vLLM's metrics where autoscalers and endpoint pickers read them. Nothing is updated per token; gauges of engines are
+and vLLM's (`vllm_metrics.py`). Nothing is updated per token; gauges of engines are
 read when scraped.
 """
 
@@ -10,17 +10,18 @@ from collections.abc import Collection, Iterator
 from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proa.telemetry import PROVIDER_NAME
-from proa_gateway.observability.engine_gauges import ENGINE_GAUGES, Engine
+from proa_gateway.observability.engine_gauges import ENGINE_COUNTERS, ENGINE_GAUGES, Engine
+from proa_gateway.observability.vllm_metrics import (
+    FIRST_TOKEN_BUCKETS,
+    PER_TOKEN_BUCKETS,
+    REQUEST_BUCKETS,
+    VllmMetrics,
+)
 
-# Seconds. Buckets start at 1 ms, the time of a short decode step.
-REQUEST_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-FIRST_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-PER_TOKEN_BUCKETS = (0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
-
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
@@ -41,6 +42,7 @@ class GatewayMetrics:
         self._registry = registry
         self._engines: Collection[Engine] = ()
         self._index: Index | None = None
+        self._vllm = VllmMetrics(registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(name, text, labels, registry=registry, buckets=buckets)
@@ -128,6 +130,7 @@ class GatewayMetrics:
         error instead, `client_disconnected` if the client was gone.
         """
         self._finished.labels(model, reason).inc()
+        self._vllm.observe_finish(model, reason)
 
     def observe_generation(
         self,
@@ -139,9 +142,12 @@ class GatewayMetrics:
         input_tokens: int = 0,
         output_tokens: int = 0,
         cached_tokens: int = 0,
+        num_choices: int = 1,
+        max_tokens: int | None = None,
         error_type: str = "",
     ) -> None:
-        """Observe one generation request when it ends. `operation`: `chat` or `text_completion`.
+        """Observe one generation request when it ends. `operation`: `chat` or `text_completion`. `model`: empty if it
+        was rejected before its model was known. `max_tokens`: of a choice.
 
         If it failed, `error_type` is set and only duration and tokens are observed.
         """
@@ -149,11 +155,24 @@ class GatewayMetrics:
         self._duration.labels(*labels, error_type).observe(duration)
         for kind, count in (("input", input_tokens), ("output", output_tokens), ("cached", cached_tokens)):
             self._tokens.labels(model, kind).inc(count)
+        if model:
+            self._vllm.observe_tokens(model, input_tokens=input_tokens, output_tokens=output_tokens)
         if error_type or time_to_first_token is None:
             return
+        per_token = (duration - time_to_first_token) / (output_tokens - 1) if output_tokens > 1 else None
         self._first_token.labels(*labels).observe(time_to_first_token)
-        if output_tokens > 1:
-            self._per_token.labels(*labels).observe((duration - time_to_first_token) / (output_tokens - 1))
+        if per_token is not None:
+            self._per_token.labels(*labels).observe(per_token)
+        self._vllm.observe_success(
+            model,
+            duration=duration,
+            time_to_first_token=time_to_first_token,
+            time_per_output_token=per_token,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            num_choices=num_choices,
+            max_tokens=max_tokens,
+        )
 
     def observe_abort(self) -> None:
         self._aborts.inc()
@@ -195,11 +214,12 @@ class GatewayMetrics:
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
         engines = [engine for engine in self._engines if engine.model_name is not None]
-        for name, (text, value) in ENGINE_GAUGES.items():
-            family = GaugeMetricFamily(name, text, labels=("engine", "model_name"))
-            for engine in engines:
-                family.add_metric((engine.address, engine.model_name or ""), value(engine))
-            yield family
+        for metrics, make in ((ENGINE_GAUGES, GaugeMetricFamily), (ENGINE_COUNTERS, CounterMetricFamily)):
+            for name, (text, value) in metrics.items():
+                family = make(name, text, labels=("engine", "model_name"))
+                for engine in engines:
+                    family.add_metric((engine.address, engine.model_name or ""), value(engine))
+                yield family
         yield GaugeMetricFamily("proa_gateway_sessions", "Open gRPC sessions with engines.", len(engines))
         if (index := self._index) is not None:
             yield GaugeMetricFamily(

@@ -32,6 +32,7 @@ class RequestContext:
     created: float = field(default_factory=time.time)  # Unix seconds
     time_limit: float = 0.0  # seconds from `arrived` to the last token
     model: ServedModel | None = None
+    max_tokens: int | None = None  # of a choice
     prompts: list[Prompt] = field(default_factory=list)
     routing_hints: list[RoutingHints] = field(default_factory=list)  # one for each prompt
     generation: Generation | None = None
@@ -118,6 +119,8 @@ class RequestContext:
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
+            num_choices=self.request.n or 1,
+            max_tokens=self.max_tokens,
             error_type=self.error_type,
         )
         for sequence in sequences:

@@ -124,6 +124,7 @@ class Serving:
         with self._admission.admit(context, num_sequences) as guard:
             context.model = model = await guard.find_model()
             params = handler.sampling_params(model)
+            context.max_tokens = params[0].max_tokens
             self._trace_request(context, model, params[0])
             with context.trace.span("tokenize"):
                 context.prompts = await handler.tokenize(model)
