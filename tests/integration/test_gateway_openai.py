@@ -97,6 +97,17 @@ async def test_usage_is_in_every_event_only_on_request(gateway: RunningGateway) 
         assert all("usage" not in event for event in events[:-1])
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_gateway_gives_usage_in_every_event_of_all_streams(engine: FakeEngine, path: str) -> None:
+    async with running_gateway(engine, enable_force_include_usage=True) as gateway:
+        for options in (None, {"include_usage": False}):
+            body = chat_body(max_tokens=4, stream_options=options) | {"prompt": "Hi"}
+            events = await gateway.events(path, body)
+            assert [event["usage"]["completion_tokens"] for event in events[:-1]][-5:] == [1, 2, 3, 4, 4]
+        response = await gateway.http.post(path, json=body | {"stream": False, "stream_options": None})
+        assert response.json()["usage"]["completion_tokens"] == 4
+
+
 async def test_chat_prompt_is_the_models_template_over_the_messages(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:

@@ -135,6 +135,9 @@ class GatewayConfig:
     reasoning_parser: str | None = option(
         None, "format in which models write reasoning (default: that of their tool calls)", metavar="NAME"
     )
+    enable_force_include_usage: bool = option(
+        False, "give the usage in every event of all streams, whatever their stream_options are"
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and chat template"
     )

@@ -44,6 +44,9 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="No effect: events are not padded.")
 
 
+ALL_USAGE = StreamOptions.model_validate({"include_usage": True, "continuous_usage_stats": True})
+
+
 class GenerationRequest(ConstraintFields):
     """The fields that all generation endpoints have. None: the default; for sampling parameters the model's."""
 

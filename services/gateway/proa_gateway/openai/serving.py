@@ -28,6 +28,7 @@ from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.constrainer import Constrainer
 from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.openai.envelope import Prompt
+from proa_gateway.openai.protocol import ALL_USAGE
 from proa_gateway.openai.request_context import RequestContext
 from proa_gateway.openai.responder import Responder
 from proa_gateway.openai.sampling import check_context
@@ -120,6 +121,8 @@ class Serving:
         handler, request = context.handler, context.request
         num_sequences = handler.num_prompts * (request.n or 1)
         self._validate(handler, num_sequences)
+        if self._config.enable_force_include_usage and request.stream:
+            request.stream_options = ALL_USAGE
         constraint = constraint_of(request)
         with self._admission.admit(context, num_sequences) as guard:
             context.model = model = await guard.find_model()
