@@ -1,8 +1,10 @@
-"""`RemoteOpenAIServer` as vLLM's server tests use it: an engine and a gateway of Proa with the built-in model."""
+"""`RemoteOpenAIServer` as vLLM's server tests use it: an engine and a gateway of Proa."""
 
+import json
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,37 +12,42 @@ from typing import Any, Self
 import anthropic
 import httpx
 import openai
+from peers.vllm_model import FOLDER
 
 from support.processes import free_port
 
 START_SECONDS = 120.0
-# vLLM's options that Proa has too, by their number of values. All others do not matter here.
+# vLLM's options that Proa has too, by their number of values. All others do not matter here: the gateway chooses the
+# format of tool calls and reasoning by the model's chat template.
 ENGINE_OPTIONS = {"--max-num-seqs": 1, "--max-logprobs": 1, "--no-enable-prefix-caching": 0, "--no-async-scheduling": 0}
 GATEWAY_OPTIONS = {
-    "--api-key": 1,
     "--allowed-origins": 1,
     "--root-path": 1,
-    "--tool-call-parser": 1,
+    "--trust-request-chat-template": 0,
+    "--enable-force-include-usage": 0,
     "--enable-tokenizer-info-endpoint": 0,
 }
 
 
 class RemoteOpenAIServer:
-    """A running Proa that serves the built-in model under the test's model name. A context manager."""
+    """A running Proa that serves `vllm_model.FOLDER` under the test's model name. A context manager."""
 
     DUMMY_API_KEY = "token-abc123"
 
-    def __init__(self, model: str, vllm_serve_args: list[str], **unused: object) -> None:
+    def __init__(
+        self, model: str, vllm_serve_args: list[str], env_dict: Mapping[str, str] | None = None, **unused: object
+    ) -> None:
         arguments = [argument for option in vllm_serve_args for argument in option.split("=", 1)]
         name = _values(arguments, "--served-model-name") or [os.fspath(model)]
+        keys = _values(arguments, "--api-key") or [key for key in [(env_dict or {}).get("VLLM_API_KEY")] if key]
         self.host, self.port = "127.0.0.1", free_port()
         engine_port = free_port()
         listen = ["--host", self.host, "--port"]
         self._processes = [
-            _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", "builtin",
+            _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", str(FOLDER),
                    "--served-model-name", name[0], *_known(arguments, ENGINE_OPTIONS)),
             _start("proa-gateway", *listen, str(self.port), "--engine", f"{self.host}:{engine_port}",
-                   *_known(arguments, GATEWAY_OPTIONS)),
+                   *_known(arguments, GATEWAY_OPTIONS), *_key_file(keys)),
         ]  # fmt: skip
         try:
             self._wait_until_ready()
@@ -114,6 +121,15 @@ def _start(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
 
 def _values(arguments: list[str], option: str) -> list[str]:
     return [arguments[index + 1] for index, argument in enumerate(arguments) if argument == option]
+
+
+def _key_file(keys: list[str]) -> list[str]:
+    """The gateway's option for these API keys, if there are any."""
+    if not keys:
+        return []
+    path = Path("keys.json")
+    path.write_text(json.dumps({"keys": [{"name": f"key-{number}", "key": key} for number, key in enumerate(keys)]}))
+    return ["--api-keys", str(path)]
 
 
 def _known(arguments: list[str], options: dict[str, int]) -> list[str]:

@@ -20,14 +20,11 @@ import huggingface_hub
 import pytest
 import transformers
 
-HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[1]
-BUILTIN = REPOSITORY / "engine" / "proa_engine" / "builtin" / "model"
 FOLDERS = ("anthropic", "openai", "serve", "tool_parsers")
 # What needs another kind of model, a GPU, or a feature that Proa does not have on purpose (DESIGN: refused by name).
 NOT_FOR_PROA = ("vision", "vlm", "audio", "image", "embeds", "tensorizer", "watermarking", "sagemaker", "lmeval", "uds",
                 "rpc", "render", "decisions", "lora", "mcp", "harmony", "orca", "profile")  # fmt: skip
-UTILS = """from vllm_server import RemoteOpenAIServer
+UTILS = """from peers.vllm_server import RemoteOpenAIServer
 import pytest
 VLLM_PATH, ROCM_EXTRA_ARGS, ROCM_ENV_OVERRIDES = None, [], {}
 requires_fp8 = pytest.mark.skip("needs a GPU")
@@ -87,25 +84,18 @@ def _starts_a_server(item: pytest.Function) -> bool:
 
 def run_inside(arguments: list[str]) -> int:
     """Run the unpacked tests, which are in the current folder."""
-    sys.path[:0] = [".", str(REPOSITORY / "tests"), str(HERE)]
-    use_builtin_tokenizer()
-    vllm_stubs = importlib.import_module("vllm_stubs")
+    sys.path[:0] = [".", str(Path(__file__).parents[1])]
+    vllm_model, vllm_stubs = importlib.import_module("peers.vllm_model"), importlib.import_module("peers.vllm_stubs")
+    vllm_model.write_model()
+    transformers.AutoTokenizer.from_pretrained = vllm_model.load_tokenizer  # type: ignore[method-assign]
+    huggingface_hub.snapshot_download = lambda *_, **__: str(vllm_model.FOLDER)  # type: ignore[assignment]
     vllm_stubs.install_stubs(
-        ["vllm", "rapidfuzz", "openai_harmony", "pybase64"], {"vllm.tokenizers": {"get_tokenizer": builtin_tokenizer}}
+        ["vllm", "rapidfuzz", "openai_harmony", "pybase64"],
+        {"vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer}},
     )
     options = ["-p", "no:cacheprovider", "-q", "-rfE", "--tb=line", "-W", "ignore", "--timeout=180",
                "-o", "asyncio_mode=auto", "--rootdir=.", "--continue-on-collection-errors"]  # fmt: skip
     return pytest.main([*options, *(arguments or ["tests/entrypoints"])], plugins=[ServerTests()])
-
-
-def use_builtin_tokenizer() -> None:
-    """Give the built-in model's tokenizer to tests that load that of the model they name."""
-    transformers.AutoTokenizer.from_pretrained = builtin_tokenizer  # type: ignore[assignment, method-assign]
-    huggingface_hub.snapshot_download = lambda *_, **__: str(BUILTIN)  # type: ignore[assignment]
-
-
-def builtin_tokenizer(*_: object, **__: object) -> object:
-    return transformers.PreTrainedTokenizerFast.from_pretrained(BUILTIN)
 
 
 if __name__ == "__main__":
