@@ -141,6 +141,16 @@ def test_latencies_are_counted_in_their_buckets() -> None:
     assert page.value("vllm:num_requests_running") == 1
 
 
+@pytest.mark.parametrize(("level", "state"), list(enumerate(["awake", "weights_offloaded", "discard_all"])))
+def test_one_sleep_state_holds(level: int, state: str) -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    metrics.observe_outputs(StepOutputs([], SchedulerStats(sleep_level=level), 1.0, 1))
+    page = scrape(registry)
+    assert page.value("vllm:engine_sleep_state", sleep_state=state) == 1
+    assert page.value("vllm:engine_sleep_state") == 1  # the sum
+
+
 def test_engine_page_is_served_until_stopped() -> None:
     registry = CollectorRegistry()
     EngineMetrics(registry, CONFIG, num_gpu_blocks=64)

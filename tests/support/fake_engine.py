@@ -141,6 +141,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         self.loading = False  # while true, sessions are rejected
         self.stuck = False  # no steps, but heartbeats with the age of the last step
         self.silent = False  # no steps and no heartbeats, on an open connection
+        self.sleep_level = 0  # reported
         self.kv_cache_usage: float | None = None  # reported in place of the requests' usage
         self.kv_events: asyncio.Queue[service_pb2.SubscribeKvEventsResponse | None] | None = (
             None  # None in it ends a stream
@@ -240,6 +241,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             num_waiting_reqs=len(self._waiting),
             num_waiting_tokens=sum(item.num_prompt_tokens for item in self._waiting),
             kv_cache_usage=usage,
+            sleep_level=self.sleep_level,
             last_step_age=time.monotonic() - self._last_step if self.stuck else 0.0,
         )
 

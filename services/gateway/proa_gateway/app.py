@@ -14,6 +14,7 @@ from starlette.types import Scope
 from proa_gateway.access_log import AccessLogMiddleware
 from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
 from proa_gateway.config import GatewayConfig
+from proa_gateway.dev_routes import dev_router
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http import BodyLimit, RootPath, error_handlers
@@ -73,6 +74,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.include_router(page_router)
     if config.enable_tokenizer_info_endpoint:
         app.include_router(tokenizer_info_router)
+    if config.enable_dev_endpoints:
+        app.include_router(dev_router)
     return app
 
 

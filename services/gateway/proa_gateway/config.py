@@ -141,6 +141,9 @@ class GatewayConfig:
     enable_tokenizer_info_endpoint: bool = option(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and chat template"
     )
+    enable_dev_endpoints: bool = option(
+        False, "answer /reset_prefix_cache, /sleep, /wake_up, /is_sleeping and /server_info, for operators"
+    )
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
     max_stored_responses: int = option(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from proa_gateway.engines.circuit_breaker import THRESHOLD, BreakerState
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.routing.hints import RoutingHints
 from support.fake_engine import FakeEngine
@@ -80,3 +81,24 @@ async def test_a_lost_engine_is_not_waited_for_by_its_own_requests() -> None:
         await until(lambda: not pool.ready)
         with pytest.raises(EngineUnavailable):
             await asyncio.wait_for(pool.wait_for("fake", 30, lost=[engine.address]), 1)
+
+
+async def test_a_sleeping_engine_gets_no_requests_until_it_reports_that_it_is_awake() -> None:
+    async with FakeEngine() as one, FakeEngine() as two, running_gateway(one, two, routing="round-robin") as gateway:
+        pool = gateway.gateway.pool
+        one.sleep_level = 1
+        await until(lambda: sum(client.usable for client in pool.engines) == 1)
+        assert {pool.pick("fake", RoutingHints()).engine.address for _ in range(4)} == {two.address}
+        one.sleep_level = 0
+        await until(lambda: all(client.usable for client in pool.engines))
+        assert {pool.pick("fake", RoutingHints()).engine.address for _ in range(4)} == {one.address, two.address}
+
+
+async def test_rejections_of_a_sleeping_engine_do_not_open_its_breaker() -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as gateway:
+        (client,) = gateway.gateway.pool.engines
+        engine.sleep_level = 1
+        await until(lambda: client.is_asleep)
+        for _ in range(THRESHOLD):
+            client.on_failure()
+        assert client.breaker_state is BreakerState.CLOSED

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
+from typing import TypeVar
 
 import grpc
 
@@ -17,7 +18,7 @@ from proa_gateway.engines.channels import CHANNEL_OPTIONS, OpenChannel, describe
 from proa_gateway.engines.circuit_breaker import BreakerState, CircuitBreaker
 from proa_gateway.engines.model_registry import EngineRefused, ModelRegistry
 from proa_gateway.engines.session import OutputSink, Session
-from proa_gateway.errors import EngineUnavailable
+from proa_gateway.errors import EngineUnavailable, InvalidRequest
 from proa_gateway.routing.router import Router
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
@@ -25,6 +26,9 @@ LAST_RECONNECT_DELAY = 2.0
 # An engine whose last message or whose current step is older, in seconds, gets requests only if no other can take them.
 SUSPECT_SILENCE = 1.5
 SUSPECT_STEP_AGE = 10.0
+T = TypeVar("T")
+EngineCall = Callable[[grpc.aio.Channel], Awaitable[T]]
+"""Calls one method of an engine. Raises `grpc.aio.AioRpcError`."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +72,7 @@ class EngineClient:
         self._on_change = on_change
         self._open_channel = open_channel
         self._session: Session | None = None
+        self._channel: grpc.aio.Channel | None = None  # while there is a session
         self._grace_ends_at = self._end_of_new_grace_period() if newly_listed else 0.0  # event loop time
 
     @property
@@ -78,7 +83,13 @@ class EngineClient:
     @property
     def usable(self) -> bool:
         """Whether new requests may be sent."""
-        return self.state is EngineState.READY and not self.removed and self.breaker_state is not BreakerState.OPEN
+        accepts = self.state is EngineState.READY and not self.removed and not self.is_asleep
+        return accepts and self.breaker_state is not BreakerState.OPEN
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it rejects requests until an operator wakes it up."""
+        return self.load_stats.sleep_level > 0
 
     @property
     def breaker_state(self) -> BreakerState:
@@ -112,6 +123,17 @@ class EngineClient:
         self._breaker.record_sent(asyncio.get_running_loop().time())
         return partial(self._session.abort, self._session.submit(request, sink))
 
+    async def call(self, call: EngineCall[T]) -> T:
+        """Call a method of the engine. Raises `InvalidRequest`, and `EngineUnavailable` if it fails."""
+        if self._channel is None:
+            raise EngineUnavailable(f"engine {self.address} is not connected")
+        try:
+            return await call(self._channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidRequest(error.details() or "") from error
+            raise EngineUnavailable(f"Engine {self.address}: {describe_error(error)}") from error
+
     def on_stats(self, stats: SchedulerStats) -> None:
         num_submitted = self._session.num_unfinished if self._session else 0  # the engine may not have all of them yet
         self.load_stats = stats
@@ -128,7 +150,8 @@ class EngineClient:
         self._breaker.record_success()
 
     def on_failure(self) -> None:
-        if self.state is not EngineState.DRAINING:  # a draining engine rejects requests as it should
+        # A draining or sleeping engine rejects requests as it should.
+        if self.state is not EngineState.DRAINING and not self.is_asleep:
             self._breaker.record_failure(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
@@ -163,9 +186,11 @@ class EngineClient:
                 return False, describe_error(error)
             events = partial(convert.read_kv_events, channel)
             following = asyncio.create_task(self._router.follow(self.address, hello, events))
+            self._channel = channel
             try:
                 return True, await self._serve(call, hello)
             finally:
+                self._channel = None
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
 

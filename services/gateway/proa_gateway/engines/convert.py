@@ -1,10 +1,20 @@
 """The gateway's calls to an engine and the messages on them: the only file of the gateway that names protobuf."""
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from typing import Any
 
 import grpc
 
-from proa.contract import Draining, EngineCoreOutputs, EngineCoreRequest, Hello, KvEvents, Rejected
+from proa.contract import (
+    Draining,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    KvEvents,
+    Rejected,
+    SchedulerStats,
+)
 from proa.contract.pb import from_pb, to_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa.engine.v1.service_pb2_grpc import EngineServiceStub
@@ -52,6 +62,31 @@ def add_to_pb(handle: int, request: EngineCoreRequest) -> SessionRequest:
 
 def abort_to_pb(handles: Sequence[int]) -> SessionRequest:
     return SessionRequest(abort=service_pb2.AbortHandles(handles=handles))
+
+
+async def get_load(channel: grpc.aio.Channel, *, seconds: float) -> SchedulerStats:
+    """This and the next calls raise `grpc.aio.AioRpcError`, after `seconds` at the latest."""
+    answer = await EngineServiceStub(channel).GetLoad(service_pb2.GetLoadRequest(), timeout=seconds)
+    return from_pb(SchedulerStats, answer.stats)
+
+
+async def get_server_info(channel: grpc.aio.Channel, *, seconds: float) -> dict[str, Any]:
+    """The engine's options."""
+    answer = await EngineServiceStub(channel).GetServerInfo(service_pb2.GetServerInfoRequest(), timeout=seconds)
+    options: dict[str, Any] = json.loads(answer.config)
+    return options
+
+
+async def reset_prefix_cache(channel: grpc.aio.Channel, *, seconds: float) -> None:
+    await EngineServiceStub(channel).ResetPrefixCache(service_pb2.ResetPrefixCacheRequest(), timeout=seconds)
+
+
+async def sleep(channel: grpc.aio.Channel, *, level: int, wait: bool, seconds: float) -> None:
+    await EngineServiceStub(channel).Sleep(service_pb2.SleepRequest(level=level, wait=wait), timeout=seconds)
+
+
+async def wake_up(channel: grpc.aio.Channel, *, seconds: float) -> None:
+    await EngineServiceStub(channel).WakeUp(service_pb2.WakeUpRequest(), timeout=seconds)
 
 
 async def read_tokenizer_files(channel: grpc.aio.Channel, *, seconds: float) -> dict[str, bytes]:

@@ -113,6 +113,17 @@ class EnginePool:
         if not self._is_served(model):
             raise self._unavailable(model)
 
+    def connected(self, model: str | None) -> list[EngineClient]:
+        """Return the engines with a session that serve the model, or any if None, also sleeping ones.
+
+        Raises `ModelNotFound` and `EngineUnavailable` if there are none.
+        """
+        ready = [one for one in self._clients.values() if one.state is EngineState.READY and not one.removed]
+        engines = [one for one in ready if model in (None, one.model_name)]
+        if not engines:
+            raise EngineUnavailable("No engine is connected.") if model is None else self._unavailable(model)
+        return engines
+
     def refuses_grammars(self, model: str) -> bool:
         """Return whether engines with a session serve the model, and none of them supports grammars."""
         infos = [one.hello.model for one in self._clients.values() if one.hello is not None]

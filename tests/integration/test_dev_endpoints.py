@@ -1,0 +1,172 @@
+"""The operators' endpoints over HTTP, gRPC and the built-in model."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.config import EngineConfig
+from proa_engine.executor import make_executor
+from proa_gateway.engines.circuit_breaker import THRESHOLD, BreakerState
+from support.engine_server import RunningServer, running_server
+from support.gateway import PATIENT, RunningGateway, chat_body, running_gateway, until
+
+ROUTES = [
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("GET", "/is_sleeping"),
+    ("GET", "/server_info"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """An engine with the built-in model, which it serves as `fake`."""
+    config = EngineConfig(model="builtin", device="cpu", max_num_seqs=8, kv_cache_memory_bytes=16 * 2**20)
+    executor = make_executor(config, lambda text: None)
+    with running_server(executor, tokenizer_folder=builtin_model_folder()) as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(server: RunningServer) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(f"127.0.0.1:{server.port}", enable_dev_endpoints=True) as gateway:
+        yield gateway
+
+
+async def post(gateway: RunningGateway, path: str, **params: Any) -> None:
+    answer = await gateway.http.post(path, params=params)
+    assert (answer.status_code, answer.content) == (200, b""), answer.text
+
+
+async def ask(gateway: RunningGateway, text: str = "What is the capital of France?") -> dict[str, Any]:
+    answer = await gateway.chat(text, temperature=0)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def text_of(body: dict[str, Any]) -> str:
+    text: str = body["choices"][0]["message"]["content"]
+    return text
+
+
+async def is_sleeping(gateway: RunningGateway) -> bool:
+    sleeping: bool = (await gateway.http.get("/is_sleeping")).json()["is_sleeping"]
+    return sleeping
+
+
+async def test_a_reset_empties_the_prefix_cache_and_the_gateways_index(gateway: RunningGateway) -> None:
+    index = gateway.gateway.router.index
+    await ask(gateway)
+    await until(lambda: index.num_blocks > 0)
+    await post(gateway, "/reset_prefix_cache")
+    await until(lambda: index.num_blocks == 0)
+    assert (await ask(gateway))["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_model_that_slept_gives_the_same_answer(gateway: RunningGateway, level: int) -> None:
+    before = text_of(await ask(gateway))
+    await post(gateway, "/sleep", level=level)
+    assert await is_sleeping(gateway)
+    await post(gateway, "/sleep", level=level)
+    await post(gateway, "/wake_up")
+    assert not await is_sleeping(gateway)
+    await until(lambda: gateway.gateway.pool.ready)
+    assert text_of(await ask(gateway)) == before == "The capital of France is Paris."
+
+
+async def test_requests_for_a_model_that_sleeps_get_503(gateway: RunningGateway) -> None:
+    await post(gateway, "/sleep", model="fake")
+    await until(lambda: not gateway.gateway.pool.ready)
+    for _ in range(THRESHOLD + 1):
+        assert (await gateway.chat()).status_code == 503
+    assert (await gateway.http.get("/ready")).status_code == 503
+    await post(gateway, "/wake_up", tags=["weights", "kv_cache"])
+    await until(lambda: gateway.gateway.pool.ready)
+    assert [engine.breaker_state for engine in gateway.gateway.pool.engines] == [BreakerState.CLOSED]
+
+
+async def test_requests_wait_for_a_sleeping_model_if_the_gateway_scales_from_zero(server: RunningServer) -> None:
+    deadlines = replace(PATIENT, scale_from_zero=30.0)
+    async with running_gateway(f"127.0.0.1:{server.port}", enable_dev_endpoints=True, deadlines=deadlines) as gateway:
+        await post(gateway, "/sleep")
+        await until(lambda: not gateway.gateway.pool.ready)
+        waiting = asyncio.create_task(ask(gateway))
+        await until(lambda: gateway.gateway.admission.queue.num_waiting)
+        await post(gateway, "/wake_up")
+        assert text_of(await waiting) == "The capital of France is Paris."
+
+
+async def test_sleep_aborts_running_requests_or_waits_for_them(gateway: RunningGateway) -> None:
+    for mode, reason in (("abort", "abort"), ("wait", "length")):
+        body = chat_body(stream=True, max_tokens=1000 if mode == "abort" else 60, ignore_eos=True)
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            sleeping = asyncio.create_task(post(gateway, "/sleep", mode=mode))
+            events = [line.removeprefix("data: ") async for line in lines if line and "[DONE]" not in line]
+        await sleeping
+        assert json.loads(events[-1])["choices"][0]["finish_reason"] == reason
+        await post(gateway, "/wake_up")
+        await until(lambda: gateway.gateway.pool.ready)
+
+
+async def test_server_info_has_the_options_of_gateway_and_engines(
+    gateway: RunningGateway, server: RunningServer
+) -> None:
+    info = (await gateway.http.get("/server_info")).json()
+    assert info["config"]["enable_dev_endpoints"] is True
+    (engine,) = info["engines"].values()
+    assert engine["model_info"]["model_name"] == "fake"
+    assert engine["config"]["max_num_batched_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "param"),
+    [
+        ("/sleep", {"level": 3}, "level"),
+        ("/sleep", {"mode": "keep"}, "mode"),
+        ("/wake_up", {"tags": "weights"}, "tags"),
+        ("/reset_prefix_cache", {"reset_running_requests": True}, "reset_running_requests"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(
+    gateway: RunningGateway, path: str, params: dict[str, Any], param: str
+) -> None:
+    answer = await gateway.http.post(path, params=params)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_a_model_that_no_engine_serves_is_not_found(gateway: RunningGateway) -> None:
+    for method, path in ROUTES:
+        assert (await gateway.http.request(method, path, params={"model": "other"})).status_code == 404
+
+
+async def test_operators_endpoints_need_their_flag_and_a_key(server: RunningServer, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{server.port}"
+    async with running_gateway(address) as gateway:
+        for method, path in ROUTES:
+            assert (await gateway.http.request(method, path)).status_code == 404
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"name": "a", "key": "sk-a"}]}))
+    async with running_gateway(address, api_keys=keys, enable_dev_endpoints=True) as gateway:
+        for method, path in ROUTES:
+            assert (await gateway.http.request(method, path)).status_code == 401
+        info = await gateway.http.get("/server_info", headers={"authorization": "Bearer sk-a"})
+        assert info.status_code == 200
+        assert "sk-a" not in info.text
+
+
+async def test_without_engines_operators_endpoints_are_unavailable() -> None:
+    async with running_gateway("127.0.0.1:1", ready=False, enable_dev_endpoints=True) as gateway:
+        for method, path in ROUTES:
+            assert (await gateway.http.request(method, path)).status_code == 503
