@@ -218,6 +218,17 @@ async def test_without_parallel_calls_only_the_first_is_given(gateway: RunningGa
         assert found == message(None, ("get_weather", ROME), finish="tool_calls")
 
 
+async def test_without_parallel_calls_nothing_is_generated_after_the_first(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    says(engine, CALL + NIGHT * 50)
+    engine.step_delay = 0.01
+    answer = await whole(gateway, parallel_tool_calls=False)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    await engine.until(lambda engine: engine.aborted == [engine.requests[-1].request_id])
+    assert answer.usage.completion_tokens <= len(TOKENIZER.encode(CALL).ids)
+
+
 async def test_tool_choice_none_leaves_tools_out_and_parses_no_calls(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:

@@ -10,13 +10,13 @@ from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import Grammar
 from proa_engine.core.grammar import GrammarCursor, Part
-from proa_gateway.output_processor import Delta
+from proa_gateway.deltas import Delta
 from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.compiled_format import compile_format
-from proa_gateway.parsing.consumer import Message, MessageCollector
 from proa_gateway.parsing.format import ToolFormat
 from proa_gateway.parsing.parser import ResponseParser
 from support.grammars import LIMITS
+from support.messages import Message, MessageCollector
 from support.tokenizers import byte_level_tokenizer
 
 EOS = 0

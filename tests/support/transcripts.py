@@ -10,12 +10,14 @@ from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream, Vocabulary
+from proa_gateway.deltas import Delta
 from proa_gateway.errors import GatewayError
-from proa_gateway.output_processor import Delta, OutputProcessor
+from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.parsing.compiled_format import compile_format
-from proa_gateway.parsing.consumer import Message, MessageCollector, MessageConsumer
+from proa_gateway.parsing.consumer import MessageConsumer
 from proa_gateway.parsing.format import ToolFormat
 from proa_gateway.parsing.parser import ResponseParser
+from support.messages import Message, MessageCollector
 from support.tokenizers import byte_level_tokenizer
 
 PLAIN = "\0"  # inside a token's spelling: the model spelled it in other tokens
@@ -81,7 +83,8 @@ class Replay:
         """The message of the output in tokens, as the engine sends it."""
         ids = [id for part in self._transcript.text.split(PLAIN) for id in self._tokenizer.encode(part).ids]
         collector = MessageCollector()
-        consumer = MessageConsumer(self._parser(), collector)
+        parser = self._parser()
+        consumer = MessageConsumer(parser, collector)
         stream = TextStream(Vocabulary(self._tokenizer))
         markers = frozenset(self._compiled.markers)
         output = OutputProcessor(stream, consumer, _Listener(), wants_tokens=False, markers=markers)
@@ -92,7 +95,7 @@ class Replay:
             else:
                 output.output(EngineCoreOutput(new_token_ids=part))
         output.output(EngineCoreOutput(finish_reason=FinishReason.LENGTH))
-        assert consumer.called == bool(collector.message.calls)
+        assert parser.num_calls == len(collector.message.calls)
         return collector.message
 
     def cut_at(self, position: int) -> Message:

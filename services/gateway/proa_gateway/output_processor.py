@@ -6,57 +6,20 @@ the client reads too slowly.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
+from proa_gateway.deltas import Delta, DeltaSink, FinishName
+from proa_gateway.discarded_text import DiscardedText
 from proa_gateway.errors import GatewayError, GenerationFailed
 
-FinishName = Literal["stop", "length", "abort"]
 _NAMES: dict[FinishReason, FinishName] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "abort",
     FinishReason.COMPLETE: "stop",
 }
-
-
-@dataclass(slots=True)
-class Delta:
-    """Output of a sequence since its previous delta, without what a stop string may still cut off."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # empty unless `wants_tokens`, like `logprobs`
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # all of them, in the first delta
-    finish_reason: FinishName | None = None
-    stop_reason: int | str | None = None  # the stop token or stop string; None for an end-of-sequence token
-    num_tokens: int = 0  # of `text`, if the sequence has `markers`
-    num_cached_tokens: int = 0  # of the prompt
-
-    def merge(self, later: "Delta") -> None:
-        """Append `later`, except its text: repeated concatenation takes quadratic time, so callers join texts."""
-        self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
-        self.prompt_logprobs += later.prompt_logprobs
-        self.finish_reason = later.finish_reason
-        self.stop_reason = later.stop_reason
-        self.num_tokens += later.num_tokens
-        self.num_cached_tokens = later.num_cached_tokens
-
-
-class DeltaSink(Protocol):
-    """Receives a sequence's output. Calls must not block."""
-
-    def text(self, text: str) -> None:
-        """A delta that has nothing but text. Not called for a sequence with `markers`."""
-
-    def delta(self, delta: Delta) -> None: ...
-
-    def marker(self, token_id: int) -> None:
-        """A token of the sequence's `markers`, after all text before it. Its id and log probabilities come with the
-        next delta."""
 
 
 class SequenceListener(Protocol):
@@ -66,7 +29,8 @@ class SequenceListener(Protocol):
         """The engine sent the first token."""
 
     def ended(self, sequence: "OutputProcessor") -> None:
-        """The sink has the last delta. After a stop string the engine still runs the request: abort it."""
+        """The sink has the last delta. After a stop string, and for a sink that is satisfied, the engine still
+        runs the request: abort it."""
 
     def failed(self, sequence: "OutputProcessor", error: GatewayError, *, retryable: bool) -> None: ...
 
@@ -112,15 +76,14 @@ class OutputProcessor:
         `wants_tokens`: deltas have token ids and log probabilities. `markers`: tokens that the sink gets as ids instead
         of text, for an output that is parsed."""
         self._discards = stream is None
-        self._stream: TextStream | _DiscardedText = stream or _DiscardedText()
+        self._stream: TextStream | DiscardedText = stream or DiscardedText()
         self._sink = sink
         self._listener = listener
         self._wants_tokens = wants_tokens
         self._is_parsed = markers is not None
         self._markers = markers or frozenset()
         self._num_unsent_markers = 0  # since the last delta
-        # a text without stop strings is sent as it comes
-        self._plain = None if wants_tokens or self._is_parsed else self._stream.plain
+        self._plain = None if wants_tokens or self._is_parsed else self._stream.plain  # sends text as it comes
         self._held_ids: list[int] = []  # received, but a stop string may still cut them off
         self._held_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -166,7 +129,7 @@ class OutputProcessor:
             self._held_logprobs += output.logprobs
         if self._markers:
             token_ids = self._push_up_to_last_marker(token_ids)
-            if self.finish_reason is not None:  # stop string
+            if self.finish_reason is not None:  # by a stop string or the sink
                 return
         if output.finish_reason is None:
             delta = self._stream.push(token_ids)
@@ -201,10 +164,11 @@ class OutputProcessor:
         delta = self._stream.boundary()
         self.num_tokens += delta.num_tokens
         self._emit(delta, None, None)
-        if delta.stop_string is None:
+        if self.finish_reason is None:
             self.num_tokens += 1
             self._num_unsent_markers += 1
             self._sink.marker(token_id)
+            self._end_if_satisfied()
 
     def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
         emitted = Delta(delta.text, *self._release(self._num_unsent_markers + delta.num_tokens))
@@ -221,24 +185,15 @@ class OutputProcessor:
         if emitted.finish_reason is not None:
             self.finish_reason = emitted.finish_reason
             self._listener.ended(self)
+        else:
+            self._end_if_satisfied()
+
+    def _end_if_satisfied(self) -> None:
+        if self._is_parsed and self._sink.is_satisfied:
+            self._emit(TextDelta("", 0), FinishReason.STOP, None)
 
     def _release(self, num_tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
         """Remove the oldest held tokens, which nothing can cut off any more."""
         ids, self._held_ids = self._held_ids[:num_tokens], self._held_ids[num_tokens:]
         logprobs, self._held_logprobs = self._held_logprobs[:num_tokens], self._held_logprobs[num_tokens:]
         return ids, logprobs
-
-
-class _DiscardedText:
-    """Used in place of a `TextStream`: tokens add no text and do not count."""
-
-    plain = None
-
-    def push(self, token_ids: Sequence[int]) -> TextDelta:
-        return TextDelta("", 0)
-
-    def boundary(self) -> TextDelta:
-        return TextDelta("", 0)
-
-    def finish(self, token_ids: Sequence[int], *, stop_token: bool) -> TextDelta:
-        return TextDelta("", 0)

@@ -7,8 +7,9 @@ import pytest
 
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextStream, Vocabulary
+from proa_gateway.deltas import Delta
 from proa_gateway.errors import GatewayError, InternalError
-from proa_gateway.output_processor import Delta, OutputProcessor
+from proa_gateway.output_processor import OutputProcessor
 from support.tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
@@ -24,6 +25,11 @@ class Recorder:
     deltas: list[Delta] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     message: list[str | int] = field(default_factory=list)  # texts and markers, in their order
+    satisfied_after: str | int | None = None  # one of these
+
+    @property
+    def is_satisfied(self) -> bool:
+        return self.satisfied_after in self.message
 
     def text(self, text: str) -> None:
         self.texts.append(text)
@@ -260,3 +266,24 @@ def test_markers_after_a_stop_string_are_not_given() -> None:
     sequence.output(EngineCoreOutput(new_token_ids=[*ids("one two"), MARKER, *ids("three"), MARKER]))
     assert recorder.message == ["one "]
     assert recorder.events == ["started", "ended"]
+
+
+@pytest.mark.parametrize("satisfied_after", ["one two", MARKER])
+@pytest.mark.parametrize("as_output", [True, False])
+def test_a_parsed_sequence_ends_when_its_sink_is_satisfied(as_output: bool, satisfied_after: str | int) -> None:
+    sequence, recorder = make_parsed(wants_tokens=as_output)
+    recorder.satisfied_after = satisfied_after
+    tokens = [*ids("one two"), MARKER, *ids(" three"), MARKER]
+    if as_output:
+        sequence.output(EngineCoreOutput(new_token_ids=tokens, logprobs=logprobs(tokens)))
+    else:
+        recorder.satisfied_after = " two" if satisfied_after != MARKER else MARKER
+        for token_id in tokens:
+            if sequence.finish_reason is None:
+                sequence.token(token_id)
+    num_tokens = len(ids("one two")) + (satisfied_after == MARKER)
+    assert (recorder.deltas[-1].finish_reason, recorder.deltas[-1].stop_reason) == ("stop", None)
+    assert recorder.events == ["started", "ended"]
+    assert sequence.num_tokens == num_tokens
+    assert [id for delta in recorder.deltas for id in delta.token_ids] == (tokens[:num_tokens] if as_output else [])
+    assert " three" not in "".join(recorder.texts)

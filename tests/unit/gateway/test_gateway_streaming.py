@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from proa.text import Vocabulary
+from proa_gateway.deltas import Delta
 from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.delta_sinks import ChoiceStream, DeltaCollector
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.rendering import ChatChoice, Choice, CompletionChoice
-from proa_gateway.output_processor import Delta
 from proa_gateway.streaming import ResponseWriter
 from support.asgi import AsgiServer
 from support.tokenizers import byte_level_tokenizer

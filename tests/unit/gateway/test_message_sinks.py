@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream
+from proa_gateway.deltas import Delta
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.chat_message import ChatMessageChoice
@@ -19,7 +20,7 @@ from proa_gateway.openai.envelope import Envelope, Usage
 from proa_gateway.openai.message_format import MessageFormat, ModelFormat
 from proa_gateway.openai.message_sinks import MessageCollector, MessageStream
 from proa_gateway.openai.tools import Tool
-from proa_gateway.output_processor import Delta, OutputProcessor
+from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

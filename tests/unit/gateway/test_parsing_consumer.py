@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from proa.contract import TokenLogprobs
-from proa_gateway.output_processor import Delta
+from proa_gateway.deltas import Delta
 from proa_gateway.parsing.compiled_format import compile_format
-from proa_gateway.parsing.consumer import Message, MessageCollector, MessageConsumer
+from proa_gateway.parsing.consumer import MessageConsumer
 from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.parser import ResponseParser
+from support.messages import Message, MessageCollector
 
 TOKENS = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
 COMPILED = compile_format(HERMES, TOKENS, calls=True)
@@ -22,8 +23,11 @@ class Recorder:
         self.calls.append((list(events), delta))
 
 
-def consumer(sink: Recorder | MessageCollector, *, reasoning_open: bool = False) -> MessageConsumer:
-    return MessageConsumer(ResponseParser(COMPILED, {}, reasoning_open=reasoning_open), sink)
+def consumer(
+    sink: Recorder | MessageCollector, *, reasoning_open: bool = False, parallel_calls: bool = True
+) -> MessageConsumer:
+    parser = ResponseParser(COMPILED, {}, reasoning_open=reasoning_open)
+    return MessageConsumer(parser, sink, parallel_calls=parallel_calls)
 
 
 def test_reasoning_tokens_are_those_between_the_markers() -> None:
@@ -64,22 +68,25 @@ def test_a_delta_without_events_is_passed_on_for_its_tokens() -> None:
     assert sink.calls == [([], held)]
 
 
-def test_called_is_true_once_a_call_has_ended() -> None:
+def test_without_parallel_calls_the_end_of_the_first_satisfies() -> None:
     sink = Recorder()
-    output = consumer(sink)
+    output = consumer(sink, parallel_calls=False)
     output.marker(3)
     output.text('{"name": "f", "arguments": {"a": 1}')
-    assert not output.called
-    output.marker(4)
-    assert output.called
-    assert sink.calls[-1][0] == [CallEnded(0)]
+    assert not output.is_satisfied
+    output.text('}</tool_call> and <tool_call>{"name": "g"')
+    assert output.is_satisfied
+    output.delta(Delta(finish_reason="stop"))
+    assert [event for events, _ in sink.calls for event in events][-1] == CallEnded(0)
 
 
-def test_what_looks_like_a_call_is_no_call() -> None:
-    output = consumer(Recorder())
+def test_what_looks_like_a_call_is_no_call_and_does_not_satisfy() -> None:
+    sink = Recorder()
+    output = consumer(sink, parallel_calls=False)
     output.marker(3)
     output.delta(Delta("no", finish_reason="stop"))
-    assert not output.called
+    assert not output.is_satisfied
+    assert sink.calls[-1][0] == [ContentDelta("<tool_call>no")]
 
 
 def test_collector_has_the_message_and_all_tokens() -> None:

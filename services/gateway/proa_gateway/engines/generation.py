@@ -12,13 +12,14 @@ from dataclasses import replace
 from proa.contract import EngineCoreRequest
 from proa.text import TextStream
 from proa_gateway.config import Deadlines
+from proa_gateway.deltas import DeltaSink
 from proa_gateway.engines.attempts import RequestAttempts
 from proa_gateway.engines.deadlines import RequestDeadlines
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
-from proa_gateway.output_processor import DeltaSink, OutputProcessor
+from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
 
 _log = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ import orjson
 
 from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
+from proa_gateway.deltas import Delta
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.answer import CollectedChoice, EventOutlet
 from proa_gateway.openai.delta_sinks import ChoiceCollector, ChoiceStream
 from proa_gateway.openai.envelope import Prompt, Usage
 from proa_gateway.openai.logprobs import finite
-from proa_gateway.output_processor import Delta
 
 _DONE = b"data: [DONE]\n\n"
 Entry = list[Any]

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
+from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Usage
-from proa_gateway.output_processor import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

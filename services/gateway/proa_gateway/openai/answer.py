@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proa.contract import TokenLogprobs
+from proa_gateway.deltas import DeltaSink
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.envelope import Prompt, Usage
-from proa_gateway.output_processor import DeltaSink
 from proa_gateway.streaming import ResponseWriter
 
 

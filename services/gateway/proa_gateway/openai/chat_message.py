@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 
 from proa.text import Vocabulary
+from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Envelope, Usage
 from proa_gateway.openai.logprobs import TokenName, chat_logprobs
-from proa_gateway.output_processor import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
 
 

@@ -6,16 +6,17 @@ from typing import Any
 import orjson
 
 from proa.contract import TokenLogprobs
+from proa_gateway.deltas import Delta
 from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.rendering import Choice
-from proa_gateway.output_processor import Delta
 
 
 class DeltaCollector:
     """Merges all deltas; `result` returns them as one."""
 
     __slots__ = ("_rest", "_texts")
+    is_satisfied = False
 
     def __init__(self) -> None:
         self._texts: list[str] = []  # joined once, at the end: repeated concatenation takes quadratic time
@@ -61,6 +62,7 @@ class ChoiceStream:
     """The `StreamedChoice` of an output that is not parsed: writes its deltas as events. While the client reads too
     slowly, deltas are merged into one."""
 
+    is_satisfied = False
     markers: frozenset[int] | None = None
     num_reasoning_tokens: int | None = None
 

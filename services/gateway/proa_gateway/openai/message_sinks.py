@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from proa.contract import TokenLogprobs
+from proa_gateway.deltas import Delta, DeltaSink
 from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.delta_sinks import DeltaCollector
 from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.message_format import MessageFormat
-from proa_gateway.output_processor import Delta, DeltaSink
 from proa_gateway.parsing.consumer import MessageConsumer
-from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, MessageSink, merged
+from proa_gateway.parsing.events import ContentDelta, MessageEvent, MessageSink, merged
 
 
 class EventRenderer(Protocol):
@@ -43,6 +43,7 @@ class MessageChoice(EventRenderer, Protocol):
 class TextConsumer:
     """The `DeltaSink` of an output that is not parsed: its text is the content."""
 
+    is_satisfied = False
     reasoning_tokens = 0
 
     def __init__(self, sink: MessageSink) -> None:
@@ -73,22 +74,6 @@ class _Pending:
         return merged(self._events), self._delta.result()
 
 
-class _FirstCall:
-    """Passes events on up to the end of the first call."""
-
-    def __init__(self, sink: MessageSink) -> None:
-        self._sink = sink
-        self._has_ended = False
-
-    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
-        kept: list[MessageEvent] = []
-        for event in events:
-            if not self._has_ended:
-                kept.append(event)
-            self._has_ended = self._has_ended or isinstance(event, CallEnded)
-        self._sink.events(kept, delta)
-
-
 class MessageOutput:
     """A `ChoiceOutput` that turns deltas into events for a `MessageSink`."""
 
@@ -96,8 +81,9 @@ class MessageOutput:
         """`message_format`: None: all text is content."""
         self._format = message_format
         if message_format is not None:
-            limited = sink if message_format.parallel_calls else _FirstCall(sink)
-            self._consumer: MessageConsumer | TextConsumer = MessageConsumer(message_format.parser(), limited)
+            self._consumer: MessageConsumer | TextConsumer = MessageConsumer(
+                message_format.parser(), sink, parallel_calls=message_format.parallel_calls
+            )
         else:
             self._consumer = TextConsumer(sink)
 

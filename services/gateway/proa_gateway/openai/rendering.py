@@ -11,9 +11,9 @@ import orjson
 
 from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
+from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.logprobs import CompletionLogprobs, TokenName, chat_logprobs, join, prompt_logprobs
-from proa_gateway.output_processor import Delta
 
 
 class Choice(Protocol):

@@ -1,17 +1,9 @@
-"""MessageConsumer: parses an output into a message as it comes. MessageCollector: keeps the message as a whole."""
+"""MessageConsumer: parses an output into a message as it comes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from proa_gateway.output_processor import Delta
-from proa_gateway.parsing.events import (
-    ArgumentsDelta,
-    CallStarted,
-    ContentDelta,
-    MessageEvent,
-    MessageSink,
-    ReasoningDelta,
-)
+from proa_gateway.deltas import Delta
+from proa_gateway.parsing.events import CallEnded, MessageEvent, MessageSink
 from proa_gateway.parsing.parser import ResponseParser
 
 
@@ -19,19 +11,17 @@ class MessageConsumer:
     """A `DeltaSink` that passes events on to `sink` within the same call.
 
     `reasoning_tokens`: output tokens between the tokens that open and close reasoning.
+    `is_satisfied`: without parallel calls, a call has ended; what follows it in the output is dropped.
     """
 
-    __slots__ = ("_parser", "_sink", "reasoning_tokens")
+    __slots__ = ("_parallel_calls", "_parser", "_sink", "is_satisfied", "reasoning_tokens")
 
-    def __init__(self, parser: ResponseParser, sink: MessageSink) -> None:
+    def __init__(self, parser: ResponseParser, sink: MessageSink, *, parallel_calls: bool = True) -> None:
         self._parser = parser
         self._sink = sink
+        self._parallel_calls = parallel_calls
+        self.is_satisfied = False
         self.reasoning_tokens = 0
-
-    @property
-    def called(self) -> bool:
-        """Whether a call has ended. At the end of the output, all have."""
-        return self._parser.num_calls > 0
 
     def text(self, text: str) -> None:
         self.delta(Delta(text))
@@ -42,7 +32,7 @@ class MessageConsumer:
         if was_in_reasoning and self._parser.in_reasoning:
             self.reasoning_tokens += 1
         if events:
-            self._sink.events(events, Delta())
+            self._sink.events(self._needed(events), Delta())
 
     def delta(self, delta: Delta) -> None:
         if self._parser.in_reasoning:
@@ -51,54 +41,16 @@ class MessageConsumer:
         if delta.finish_reason is not None:
             events += self._parser.finish()
         if events or delta.token_ids or delta.prompt_logprobs or delta.finish_reason is not None:
-            self._sink.events(events, delta)
+            self._sink.events(self._needed(events), delta)
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """`arguments`: JSON text, as the model wrote it; not valid if the output was truncated."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Texts are empty if the model wrote none."""
-
-    reasoning: str
-    content: str
-    calls: tuple[Call, ...]
-
-
-class MessageCollector:
-    """A `MessageSink` that keeps everything, for answers that are not streamed.
-
-    `delta`: all deltas merged, without their text.
-    """
-
-    def __init__(self) -> None:
-        self.delta = Delta()
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls: list[tuple[CallStarted, list[str]]] = []
-
-    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
-        for event in events:
-            match event:
-                case ReasoningDelta(text):
-                    self._reasoning.append(text)
-                case ContentDelta(text):
-                    self._content.append(text)
-                case CallStarted():
-                    self._calls.append((event, []))
-                case ArgumentsDelta(index, text):
-                    self._calls[index][1].append(text)
-        self.delta.prompt_logprobs += delta.prompt_logprobs
-        self.delta.merge(delta)
-
-    @property
-    def message(self) -> Message:
-        calls = tuple(Call(call.id, call.name, "".join(arguments)) for call, arguments in self._calls)
-        return Message("".join(self._reasoning), "".join(self._content), calls)
+    def _needed(self, events: Sequence[MessageEvent]) -> Sequence[MessageEvent]:
+        """Without parallel calls, those up to the end of the first call."""
+        if self._parallel_calls:
+            return events
+        if self.is_satisfied:
+            return []
+        for index, event in enumerate(events):
+            if isinstance(event, CallEnded):
+                self.is_satisfied = True
+                return events[: index + 1]
+        return events

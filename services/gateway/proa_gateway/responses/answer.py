@@ -6,12 +6,12 @@ from typing import Any
 import orjson
 
 from proa.contract import TokenLogprobs
+from proa_gateway.deltas import Delta
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.answer import CollectedChoice, EventOutlet, StreamedChoice
 from proa_gateway.openai.envelope import Prompt, Usage
 from proa_gateway.openai.message_format import MessageFormat
 from proa_gateway.openai.message_sinks import MessageOutput, MessageStream
-from proa_gateway.output_processor import Delta
 from proa_gateway.parsing.events import MessageEvent
 from proa_gateway.responses.choice import ResponsesChoice
 from proa_gateway.responses.items import Fields

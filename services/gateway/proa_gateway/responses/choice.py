@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import orjson
 
+from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Usage
-from proa_gateway.output_processor import Delta
 from proa_gateway.parsing.events import MessageEvent
 from proa_gateway.responses.items import Fields
 from proa_gateway.responses.output import Event, OutputItems

@@ -8,9 +8,9 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from proa_gateway.deltas import Delta
 from proa_gateway.messages.choice import MessagesChoice, event_of, usage_of
 from proa_gateway.openai.envelope import Usage
-from proa_gateway.output_processor import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

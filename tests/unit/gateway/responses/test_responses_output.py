@@ -3,7 +3,7 @@
 from typing import Any
 
 from proa.contract import TokenLogprobs
-from proa_gateway.output_processor import Delta
+from proa_gateway.deltas import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,
