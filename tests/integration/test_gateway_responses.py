@@ -160,7 +160,7 @@ async def test_a_response_that_is_not_stored_is_not_found(tmp_path: Path) -> Non
         new = await a.responses.create(model="fake", input="A")
         assert (await a.responses.retrieve(new.id)).id == new.id
         for response in (unstored, old):
-            with pytest.raises(openai.NotFoundError, match="is not stored") as error:
+            with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found: ") as error:
                 await a.responses.create(model="fake", input="B", previous_response_id=response.id)
             assert error.value.param == "previous_response_id"
         with pytest.raises(openai.NotFoundError):
@@ -193,10 +193,11 @@ async def test_structured_output_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         ({"input": []}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -216,7 +217,7 @@ async def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], 
         answer = await gateway.http.post("/v1/responses", json={"model": "fake", "input": "Hi", **fields})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["param"].startswith(param)
+    assert error["param"] == param
 
 
 async def test_fields_without_effect_are_named() -> None:
@@ -246,6 +247,28 @@ async def test_a_stream_that_fails_ends_with_the_failed_response() -> None:
     assert failed.error.code == "server_error"
     assert failed.output[0].to_dict()["status"] == "incomplete"
     assert EVENTS.validate_python(events[-1].model_dump(), strict=True)
+
+
+async def test_a_stream_goes_on_when_its_engine_is_lost() -> None:
+    async with (
+        FakeEngine(script=say("one", repeat=True), step_delay=0.01) as first,
+        FakeEngine(script=say("one", repeat=True), step_delay=0.01) as second,
+        running_gateway(first, second) as gateway,
+        gateway.openai.responses.stream(model="fake", input="Hi", max_output_tokens=60) as stream,
+    ):
+        events = []
+        async for event in stream:
+            events.append(event)
+            if len(events) == 10:
+                await (first if first.num_unfinished else second).stop()
+    assert events[-1].type == "response.incomplete"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.usage is not None
+    assert events[-1].response.usage.output_tokens == 60
+    assert first.requests
+    assert second.requests
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1].response.output_text == ("one" * 60)[: len("".join(deltas))]
 
 
 async def test_a_client_that_leaves_aborts_the_request() -> None:

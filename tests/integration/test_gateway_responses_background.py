@@ -77,7 +77,7 @@ async def test_an_error_is_in_the_response(client: AsyncOpenAI) -> None:
 
 async def test_other_responses_cannot_be_cancelled(client: AsyncOpenAI) -> None:
     response = await client.responses.create(model="fake", input="Hi")
-    with pytest.raises(openai.BadRequestError, match="background"):
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
         await client.responses.cancel(response.id)
 
 

@@ -1,6 +1,6 @@
 """HTTP around the routes: the limit on request bodies, the root path, and errors as OpenAI's error object."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -94,7 +94,7 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
             sent = request.headers.get("content-type", "")[:80]
             message = f"The body must be JSON, sent with the header Content-Type: application/json, not {sent!r}."
             return await on_gateway_error(request, UnsupportedMediaType(message))
-        body = validation_error_object(error.errors())
+        body = validation_error_object(error.errors(), error.body)
         observe(request, 400, body["error"]["code"])
         return JSONResponse(body, 400)
 
@@ -118,14 +118,15 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
     }
 
 
-def validation_error_object(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The error object of a pydantic validation error; it has the first of `errors`."""
+def validation_error_object(errors: Sequence[Mapping[str, Any]], body: object) -> dict[str, Any]:
+    """The error object of a pydantic validation error; it has the first of `errors`. `body`: what was validated."""
     error = errors[0]
     kind = error["type"]
     if kind == "json_invalid":
         reason = error.get("ctx", {}).get("error", "")
         return error_object(f"The body is not valid JSON: {reason}", "invalid_request_error", None, "invalid_json")
-    param = _param(error["loc"][1:])
+    source, *location = error["loc"]
+    param = _param(_without_tags(location, body) if source == "body" else location)
     code = kind if kind.startswith("unsupported") else "invalid_value"
     if kind == "missing":
         code = "missing_required_parameter"
@@ -133,7 +134,20 @@ def validation_error_object(errors: Sequence[Mapping[str, Any]]) -> dict[str, An
     return error_object(message, "invalid_request_error", param or None, code)
 
 
-def _param(location: Sequence[str | int]) -> str:
+def _without_tags(location: Sequence[str | int], body: object) -> Iterator[str | int]:
+    """The part of pydantic's location that is a path in the body: there are no names of a union's branches in it, and
+    it ends where pydantic converted the value."""
+    for depth, part in enumerate(location, start=1):
+        if isinstance(body, dict):
+            if part in body or depth == len(location):
+                yield part
+                body = body.get(part)
+        elif isinstance(body, list):
+            yield part
+            body = body[int(part)]
+
+
+def _param(location: Iterable[str | int]) -> str:
     """The field's path as OpenAI writes it: `messages[0].content`."""
     path = ""
     for part in location:

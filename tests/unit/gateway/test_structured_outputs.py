@@ -163,7 +163,7 @@ def test_wrong_values_are_refused_by_the_path_of_their_field(fields: dict[str, A
     with pytest.raises(ValidationError) as raised:
         constraint(**fields)
     errors = [error | {"loc": ("body", *error["loc"])} for error in raised.value.errors()]
-    error = validation_error_object(errors)["error"]
+    error = validation_error_object(errors, fields)["error"]
     assert (error["param"], error["code"]) == (param, code)
 
 

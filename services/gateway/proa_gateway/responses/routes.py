@@ -54,7 +54,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     await gateway_of(request).background.cancel((_caller(request), response_id))
     response: Fields = orjson.loads(stored.response(response_id))
     if not response["background"]:
-        raise InvalidRequest("Only responses with background can be cancelled.", param="response_id")
+        raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
     if response["status"] in ("queued", "in_progress"):
         stored.replace(cancelled(response))
     return _json(stored.response(response_id))
@@ -76,7 +76,7 @@ async def list_input_items(
 def _start(handler: ResponsesHandler, body: ResponsesRequest, request: Request) -> Response:
     """Answer with the queued response, and generate it in the background."""
     if not body.keeps_response:
-        raise InvalidRequest("background needs store to be true.", param="background")
+        raise InvalidRequest("background can only be used when `store` is true.", param="background")
     if body.stream:
         message = "stream is not supported with background: fetch the response until it has ended."
         raise UnsupportedField(message, param="stream")

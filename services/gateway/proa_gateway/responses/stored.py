@@ -55,7 +55,7 @@ class CallersResponses:
         stored = self._store.get(self._caller, id)
         if stored is None:
             message = (
-                f"The response {id[:100]!r} is not stored: it was made with store=false or by another gateway process,"
+                f"Response with id {id[:100]!r} not found: it was made with store=false or by another gateway process,"
                 " or newer responses have taken its place."
             )
             raise ResponseNotFound(message, param=param)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from proa_gateway.http import validation_error_object
 from proa_gateway.responses.convert import chat_messages, conversation_of
 from proa_gateway.responses.items import listed, parsed
 from proa_gateway.responses.protocol import ResponsesRequest
@@ -97,3 +98,19 @@ def test_there_is_one_error_for_a_field(fields: dict[str, Any], message: str) ->
         request(**fields)
     assert error.value.error_count() == 1
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("input", "param"),
+    [
+        ("\ud800", "input"),
+        ([{"role": "user", "content": "\ud800"}], "input[0].content"),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text"}]}], "input[0].summary[0].text"),
+        ([{"type": "function_call", "call_id": 1}], "input[0].call_id"),
+    ],
+)
+def test_an_error_names_the_path_in_the_body(input: Any, param: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        request(input=input)
+    errors = [error | {"loc": ("body", *error["loc"])} for error in raised.value.errors()]
+    assert validation_error_object(errors, {"input": input})["error"]["param"] == param
