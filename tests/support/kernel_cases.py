@@ -116,6 +116,7 @@ def mask_cases(dtype: torch.dtype) -> list[MaskCase]:
         (64, 5, [1]),
         (8192, 256, [3, 1, 2, 0]),
         (20_011, 630, [4, 1]),
+        (40_000, 1250, [1, 2, 3, 5, 8]),  # more tokens than the reference masks at once
     ):
         # [masked rows, words * 32]
         share = torch.rand(len(rows), 1, generator=generator)

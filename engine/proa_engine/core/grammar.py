@@ -52,6 +52,9 @@ class Part(Enum):
     BOUND = auto()  # what the grammar allows
 
 
+_BOUND = Part.BOUND  # looking up an enum's member takes longer than the rest of `is_complete`
+
+
 class GrammarCursor:
     """Where an output is in its free and constrained parts, which `proa.contract.Grammar` defines."""
 
@@ -67,21 +70,25 @@ class GrammarCursor:
     @property
     def is_complete(self) -> bool:
         """Whether the output ends here because the grammar allows nothing more."""
-        return self.part is Part.BOUND and not self.grammar.repeats and self.matcher.is_done
+        return self.part is _BOUND and not self.grammar.repeats and self.matcher.is_done
 
     def accept(self, token_id: int) -> bool:
         """Advance by the next token of the output. False: see `Matcher.accept`."""
-        if self.part is Part.FIRST:
-            self.part = Part.FREE if token_id in self.grammar.free_if_first else Part.BOUND
-        if self.part is Part.FREE:
-            if token_id in self.grammar.start_after:
-                self.part = Part.BOUND
+        if self.part is not _BOUND and self._stays_free(token_id):
             return True
         if not self.matcher.accept(token_id):
             return False
         if self.grammar.repeats and self.matcher.is_done:
             self.matcher.restart()
             self.part = Part.FREE
+        return True
+
+    def _stays_free(self, token_id: int) -> bool:
+        """Advance by a token that may be before the grammar. Returns whether it is."""
+        if self.part is Part.FIRST and token_id not in self.grammar.free_if_first:
+            self.part = Part.BOUND
+            return False
+        self.part = Part.BOUND if token_id in self.grammar.start_after else Part.FREE
         return True
 
 

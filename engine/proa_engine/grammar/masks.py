@@ -13,9 +13,11 @@ from proa_engine.grammar.stats import GrammarStats
 from proa_engine.grammar.tokenizer import GrammarTokenizer, Words, allow, forbid, num_words
 
 NUM_BUFFERS = 3  # at most two steps are in flight when the next one is filled
-SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # a fill that takes longer has slow rows
+SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # processor time; a fill that takes more may have slow rows
 NUM_TIMED_FILLS = 4  # after a slow one
 ROW_SECONDS = 0.002  # processor time of one row's mask; what exceeds it is charged to the request
+
+_FIRST, _FREE = Part.FIRST, Part.FREE  # looked up once: in a loop over rows it takes most of the time
 
 MakeBuffer = Callable[[int], memoryview]  # number of bytes -> writable memory
 
@@ -44,7 +46,7 @@ class Masks:
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
         """As `core.grammar.Grammars.fill`. A matcher that fails here refuses the row's next token, whatever it is."""
-        rows = [(row, cursor) for row, cursor in cursors if cursor.part is not Part.FREE or not cursor.grammar.repeats]
+        rows = [(row, cursor) for row, cursor in cursors if cursor.part is not _FREE or not cursor.grammar.repeats]
         if not rows:
             return None
         started = time.perf_counter()
@@ -53,33 +55,37 @@ class Masks:
         for index, (_, cursor) in enumerate(rows):
             matcher = cursor.matcher
             assert isinstance(matcher, LLGuidanceMatcher), "the matcher is of another library"
-            if cursor.part is Part.FREE:
+            if cursor.part is _FREE:
                 masks[index] = self._no_end
                 forbid(masks[index], matcher.stop_token_ids)
             else:
                 bound.append((matcher, index))
         self._fill_bound(bound, masks)
         for index, (_, cursor) in enumerate(rows):
-            if cursor.part is Part.FIRST:
+            if cursor.part is _FIRST:
                 allow(masks[index], cursor.grammar.free_if_first)
         self._stats.observe_fill(time.perf_counter() - started)
         return GrammarMasks([row for row, _ in rows], masks.view(np.int32).data)
 
     def _fill_bound(self, rows: list[tuple[LLGuidanceMatcher, int]], masks: Words) -> None:
         """Compute the masks at these indices."""
-        started = time.perf_counter()
+        started = time.process_time()  # includes the executor's threads; wall time would include waiting for a core
         if self._num_timed_fills:
             self._num_timed_fills -= 1
-            for matcher, index in rows:
-                _fill_timed(matcher, masks[index])
+            _fill_timed(rows, masks)
         elif rows:  # llguidance raises for none
             states = [(matcher.state, index) for matcher, index in rows]
-            self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks[0].nbytes, len(masks))
-            if time.perf_counter() - started > SLOW_SECONDS + SLOW_SECONDS_PER_ROW * len(rows):
+            self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.strides[0], len(masks))
+            if time.process_time() - started > SLOW_SECONDS + SLOW_SECONDS_PER_ROW * len(rows):
                 self._num_timed_fills = NUM_TIMED_FILLS
 
 
-def _fill_timed(matcher: LLGuidanceMatcher, mask: Words) -> None:
+def _fill_timed(rows: list[tuple[LLGuidanceMatcher, int]], masks: Words) -> None:
+    """Compute the masks on this thread, and charge each request what its mask exceeds `ROW_SECONDS` by."""
+    address, num_bytes = masks.ctypes.data, masks.strides[0]
     started = time.thread_time()
-    matcher.state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    matcher.charge(max(0.0, time.thread_time() - started - ROW_SECONDS))
+    for matcher, index in rows:
+        matcher.state.unsafe_compute_mask_ptr(address + index * num_bytes, num_bytes)
+        ended = time.thread_time()
+        matcher.charge(max(0.0, ended - started - ROW_SECONDS))
+        started = ended

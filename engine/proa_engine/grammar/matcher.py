@@ -29,10 +29,13 @@ class LLGuidanceMatcher:
 
     @property
     def is_done(self) -> bool:
-        return not self._is_failed and self.state.is_stopped()
+        return self.state.is_stopped() and not self._is_failed
 
     def accept(self, token_id: int) -> bool:
-        return not self._is_failed and self.state.consume_token(token_id)
+        # most often one call instead of two: a failed matcher is stopped too
+        if (self._is_too_slow or self.state.is_stopped()) and self._is_failed:
+            return False
+        return self.state.consume_token(token_id)
 
     def restart(self) -> None:
         self.state = self._compiled.deep_copy()

@@ -12,6 +12,7 @@ from proa_engine.kernels.sizes import cdiv
 
 WORD = 32  # bits
 CHUNK = 8192
+BLOCK_TOKENS = 1 << 17  # of the rows that the reference masks at once: few calls, and limits that stay in a cache
 
 # [256, 8] float32: the most that the logits of eight tokens may be, by their byte of a mask.
 _LIMITS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.inf, -np.inf).astype(np.float32)
@@ -34,9 +35,15 @@ def token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) 
 def token_bitmask_reference(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     """In numpy, whose calls take less time than torch's; no time depends on the bits. A NaN stays NaN."""
     values, mask_bytes, vocab_size = logits.numpy(), bits.numpy().view(np.uint8), logits.shape[1]
-    for row, row_bytes in zip(rows.tolist(), mask_bytes, strict=True):
-        limits = _LIMITS_OF_BYTE.take(row_bytes, axis=0).reshape(-1)[:vocab_size]
-        np.minimum(values[row], limits, out=values[row])
+    block = max(1, BLOCK_TOKENS // vocab_size)
+    for start in range(0, len(rows), block):
+        chosen, block_bytes = rows[start : start + block].numpy(), mask_bytes[start : start + block]
+        limits = _LIMITS_OF_BYTE.take(block_bytes, axis=0).reshape(len(chosen), -1)[:, :vocab_size]
+        if (np.diff(chosen) == 1).all():  # adjacent rows are changed in place
+            part = values[chosen[0] : chosen[-1] + 1]
+            np.minimum(part, limits, out=part)
+        else:
+            values[chosen] = np.minimum(values[chosen], limits)
 
 
 def _token_bitmask_triton(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:

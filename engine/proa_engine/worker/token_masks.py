@@ -26,7 +26,7 @@ def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) 
     """
     step_rows = np.fromiter(masks.rows, np.int64, len(masks.rows))
     rows = np.searchsorted(sampling.rows, step_rows)
-    assert np.array_equal(sampling.rows[rows], step_rows), "a masked row samples no token"
+    assert (sampling.rows[rows] == step_rows).all(), "a masked row samples no token"
     (on_device,) = staging.ship(PackedArrays(rows, [rows.size]))
     bits = torch.frombuffer(masks.bits, dtype=torch.int32).view(rows.size, -1)
     return TokenMasks(on_device, bits.to(on_device.device, non_blocking=True))

@@ -1,11 +1,13 @@
 """Masks equal what a matcher accepts, token by token, in all parts of an output."""
 
 import random
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from llguidance import LLExecutor, LLMatcher
 
 from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import lower
@@ -131,6 +133,26 @@ def test_slow_matcher_refuses_its_next_token_and_others_go_on(
     assert not slow.accept(EOS)
     assert not slow.is_complete
     assert fast.accept(token_id)
+
+
+def test_fill_that_waits_for_a_core_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    fills = []
+
+    class WaitingExecutor:
+        def __init__(self, num_threads: int) -> None:
+            self._executor = LLExecutor(num_threads)
+
+        def unsafe_compute_mask_ptr(self, states: list[tuple[LLMatcher, int]], *buffer: int) -> None:
+            fills.append(len(states))
+            time.sleep(0.02)
+            self._executor.unsafe_compute_mask_ptr(states, *buffer)
+
+    monkeypatch.setattr("proa_engine.grammar.masks.LLExecutor", WaitingExecutor)
+    with llguidance_grammars() as grammars:
+        row = cursor(grammars, GRAMMARS[0])
+        for _ in range(3):
+            assert is_mask_of(allowed(grammars.fill([(0, row)]))[0], row)
+    assert fills == [1, 1, 1]
 
 
 def test_matcher_at_its_limit_never_completes(grammars: LLGuidanceGrammars) -> None:
