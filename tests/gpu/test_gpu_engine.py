@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from proa.contract import SamplingParams
+from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
 from proa_engine.kernels import decode_attention, decode_plan, variants
 from proa_engine.speculative_config import SpeculativeConfig
-from support.engine import build_core, request, run
+from support.engine import build_core, request, run, tokens
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -86,3 +87,21 @@ def test_replayed_steps_accept_draft_tokens(architecture: str, batch_invariant: 
     assert {tuple(result.token_ids) for result in results.values()} == {(70,) * 80}
     assert stats.spec_decode_num_accepted_tokens > 0.8 * stats.spec_decode_num_draft_tokens
     assert num_steps < 40
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleeping_engine_frees_its_memory_and_generates_the_same_tokens_later(
+    level: SleepLevel, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3", head_dim=64)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    wanted = [request(str(i), prompt, params) for i, prompt in enumerate(prompts())]
+    with build_core(folder, device="cuda", max_num_seqs=20) as engine:
+        before, num_bytes = tokens(run(engine, wanted)), torch.cuda.memory_allocated()
+        for operation in (Sleep(level), WakeUp()):
+            done = engine.core.operate(operation)
+            while not done.done():
+                engine.core.step()
+            if isinstance(operation, Sleep):
+                assert torch.cuda.memory_allocated() < num_bytes / 4
+        assert tokens(run(engine, wanted)) == before
