@@ -42,7 +42,7 @@ def read(reader: JsonReader | EnvelopeReader, text: str, cuts: Sequence[int]) ->
         written += reader.feed(text[start:end])
         if reader.is_complete:
             return written, reader.rest + text[end:]
-    return written + reader.close(), ""
+    return written + reader.close(by_model=False), ""
 
 
 @given(json_texts(objects_of(values)), SPACE, st.text(), st.lists(st.integers(0, 1000)))

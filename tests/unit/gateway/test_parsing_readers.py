@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from proa_gateway.parsing.literal_reader import LiteralReader, LiteralSyntax
 from proa_gateway.parsing.reader import ArgumentsReader
-from proa_gateway.parsing.tagged_reader import TaggedReader, Tags
+from proa_gateway.parsing.tagged_reader import TaggedReader
+from proa_gateway.parsing.tags import Tags
 
 XML = Tags.of("<parameter=$key>\n$value\n</parameter>\n")
 PAIRS = Tags.of("<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n")
@@ -35,10 +36,10 @@ def tagged(tags: Tags = XML) -> ArgumentsReader:
     return TaggedReader(tags, PARAMETERS)
 
 
-def read(reader: ArgumentsReader, parts: Sequence[str]) -> str:
+def read(reader: ArgumentsReader, parts: Sequence[str], *, by_model: bool = True) -> str:
     """Feed the parts until the arguments are complete; what is left is `rest`."""
     written = "".join(map(reader.feed, parts))
-    return written + ("" if reader.is_complete else reader.close())
+    return written + ("" if reader.is_complete else reader.close(by_model=by_model))
 
 
 def read_all_ways(make: Callable[[], ArgumentsReader], text: str) -> str:
@@ -124,6 +125,14 @@ def test_a_string_is_sent_as_it_comes() -> None:
     assert reader.feed("</function>") == "}"
     assert reader.is_complete
     assert reader.rest == "</function>"
+
+
+def test_arguments_that_are_truncated_between_two_give_no_valid_json() -> None:
+    text = "<parameter=city>\nOslo\n</parameter>\n"
+    assert read(tagged(), [text], by_model=True) == '{"city": "Oslo"}'
+    for rest in ("", "<para"):
+        assert read(tagged(), [text, rest], by_model=False) == '{"city": "Oslo"'
+    assert read(tagged(), [""], by_model=False) == ""
 
 
 def test_a_truncated_value_gives_no_valid_json() -> None:

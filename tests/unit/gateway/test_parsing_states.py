@@ -7,7 +7,7 @@ from proa_gateway.parsing.events import ContentDelta
 from proa_gateway.parsing.format import Envelope, Json, NamedIds, PythonCall, ToolFormat
 from proa_gateway.parsing.formats.harmony import HARMONY
 from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.formats.mistral import MISTRAL_V11
+from proa_gateway.parsing.formats.mistral import MISTRAL_V11, MISTRAL_V13
 from proa_gateway.parsing.parser import ResponseParser
 from support.transcripts import Transcript, check_transcript, parse
 
@@ -53,9 +53,10 @@ def test_name_is_taken_from_the_id_that_the_model_writes() -> None:
     assert [(call.id, call.name) for call in message.calls] == [("functions.a.b:7", "a.b")]
 
 
-def test_id_that_the_model_writes_is_the_id_of_the_call() -> None:
+@pytest.mark.parametrize("tool_format", [MISTRAL_V11, MISTRAL_V13])
+def test_id_that_the_model_writes_is_the_id_of_the_call(tool_format: ToolFormat) -> None:
     tokens = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
-    message = parse(MISTRAL_V11, '[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{"a": 1}', tokens)
+    message = parse(tool_format, '[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{"a": 1}', tokens)
     assert [(call.id, call.name, call.arguments) for call in message.calls] == [("abc123XYZ", "f", '{"a": 1}')]
 
 

@@ -96,7 +96,7 @@ class CallReader:
         if self.is_complete:
             return []
         assert self._reader is not None
-        events = self._arguments(self._reader.close())
+        events = self._arguments(self._reader.close(by_model=by_model))
         return events + self._end(is_empty=by_model and not self._has_arguments)
 
     def _feed_arguments(self, text: str) -> list[MessageEvent]:

@@ -52,14 +52,26 @@ def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: C
     """The header of a call after whose first token these pieces come. None for an envelope: its reader has the name."""
     if isinstance(tool_format.arguments, Envelope):
         return None
-    _, *places, _, _ = _PLACE.split(tool_format.call)  # their names, each with the text after it
-    whole = [_spaced(opening)]
-    for place, after in zip(places[::2], places[1::2], strict=True):
-        whole += [_place(tool_format, place), _spaced(pieces(after, added_tokens))]
-    if not places[-1].strip():
+    call = tool_format.call
+    header = call[call.index("$") : call.index("$arguments")]
+    before, optional, after = header.partition(tool_format.optional) if tool_format.optional else (header, "", "")
+    whole = [_spaced(opening), _pattern(tool_format, before, added_tokens)]
+    if optional:
+        whole.append(f"(?:{_pattern(tool_format, optional, added_tokens)})?")
+    whole.append(_pattern(tool_format, after, added_tokens))
+    if not _PLACE.split(header)[-1].strip():
         whole.append(f"(?={'|'.join(map(re.escape, _ends(tool_format, added_tokens)))})")
     is_identifier = isinstance(tool_format.arguments, PythonCall)
     return Header(re.compile("".join(whole)), _IDENTIFIER_BEGINS if is_identifier else None)
+
+
+def _pattern(tool_format: ToolFormat, text: str, added_tokens: Collection[str]) -> str:
+    """Matches a part of a call, with whitespace around its pieces."""
+    parts = _PLACE.split(text)  # texts and places in turn
+    patterns = [_spaced(pieces(parts[0], added_tokens))] if parts[0] else []
+    for place, after in zip(parts[1::2], parts[2::2], strict=True):
+        patterns += [_place(tool_format, place), _spaced(pieces(after, added_tokens))]
+    return "".join(patterns)
 
 
 def _place(tool_format: ToolFormat, place: str) -> str:

@@ -70,7 +70,7 @@ class CallsGrammar:
         name = tool.name
         if isinstance(self._format.arguments, Envelope):
             name = json.dumps(name, ensure_ascii=False)[1:-1]
-        call = self._format.call.removeprefix(skipped)
+        call = self._format.call.removeprefix(skipped).replace(self._format.optional, "")
         if isinstance(ids := self._format.call_ids, NamedIds):
             call = call.replace("$id", ids.template)
             an_id = ""

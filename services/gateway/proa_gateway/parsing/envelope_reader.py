@@ -77,7 +77,7 @@ class EnvelopeReader:
             self.rest = text[position:]
         return self._release()
 
-    def close(self) -> str:
+    def close(self, *, by_model: bool) -> str:
         return ""
 
     def _release(self) -> str:

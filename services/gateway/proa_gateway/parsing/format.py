@@ -106,6 +106,7 @@ class ToolFormat:
     """`signs`: texts that all stand in the chat template of a model with this format.
     `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id,
     `$id`. Whitespace around them, and before and after line ends, may differ in what the model writes.
+    `optional`: a part of `call`, between its places, that the model may write. The grammar leaves it out.
     `arguments`: how `$arguments` is written; with an `Envelope`, all from `{` to `}`.
     `reasoning`: its opening and its closing.
     `between`: stands between two calls.
@@ -123,6 +124,7 @@ class ToolFormat:
     arguments: ArgumentsSyntax
     reasoning: tuple[str, str] | None = None
     between: str = ""
+    optional: str = ""
     section: tuple[str, str] | None = None
     also_opens: tuple[str, ...] = ()
     at_start: bool = False

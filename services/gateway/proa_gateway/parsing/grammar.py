@@ -38,7 +38,8 @@ def tool_grammar(
 ) -> Grammar | None:
     """The grammar that the choice demands. None: nothing is constrained, as with "auto" without a strict tool.
 
-    `parallel`: several calls are allowed; with "auto", the parser must end the message after the first if not.
+    `parallel`: several calls are allowed; with "auto", the parser must end the message after the first if not. With
+    "auto", calls that begin with one of the format's `also_opens` are not constrained.
     `answer`: of the content if the model calls no tool. `added_tokens`: those of the model's tokenizer. Raises
     `GrammarError` for a strict tool whose schema cannot be held; other tools then take any arguments.
     """

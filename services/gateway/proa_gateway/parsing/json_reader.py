@@ -28,5 +28,5 @@ class JsonReader:
             self.is_complete, self.rest = True, text[end:]
         return text[:end]
 
-    def close(self) -> str:
+    def close(self, *, by_model: bool) -> str:
         return ""

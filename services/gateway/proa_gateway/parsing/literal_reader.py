@@ -1,21 +1,15 @@
 """LiteralReader: arguments in a syntax close to JSON, such as Python's literals or objects with bare keys."""
 
 import re
-import sys
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from proa_gateway.parsing.json_text import escape, held_back, is_number, quoted
+from proa_gateway.parsing.literal_escape import read_escape
 
 _WORDS = {"None": "null", "True": "true", "False": "false", **{word: word for word in ("null", "true", "false")}}
 _BRACKETS = {"(": ("[", "]"), "[": ("[", "]"), "{": ("{", "}")}  # and how JSON writes them
 _CLOSING = ")]}"
-_ESCAPES = {
-    **{letter: f"\\{letter}" for letter in '"\\bfnrt'},
-    **{"'": "'", "/": "/", "\n": "", "0": "\\u0000", "a": "\\u0007", "v": "\\u000b"},
-}
-_CODES = {"x": 2, "u": 4, "U": 8}  # hexadecimal digits after the letter
-_HEXADECIMAL = re.compile("[0-9a-fA-F]*")
 _STRING_END = {quote: re.compile(rf"\\|{quote}") for quote in "\"'"}
 _WORD_END = re.compile(r"[,)\]}]")
 _KEY_END = {separator: re.compile(rf"[,)\]}}{separator}]") for separator in ":="}
@@ -97,7 +91,7 @@ class LiteralReader:
             written.append(more)
         return "".join(written)
 
-    def close(self) -> str:
+    def close(self, *, by_model: bool) -> str:
         """What has not ended stays open, so that a truncated call is no valid JSON."""
         return ""
 
@@ -185,18 +179,10 @@ class LiteralReader:
         return '"'
 
     def _escape(self) -> str | None:
-        """A backslash and what it stands for; itself, if nothing."""
-        letter = self._pending[1:2]
-        if not letter:
+        escape_read = read_escape(self._pending)
+        if escape_read is None:
             return None
-        written, size = _ESCAPES.get(letter, "\\\\"), 2 if letter in _ESCAPES else 1
-        if (num_digits := _CODES.get(letter)) is not None:
-            digits = self._pending[2 : 2 + num_digits]
-            if _HEXADECIMAL.fullmatch(digits) and len(digits) < num_digits:
-                return None
-            if _HEXADECIMAL.fullmatch(digits) and (code := int(digits, 16)) <= sys.maxunicode:
-                # Two escapes may be the halves of one character, which JSON writes the same.
-                written, size = f"\\u{code:04x}" if code <= 0xFFFF else escape(chr(code)), 2 + num_digits
+        written, size = escape_read
         self._pending = self._pending[size:]
         return written
 

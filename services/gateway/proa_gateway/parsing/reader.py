@@ -20,6 +20,7 @@ class ArgumentsReader(Protocol):
         """Read more text. Returns the JSON text of the arguments that is certain now, possibly none."""
         ...
 
-    def close(self) -> str:
-        """The call or the output ends here, complete or not. Returns what is left to be sent."""
+    def close(self, *, by_model: bool) -> str:
+        """The call ends here, complete or not. Returns what is left to be sent. `by_model`: the model has closed the
+        call; otherwise the output ends, and what it has not ended stays open."""
         ...

@@ -6,7 +6,8 @@ from proa_gateway.parsing.format import Json, ObjectLiteral, PythonCall, Tagged
 from proa_gateway.parsing.json_reader import JsonReader
 from proa_gateway.parsing.literal_reader import LiteralReader, LiteralSyntax
 from proa_gateway.parsing.reader import ArgumentsReader
-from proa_gateway.parsing.tagged_reader import TaggedReader, Tags
+from proa_gateway.parsing.tagged_reader import TaggedReader
+from proa_gateway.parsing.tags import Tags
 
 
 def arguments_reader(

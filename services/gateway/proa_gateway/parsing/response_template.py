@@ -93,4 +93,5 @@ def _without_space(tool_format: ToolFormat) -> tuple[object, ...]:
     arguments = tool_format.arguments
     syntax = "".join(arguments.template.split()) if isinstance(arguments, Tagged) else type(arguments)
     reasoning = [text.strip() for text in tool_format.reasoning or ()]
-    return "".join(tool_format.call.split()), syntax, reasoning
+    call = tool_format.call.replace(tool_format.optional, "")
+    return "".join(call.split()), syntax, reasoning

@@ -8,7 +8,7 @@ from proa_gateway.parsing.lark_rules import ANY
 from proa_gateway.parsing.object_schema import Property, properties, with_definitions
 from proa_gateway.parsing.schema_types import Schema, allowed_types, is_text
 from proa_gateway.parsing.string_grammar import text_terminal
-from proa_gateway.parsing.tagged_reader import Tags
+from proa_gateway.parsing.tags import Tags
 
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 

@@ -1,45 +1,13 @@
 """TaggedReader: arguments that each stand between tags, such as `<parameter=city>\\nOslo\\n</parameter>`."""
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from proa_gateway.parsing.json_text import escape, held_back, quoted
 from proa_gateway.parsing.open_string import OpenString
 from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema
 from proa_gateway.parsing.tagged_value import to_json
-
-_PLACES = re.compile(r"\$(?:key|is_string|value)")
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """The text around the key and the value of one argument. The model may leave out whitespace beside tags."""
-
-    open: str
-    after_key: str  # a tag or quote; empty: the key ends at `header_end`
-    header_end: str  # what ends the tag before the value
-    before_value: str  # whitespace, as is `after_value`
-    after_value: str
-    close: str
-
-    @classmethod
-    def of(cls, item: str) -> "Tags":
-        """`item`: one argument as the model is to write it, with `$key` and `$value`, and with `$is_string` where the
-        model writes whether the value is a string, as true or false."""
-        before_key, *between, after_value = _PLACES.split(item)
-        header = between[-1].rstrip()
-        header_end = header[max(header.rfind("<"), 0) :]
-        close = after_value.lstrip()
-        return cls(
-            open=before_key.strip(),
-            after_key="".join(between)[: -len(between[-1])].strip() or header.removesuffix(header_end).strip(),
-            header_end=header_end,
-            before_value=between[-1][len(header) :],
-            after_value=after_value[: len(after_value) - len(close)],
-            close=close.rstrip(),
-        )
+from proa_gateway.parsing.tags import Tags
 
 
 class _State(Enum):
@@ -100,14 +68,14 @@ class TaggedReader:
             written.append(_STEPS[state](self))
         return "".join(written)
 
-    def close(self) -> str:
-        """Values that have not ended stay open, so that a truncated call is no valid JSON."""
+    def close(self, *, by_model: bool) -> str:
+        """What has not ended stays open, so that a truncated call is no valid JSON."""
         written = ""
         if self._state is _State.OTHER and self._num_tags_in_strings:
             self._read_again("")
             written = self.feed("")
         if self._state is _State.BETWEEN:
-            return written + self._complete()
+            return written + (self._complete() if by_model else "")
         rest, self._pending = self._pending, ""
         return written + (escape(rest) if self._state is _State.STRING else "")
 

@@ -32,5 +32,5 @@ MISTRAL_V13 = replace(
     MISTRAL_V11,
     name="mistral_v13",
     signs=("[TOOL_CALLS]", "[ARGS]"),
-    call="[TOOL_CALLS]$name[ARGS]$arguments",
+    optional="[CALL_ID]$id",
 )
