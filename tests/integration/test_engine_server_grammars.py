@@ -99,6 +99,7 @@ async def test_output_resumed_at_any_token_is_the_same(stub: Stub) -> None:
     [
         (core_pb2.Grammar(text="start: missing"), 'unknown name: "missing"'),
         (core_pb2.Grammar(text="start: " + "(" * 9000), "at most 8000 rules, parentheses and repetitions"),
+        (core_pb2.Grammar(text="start: A\nA: " + '"a"|' * 20_001 + '"b"'), "at most 20000 alternatives"),
         (core_pb2.Grammar(text='start: "a"', start_after=[5000]), "token id 5000 in start_after"),
     ],
 )

@@ -94,6 +94,8 @@ def generate_constrained(
         context = fingerprint(context, token_id)
         if token_id in ends and len(output) >= params.min_tokens:
             return output, FinishReason.STOP
+        if token_id in eos_token_ids and cursor.is_complete:
+            return output, FinishReason.STOP
         if not cursor.is_complete and (len(output) == params.max_tokens or len(prompt) + len(output) == limit):
             return output, FinishReason.LENGTH
     return output, FinishReason.COMPLETE

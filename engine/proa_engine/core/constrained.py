@@ -11,10 +11,11 @@ class ConstrainedRequest(Request):
     """A request with a grammar. `cursor` is set when the grammar is compiled, and is kept during preemption.
 
     An end token finishes it as any other request; else a complete grammar does, whatever `min_tokens` and `ignore_eos`
-    are; else its length. A refused token is dropped.
+    are; else its length. An end of sequence that completes the grammar is a stop, so that it is not part of the text,
+    also with `ignore_eos`. A refused token is dropped.
     """
 
-    __slots__ = ("_verdict", "cursor")
+    __slots__ = ("_model_eos_token_ids", "_verdict", "cursor")
 
     cursor: GrammarCursor  # behind the tokens in `token_ids`
     _verdict: bool | None  # of the cursor on the oldest token in flight; None: not asked yet
@@ -23,6 +24,7 @@ class ConstrainedRequest(Request):
         self, request: EngineCoreRequest, *, order: tuple[int, ...], max_num_tokens: int, eos_token_ids: frozenset[int]
     ) -> None:
         super().__init__(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos_token_ids)
+        self._model_eos_token_ids = eos_token_ids  # `eos_token_ids` are none with `ignore_eos`
         self._verdict = None
 
     @property
@@ -52,7 +54,8 @@ class ConstrainedRequest(Request):
             return True
         is_finished = super().append_token(token_id)
         if self.cursor.is_complete and self.status is not RequestStatus.FINISHED_STOPPED:
-            self.status = RequestStatus.FINISHED_COMPLETE
+            is_end = token_id in self._model_eos_token_ids
+            self.status = RequestStatus.FINISHED_STOPPED if is_end else RequestStatus.FINISHED_COMPLETE
             return True
         return is_finished
 

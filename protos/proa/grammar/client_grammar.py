@@ -22,7 +22,7 @@ _LARK = re.compile(r"^[ \t]*+[?!]?start[ \t]*+(?:\[[^\]\n]*+\])?[ \t]*+:(?!:=)|%
 # special token. And what is looked for.
 TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*+"?|(?://|#)[^\n]*+|/(?P<regex>(?:\\.|[^/\\])++)/?|<[^<>\s]++>'
-    r"|(?P<json>%json)|(?P<level>[(:]|%lark)|(?P<repetition>[?*+~{\[])",
+    r"|(?P<json>%json)|(?P<level>[(:]|%lark)|(?P<repetition>[?*+~{\[])|(?P<alternative>\|)",
     re.DOTALL,
 )
 _EBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*+"?|\[(?:\\.|[^\]\\\n])*+\]?|#[^\n]*+', re.DOTALL)

@@ -11,6 +11,8 @@ from proa.grammar.lark import check_regexes
 # Rules, terminals, parentheses and repetitions. With llguidance 1.9.1, 8,000 repetitions in one terminal take 2.7 s and
 # 170 MB, 50,000 take minutes and 3 GB; 8,000 rules, each naming the next, need a stack of 32 MiB.
 MAX_PARTS = 8000
+# Rules of many strings take quadratic time: 20,000 alternatives 0.8 s, 43,000 in 256 KiB several seconds.
+MAX_ALTERNATIVES = 20_000
 
 
 def check_complexity(text: str) -> None:
@@ -21,10 +23,11 @@ def check_complexity(text: str) -> None:
     if text.lstrip().startswith("{"):
         raise GrammarError("a grammar must be written in Lark")
     findings = Findings()
-    num_parts = position = 0
+    num_parts = num_alternatives = position = 0
     while found := TOKEN.search(text, position):
         position = found.end()
         num_parts += found["level"] is not None or found["repetition"] is not None
+        num_alternatives += found["alternative"] is not None
         if (regex := found["regex"]) is not None:
             findings.regexes.append(regex.replace("[0-9]", r"\d").replace(r"\/", "/"))  # as before `regex_to_lark`
         if found["json"] is not None:
@@ -34,6 +37,8 @@ def check_complexity(text: str) -> None:
                 _check_whitespace(schema.get("x-guidance"))
     if num_parts > MAX_PARTS:
         raise GrammarError(f"a grammar must have at most {MAX_PARTS} rules, parentheses and repetitions")
+    if num_alternatives > MAX_ALTERNATIVES:
+        raise GrammarError(f"a grammar must have at most {MAX_ALTERNATIVES} alternatives")
     check_regexes(findings.regexes)
 
 

@@ -133,6 +133,14 @@ def test_an_end_of_sequence_that_the_grammar_allows_is_a_stop() -> None:
     assert all(run.tokens()[-1] == EOS for run in stopped)
 
 
+def test_an_end_of_sequence_that_completes_the_grammar_is_a_stop_although_it_is_ignored() -> None:
+    runs = [run_one(prompt=[1, seed], grammar=fake_grammar(seed), ignore_eos=True, max_tokens=40) for seed in range(9)]
+    ends = [run for run in runs if run.tokens()[-1] == EOS]
+    assert ends
+    assert all(run.finish_reason() is FinishReason.STOP for run in ends)
+    assert all(run.last().stop_reason is None for run in ends)
+
+
 def test_a_stop_token_that_completes_the_grammar_is_a_stop() -> None:
     last = run_one(grammar=fake_grammar(length=3)).tokens()[-1]
     run = run_one(grammar=fake_grammar(length=3), stop_token_ids=[last])
