@@ -50,6 +50,15 @@ def assert_limited(response: httpx.Response, kind: str) -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
+async def test_a_key_of_a_flag_lets_requests_in(engine: FakeEngine) -> None:
+    async with running_gateway(engine, api_key=("sk-a", "sk-b")) as gateway:
+        statuses = [(await ask(gateway, key, priority=5)).status_code for key in ("a", "b", "c", None)]
+        page = Scrape((await gateway.http.get("/metrics")).text)
+    assert statuses == [200, 200, 401, 401]
+    assert [request.priority for request in engine.requests] == [5, 5]
+    assert "proa_gateway_key_requests_total" not in page.names
+
+
 async def test_without_a_known_key_every_request_is_rejected(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(engine, api_keys=key_file(tmp_path, a={})) as gateway:
         for headers in ({}, {"authorization": "Bearer sk-b"}, {"authorization": "Basic sk-a"}, {"x-api-key": "sk-b"}):

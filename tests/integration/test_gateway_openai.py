@@ -382,6 +382,17 @@ async def test_the_model_may_be_omitted_if_there_is_one(gateway: RunningGateway)
     assert (await gateway.http.post("/v1/chat/completions", json=body)).json()["model"] == "fake"
 
 
+async def test_invocations_are_chats_or_completions(gateway: RunningGateway) -> None:
+    chat = (await gateway.http.post("/invocations", json=chat_body())).json()
+    completion = (await gateway.http.post("/invocations", json={"prompt": "Hi"})).json()
+    assert (chat["object"], completion["object"]) == ("chat.completion", "text_completion")
+    events = await gateway.events("/invocations", chat_body())
+    assert (events[0]["object"], events[-1]) == ("chat.completion.chunk", "[DONE]")
+    for body, param in ((chat_body(top_p=5), "top_p"), ({"messages": [{}]}, "messages[0].role"), ({}, "prompt")):
+        response = await gateway.http.post("/invocations", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 async def test_health_ready_version_and_metrics_respond(gateway: RunningGateway) -> None:
     assert (await gateway.http.get("/health")).status_code == 200
     assert (await gateway.http.get("/ready")).status_code == 200

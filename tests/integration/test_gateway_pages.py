@@ -73,6 +73,21 @@ async def test_a_client_that_leaves_is_logged_as_incomplete(access_log: pytest.L
     assert line["complete"] is False
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_of_a_trace_is_answered_and_logged_with_its_id(
+    access_log: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    async with FakeEngine(script=say("one")) as engine, running_gateway(engine, access_log=True) as gateway:
+        traced = await gateway.http.post(CHAT, json=chat_body(stream=stream), headers=headers)
+        failed = await gateway.http.post(CHAT, json=chat_body(model="other"), headers=headers)
+        other = await gateway.chat(stream=stream)
+    assert (traced.headers["x-trace-id"], failed.headers["x-trace-id"]) == (trace_id, trace_id)
+    assert "x-trace-id" not in other.headers
+    assert [line["trace_id"] for line in lines_of(access_log)] == [trace_id, trace_id, None]
+
+
 async def test_without_the_flag_nothing_is_logged(access_log: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(script=say("one")) as engine, running_gateway(engine) as gateway:
         await gateway.http.post(CHAT, json=chat_body())

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     try:
         config = from_arguments(GatewayConfig, arguments)
+        if not config.api_key and (key := os.environ.get("PROA_API_KEY")):
+            config = replace(config, api_key=(key,))
         if config.tls is not None:
             TlsSource(config.tls)  # checks the files
         if config.api_keys is not None:

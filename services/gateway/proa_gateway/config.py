@@ -31,6 +31,12 @@ def parse_tokenizer_folder(text: str) -> Path:
     return Path(text)
 
 
+def _api_key(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or not text.strip():
+        raise ValueError("an API key has printable ASCII characters")
+    return text.strip()
+
+
 def _root_path(text: str) -> str:
     if text and (not text.startswith("/") or text.endswith("/")):
         raise ValueError(f"{text!r} must begin with a slash and end without one")
@@ -125,6 +131,12 @@ class GatewayConfig:
         None,
         "JSON file with API keys, their limits and priorities, reloaded when it changes (default: no key is needed)",
         metavar="FILE",
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        "API key without a name and limits; repeat for several (default: the variable PROA_API_KEY)",
+        metavar="KEY",
+        parse=_api_key,
     )
     trust_request_chat_template: bool = option(
         False, "run the chat templates of requests: programs in a sandbox, without a limit of their time"

@@ -66,7 +66,7 @@ def gateway_of(request: HTTPConnection) -> Gateway:
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
-    api_keys = ApiKeyStore(config.api_keys)
+    api_keys = ApiKeyStore(config.api_keys, config.api_key)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
     discovery = make_discovery(config)
     router = Router(config.routing)

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request, Response
+from starlette.datastructures import State
 
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http import error_responses
 from proa_gateway.openai.endpoint_handler import EndpointHandler
 from proa_gateway.streaming import ResponseWriter, WriterResponse
 
+TRACE_ID_HEADER: Final = b"x-trace-id"
 ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
@@ -32,7 +34,14 @@ def generation(handler: EndpointHandler, request: Request) -> Callable[[Response
         state.request_id,
         request.headers,
         state.response_headers,
+        partial(_on_trace, state),
     )
+
+
+def _on_trace(state: State, trace_id: str) -> None:
+    """Name the trace in the response and in the access log."""
+    state.trace_id = trace_id
+    state.response_headers.append((TRACE_ID_HEADER, trace_id.encode()))
 
 
 def on_ignored(request: Request) -> Callable[[Sequence[str]], None]:

@@ -1,17 +1,18 @@
 """HTTP around the routes: the limit on request bodies, the root path, and errors as OpenAI's error object."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
 
+_Model = TypeVar("_Model", bound=BaseModel)
 ErrorHandler = Callable[..., Awaitable[Response]]
 
 
@@ -76,6 +77,15 @@ class RootPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = self._path  # Starlette ignores it for other paths
         await self._app(scope, receive, send)
+
+
+def validated(model: type[_Model], body: dict[str, Any]) -> _Model:
+    """The body of a route that chooses its class by the fields. Raises `RequestValidationError`."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors], body=body) from None
 
 
 def gateway_error_response(error: GatewayError) -> JSONResponse:

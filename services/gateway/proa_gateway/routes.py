@@ -10,7 +10,7 @@ from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.generate.routes import generate_router
 from proa_gateway.generation_routes import ERRORS, generate, on_ignored
-from proa_gateway.http import error_responses
+from proa_gateway.http import error_responses, validated
 from proa_gateway.messages.routes import messages_router
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.response_schema import (
@@ -31,6 +31,22 @@ router.include_router(messages_router)
 router.include_router(responses_router)
 router.include_router(generate_router)
 public_router = APIRouter()  # routes that need no API key
+INVOCATION = {
+    "content": {
+        "application/json": {
+            "schema": {
+                "anyOf": [
+                    {"$ref": "#/components/schemas/ChatCompletionRequest"},
+                    {"$ref": "#/components/schemas/CompletionRequest"},
+                ]
+            }
+        }
+    }
+}
+INVOKED: dict[str, Any] = {
+    **generation_response(ChatCompletion, ChatCompletionChunk),
+    "model": ChatCompletion | Completion,
+}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -46,6 +62,14 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
 @router.post("/v1/completions", responses=ERRORS | {200: generation_response(Completion, CompletionChunk)})
 async def completions(body: CompletionRequest, request: Request) -> Response:
     return generate(CompletionHandler(body), request)
+
+
+@router.post("/invocations", responses=ERRORS | {200: INVOKED}, openapi_extra={"requestBody": INVOCATION})
+async def invocations(body: dict[str, Any], request: Request) -> Response:
+    """SageMaker's route: a chat completion if the body has messages, else a completion."""
+    if "messages" in body:
+        return await chat_completions(validated(ChatCompletionRequest, body), request)
+    return await completions(validated(CompletionRequest, body), request)
 
 
 @router.get("/v1/models", responses=error_responses(401))

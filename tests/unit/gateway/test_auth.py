@@ -23,6 +23,16 @@ def write(path: Path, *keys: Any) -> Path:
     return path
 
 
+def test_keys_without_a_file_have_no_name_and_no_limits(tmp_path: Path) -> None:
+    store = ApiKeyStore(None, ["sk-1", "sk-2"])
+    assert [store.authenticate(f"Bearer {key}").name for key in ("sk-1", "sk-2")] == ["", ""]
+    for header in (None, "Bearer sk-3"):
+        with pytest.raises(InvalidApiKey):
+            store.authenticate(header)
+    both = ApiKeyStore(write(tmp_path / "keys.json", A), ["sk-1"])
+    assert [both.authenticate(f"Bearer {key}").name for key in ("sk-1", "sk-aaaa")] == ["", "team-a"]
+
+
 def test_the_file_has_keys_as_text_or_as_digests(tmp_path: Path) -> None:
     store = ApiKeyStore(write(tmp_path / "keys.json", A, B))
     assert store.authenticate("Bearer sk-aaaa").name == "team-a"

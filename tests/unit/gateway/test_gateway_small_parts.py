@@ -44,6 +44,15 @@ def test_flags_set_queue_limits_models_and_api_keys(monkeypatch: pytest.MonkeyPa
     assert (config.models, config.api_keys) == (("one", "two"), keys)
 
 
+def test_api_keys_come_from_flags_or_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[GatewayConfig] = []
+    monkeypatch.setattr("proa_gateway.server.serve", served.append)
+    monkeypatch.setenv("PROA_API_KEY", "sk-0")
+    main(["serve", "--engine", "a:1", "--api-key", "sk-1", "--api-key", "sk-2"])
+    main(["serve", "--engine", "a:1"])
+    assert [config.api_key for config in served] == [("sk-1", "sk-2"), ("sk-0",)]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -58,6 +67,7 @@ def test_flags_set_queue_limits_models_and_api_keys(monkeypatch: pytest.MonkeyPa
         ["serve", "--engine", "a:1", "--queue-timeout", "-1"],
         ["serve", "--engine", "a:1", "--scale-from-zero-timeout", "long"],
         ["serve", "--engine", "a:1", "--api-keys", "/nowhere"],
+        ["serve", "--engine", "a:1", "--api-key", " "],
     ],
 )
 def test_wrong_arguments_end_with_an_error_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -84,14 +84,18 @@ class Caller:
 
 
 class ApiKeyStore:
-    """The callers of a key file, which is reloaded when it changes. Without a file no key is required."""
+    """The callers of a key file, which is reloaded when it changes, and of keys without names and limits. Without any
+    no key is required."""
 
-    def __init__(self, path: Path | None, *, clock: Clock = time.monotonic) -> None:
-        """Raises `ValueError`."""
+    def __init__(self, path: Path | None, keys: Sequence[str] = (), *, clock: Clock = time.monotonic) -> None:
+        """`keys`: those without names; their requests have the anonymous caller. Raises `ValueError`."""
         self._path = path
         self._clock = clock
         self._anonymous = Caller(clock=clock)
-        self._callers: dict[bytes, tuple[bytes, Caller]] = {}  # first bytes of a digest -> digest, caller
+        self._needs_key = path is not None or bool(keys)
+        # first bytes of a digest -> digest, caller
+        self._unnamed = {digest[:INDEX_BYTES]: (digest, self._anonymous) for digest in map(_digest, keys)}
+        self._callers: dict[bytes, tuple[bytes, Caller]] = self._unnamed
         self._fingerprint: tuple[int, ...] | None = None
         if path is not None:
             self._fingerprint = _fingerprint(path)
@@ -99,7 +103,7 @@ class ApiKeyStore:
 
     def authenticate(self, authorization: str | None) -> Caller:
         """The caller of an `Authorization` header. Raises `InvalidApiKey`."""
-        if self._path is None:
+        if not self._needs_key:
             return self._anonymous
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
@@ -128,7 +132,7 @@ class ApiKeyStore:
     def _load(self, keys: list[ApiKey]) -> None:
         """A caller whose name stays keeps what it has used of its limits."""
         known = {caller.name: caller for _, caller in self._callers.values()}
-        callers: dict[bytes, tuple[bytes, Caller]] = {}
+        callers = dict(self._unnamed)
         for key in keys:
             caller = known.get(key.name) or Caller(key.name, clock=self._clock)
             caller.update(key)

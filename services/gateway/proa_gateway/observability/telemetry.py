@@ -59,6 +59,12 @@ class RequestTrace:
     def is_recording(self) -> bool:
         return self._span.is_recording()
 
+    @property
+    def trace_id(self) -> str:
+        """In hexadecimal; empty if the request belongs to no trace."""
+        context = self._span.get_span_context()
+        return trace.format_trace_id(context.trace_id) if context.is_valid else ""
+
     def set_request(
         self,
         *,

@@ -5,7 +5,7 @@ The same for all endpoints; what differs is in their `EndpointHandler`. `_genera
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from proa.contract import SamplingParams
 from proa_gateway.admission.auth import Caller
@@ -78,10 +78,16 @@ class Serving:
         request_id: str,
         headers: Mapping[str, str],
         response_headers: list[tuple[bytes, bytes]],
+        on_trace: Callable[[str], None],
         writer: ResponseWriter,
     ) -> None:
-        """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it."""
+        """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it.
+
+        `on_trace` is called with the trace's id, if there is one, before the response starts.
+        """
         trace = self._tracer.start_request(headers, handler.route, caller.name)
+        if trace.trace_id:
+            on_trace(trace.trace_id)
         session_id = headers.get("x-session-id") or handler.session_id
         context = RequestContext(handler, caller, trace, handler.id_prefix + request_id, session_id, response_headers)
         self._metrics.requests_in_flight.inc()
