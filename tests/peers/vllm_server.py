@@ -19,7 +19,13 @@ from support.processes import free_port
 START_SECONDS = 120.0
 # vLLM's options that Proa has too, by their number of values. All others do not matter here: the gateway chooses the
 # format of tool calls and reasoning by the model's chat template.
-ENGINE_OPTIONS = {"--max-num-seqs": 1, "--max-logprobs": 1, "--no-enable-prefix-caching": 0, "--no-async-scheduling": 0}
+ENGINE_OPTIONS = {
+    "--max-num-seqs": 1,
+    "--max-logprobs": 1,
+    "--no-enable-prefix-caching": 0,
+    "--no-async-scheduling": 0,
+    "--skip-tokenizer-init": 0,
+}
 GATEWAY_OPTIONS = {
     "--allowed-origins": 1,
     "--root-path": 1,

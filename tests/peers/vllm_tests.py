@@ -21,9 +21,10 @@ import pytest
 import transformers
 
 FOLDERS = ("anthropic", "openai", "serve", "tool_parsers")
-# What needs another kind of model, a GPU, or a feature that Proa does not have on purpose (DESIGN: refused by name).
-NOT_FOR_PROA = ("vision", "vlm", "audio", "image", "embeds", "tensorizer", "watermarking", "sagemaker", "lmeval", "uds",
-                "rpc", "render", "decisions", "lora", "mcp", "harmony", "orca", "profile")  # fmt: skip
+# Words in the names of files, tests and their parameters: what needs another kind of model, a GPU, or a feature that
+# Proa does not have on purpose (docs/openai-fields.md: refused).
+NOT_FOR_PROA = ("vision", "vlm", "audio", "image", "embeds", "multimodal", "tensorizer", "watermarking", "sagemaker",
+                "lmeval", "uds", "rpc", "render", "decisions", "lora", "mcp", "harmony", "orca", "profile")  # fmt: skip
 UTILS = """from peers.vllm_server import RemoteOpenAIServer
 import pytest
 VLLM_PATH, ROCM_EXTRA_ARGS, ROCM_ENV_OVERRIDES = None, [], {}
@@ -59,7 +60,11 @@ def unpack(source: Path, folder: Path) -> None:
 def _is_chosen(path: Path) -> bool:
     if path.name == "conftest.py" or not path.name.startswith("test_"):
         return path.suffix == ".py"
-    return path.parts[2] in FOLDERS and not any(word in str(path) for word in NOT_FOR_PROA)
+    return path.parts[2] in FOLDERS and not _is_not_for_proa(str(path))
+
+
+def _is_not_for_proa(name: str) -> bool:
+    return any(word in name.lower() for word in NOT_FOR_PROA)
 
 
 def _renamed(member: tarfile.TarInfo, path: Path) -> tarfile.TarInfo:
@@ -68,12 +73,16 @@ def _renamed(member: tarfile.TarInfo, path: Path) -> tarfile.TarInfo:
 
 
 class ServerTests:
-    """A pytest plugin that leaves only the tests that start a server, in themselves or by a fixture."""
+    """A pytest plugin that leaves only the tests for Proa that start a server, in themselves or by a fixture."""
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if isinstance(item, pytest.Function) and _starts_a_server(item)]
+        chosen = [item for item in items if _is_for_proa(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+def _is_for_proa(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and not _is_not_for_proa(item.name) and _starts_a_server(item)
 
 
 def _starts_a_server(item: pytest.Function) -> bool:
@@ -90,8 +99,14 @@ def run_inside(arguments: list[str]) -> int:
     transformers.AutoTokenizer.from_pretrained = vllm_model.load_tokenizer  # type: ignore[method-assign]
     huggingface_hub.snapshot_download = lambda *_, **__: str(vllm_model.FOLDER)  # type: ignore[assignment]
     vllm_stubs.install_stubs(
-        ["vllm", "rapidfuzz", "openai_harmony", "pybase64"],
-        {"vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer}},
+        ["vllm", "rapidfuzz", "openai_harmony", "gpt_oss", "pybase64"],
+        {
+            "vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer},
+            "vllm.config": {"ModelConfig": vllm_model.ModelConfig},
+            "vllm.model_executor.model_loader.weight_utils": {
+                "download_weights_from_hf": lambda *_, **__: str(vllm_model.FOLDER)
+            },
+        },
     )
     options = ["-p", "no:cacheprovider", "-q", "-rfE", "--tb=line", "-W", "ignore", "--timeout=180",
                "-o", "asyncio_mode=auto", "--rootdir=.", "--continue-on-collection-errors"]  # fmt: skip
