@@ -12,6 +12,7 @@ import transformers
 
 BUILTIN = Path(__file__).parents[2] / "engine" / "proa_engine" / "builtin" / "model"
 FOLDER = Path("model")  # below the folder in which the tests run
+CONTEXT = 8192  # tokens: the longest that a test needs
 CHAT_TEMPLATE = """{{ '<|begin|>' }}
 {%- if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
 {%- for message in messages %}
@@ -41,8 +42,13 @@ class ModelConfig:
 def write_model() -> None:
     """Write the model to `FOLDER`."""
     shutil.copytree(BUILTIN, FOLDER)
-    path = FOLDER / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": CHAT_TEMPLATE}))
+    _change("tokenizer_config.json", chat_template=CHAT_TEMPLATE, model_max_length=CONTEXT)
+    _change("config.json", max_position_embeddings=CONTEXT)
+
+
+def _change(file: str, **values: object) -> None:
+    path = FOLDER / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def load_tokenizer(*_: object, **__: object) -> object:

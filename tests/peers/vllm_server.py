@@ -24,7 +24,6 @@ ENGINE_OPTIONS = {
     "--max-logprobs": 1,
     "--no-enable-prefix-caching": 0,
     "--no-async-scheduling": 0,
-    "--skip-tokenizer-init": 0,
 }
 GATEWAY_OPTIONS = {
     "--allowed-origins": 1,
@@ -39,6 +38,7 @@ class RemoteOpenAIServer:
     """A running Proa that serves `vllm_model.FOLDER` under the test's model name. A context manager."""
 
     DUMMY_API_KEY = "token-abc123"
+    show_hidden_metrics = False
 
     def __init__(
         self, model: str, vllm_serve_args: list[str], env_dict: Mapping[str, str] | None = None, **unused: object

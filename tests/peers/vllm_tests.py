@@ -31,6 +31,11 @@ VLLM_PATH, ROCM_EXTRA_ARGS, ROCM_ENV_OVERRIDES = None, [], {}
 requires_fp8 = pytest.mark.skip("needs a GPU")
 def multi_gpu_only(num_gpus): return requires_fp8
 """
+CONFTEST = """import pytest
+LocalAssetServer = None
+@pytest.fixture
+def local_asset_server(): return None
+"""
 
 
 def main() -> int:
@@ -54,7 +59,7 @@ def unpack(source: Path, folder: Path) -> None:
     for package in [folder / "tests", *(path for path in (folder / "tests").rglob("*") if path.is_dir())]:
         (package / "__init__.py").touch()
     (folder / "tests" / "utils.py").write_text(UTILS)
-    (folder / "tests" / "conftest.py").write_text("LocalAssetServer = None\n")
+    (folder / "tests" / "conftest.py").write_text(CONFTEST)
 
 
 def _is_chosen(path: Path) -> bool:
