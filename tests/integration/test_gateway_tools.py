@@ -259,6 +259,7 @@ async def test_token_ids_and_log_probabilities_are_complete(gateway: RunningGate
     chunks = [chunk.choices[0] async for chunk in await whole(gateway, stream=True, **fields)]
     assert [id for chunk in chunks for id in chunk.token_ids or []] == expected
     assert sum(len(chunk.logprobs.content) for chunk in chunks if chunk.logprobs) == len(expected)
+    assert all(chunk.logprobs.content for chunk in chunks if chunk.logprobs)  # null where there are no tokens
 
 
 async def test_a_result_goes_back_into_the_prompt(gateway: RunningGateway, engine: FakeEngine) -> None:

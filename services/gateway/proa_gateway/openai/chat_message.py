@@ -98,7 +98,7 @@ class ChatMessageChoice:
 
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, name: message, "logprobs": None, "finish_reason": None}
-        if self._logprobs is not None:
+        if self._logprobs is not None and (delta.logprobs or name == "message"):
             choice["logprobs"] = chat_logprobs(delta.logprobs, self._vocabulary, self._logprobs)
         if delta.finish_reason is not None:
             ends_with_call = self._has_calls and not self._names_call and delta.finish_reason == "stop"
