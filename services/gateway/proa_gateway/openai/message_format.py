@@ -55,7 +55,7 @@ class ModelFormat:
 
     def reasoning_after(self, generation_prompt: str) -> Reasoning:
         """`generation_prompt`: the end of the prompt, which the chat template adds for the answer. The rest of the
-        prompt says nothing, since users may write anything."""
+        prompt is ignored, since users may write anything."""
         if self.tool_format.reasoning is None:
             return Reasoning.CLOSED
         opened, closed = (generation_prompt.rfind(text.strip()) for text in self.tool_format.reasoning)

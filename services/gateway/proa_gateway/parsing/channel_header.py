@@ -13,7 +13,7 @@ class ChannelHeader:
 
     def __init__(self, channels: Channels) -> None:
         self._routes = [(re.compile(pattern), route) for pattern, route in channels.routes]
-        self._sender = ""  # text that may come first and says nothing
+        self._sender = ""  # text that may come first and is ignored
         self._before = ""  # what stands before the channel
         self._text: list[str] = []
         self._begun = False  # a token of a header has come

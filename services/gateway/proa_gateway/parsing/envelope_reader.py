@@ -45,7 +45,7 @@ class EnvelopeReader:
     )
 
     def __init__(self, syntax: Envelope, *, needs_arguments: bool) -> None:
-        """`needs_arguments`: an object without arguments is not a call; the name is not told before they begin."""
+        """`needs_arguments`: an object without arguments is not a call; `name` is None before they begin."""
         self._syntax = syntax
         self._needs_arguments = needs_arguments
         self._state = _State.OPEN

@@ -3,6 +3,7 @@
 import json
 import re
 
+PYTHON_WORDS = {"None": "null", "True": "true", "False": "false"}  # and what they are in JSON
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 
 

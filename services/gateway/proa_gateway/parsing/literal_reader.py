@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from proa_gateway.parsing.json_text import escape, held_back, is_number, quoted
+from proa_gateway.parsing.json_text import PYTHON_WORDS, escape, held_back, is_number, quoted
 from proa_gateway.parsing.literal_escape import read_escape
 
-_WORDS = {"None": "null", "True": "true", "False": "false", **{word: word for word in ("null", "true", "false")}}
+_WORDS = PYTHON_WORDS | {word: word for word in PYTHON_WORDS.values()}
 _BRACKETS = {"(": ("[", "]"), "[": ("[", "]"), "{": ("{", "}")}  # and how JSON writes them
 _CLOSING = ")]}"
 _STRING_END = {quote: re.compile(rf"\\|{quote}") for quote in "\"'"}

@@ -3,11 +3,9 @@
 import json
 from typing import NoReturn
 
-from proa_gateway.parsing.json_text import quoted
+from proa_gateway.parsing.json_text import PYTHON_WORDS, quoted
 from proa_gateway.parsing.literal_reader import literal_to_json
 from proa_gateway.parsing.schema_types import WORDS, is_text, type_of
-
-_PYTHON = {"None": "null", "True": "true", "False": "false"}
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
@@ -15,7 +13,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
     if is_text(types):
         return text if WORDS.get(text) in types else quoted(text)
     value = text.strip()
-    value = _PYTHON.get(value, value)
+    value = PYTHON_WORDS.get(value, value)
     if (type_ := _type(value)) is None and value.startswith(("{", "[")):
         value = literal_to_json(value) or ""
         type_ = _type(value)
