@@ -17,11 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from schemathesis.generation import GenerationMode
 
-from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
+from proa_gateway.app import create_app
+from proa_gateway.config import GatewayConfig
 from support.processes import fake_engine_process, gateway_process
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
-FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, "tokens", "unknown"})
+DOCUMENT = create_app(GatewayConfig(engines=("engine:1",))).openapi()
+ROUTES = sorted(path for path, methods in DOCUMENT["paths"].items() if "requestBody" in methods.get("post", ()))
+CHAT = "/v1/chat/completions"
+TEXT_FIELDS = {"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"}
+"""The field that has the text; `messages` on other routes."""
 ANYTHING: SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
@@ -35,11 +39,27 @@ ANYTHING: SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]), "content": ANYTHING}))
-BODIES = st.builds(
-    lambda base, changes: {**base, **changes},
-    st.fixed_dictionaries({"messages": MESSAGES | ANYTHING, "prompt": ANYTHING}),
-    st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=3),
-)
+
+
+def fields_of(schema: dict[str, Any]) -> Iterator[str]:
+    """The properties of a body, and those of objects in them."""
+    if reference := schema.get("$ref"):
+        yield from fields_of(DOCUMENT["components"]["schemas"][reference.rpartition("/")[2]])
+    for option in schema.get("anyOf", ()):
+        yield from fields_of(option)
+    yield from schema.get("properties", ())
+
+
+def bodies(route: str) -> SearchStrategy[Any]:
+    """The text and up to three other fields of the route, with any values."""
+    schema = DOCUMENT["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = TEXT_FIELDS.get(route, "messages")
+    return st.builds(
+        lambda base, changes: {"max_tokens": 5, **base, **changes} if name == "messages" else {**base, **changes},
+        st.fixed_dictionaries({name: (MESSAGES if name == "messages" else st.just("Hi")) | ANYTHING}),
+        st.dictionaries(st.sampled_from([*sorted(set(fields_of(schema))), "unknown"]), ANYTHING, max_size=3),
+    )
+
 
 TEMPLATED = st.builds(
     lambda note, variables: {
@@ -71,20 +91,21 @@ class Target:
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=20)
         paths = self.client.get("/openapi.json").json()["paths"]
-        self.documented = {status for route in ROUTES for status in paths[route]["post"]["responses"]}
+        self.documented = {route: set(paths[route]["post"]["responses"]) for route in ROUTES}
 
     def post(self, route: str, body: bytes) -> None:
-        self.check(self.client.post(route, content=body, headers={"content-type": "application/json"}))
+        self.check(route, self.client.post(route, content=body, headers={"content-type": "application/json"}))
 
-    def check(self, answer: Any) -> None:
+    def check(self, route: str, answer: Any) -> None:
         assert answer.status_code < 500, answer.text
-        assert str(answer.status_code) in self.documented
+        assert str(answer.status_code) in self.documented[route]
         assert self.process.poll() is None
         if answer.status_code >= 400:
             assert answer.json()["error"]["message"]
-        elif answer.text.startswith("data: "):
+        elif answer.text.startswith(("data: ", "event: ")):
             assert "server_error" not in answer.text
-            assert answer.text.endswith("data: [DONE]\n\n")
+            assert "api_error" not in answer.text
+            assert answer.text.startswith("event: ") or answer.text.endswith("data: [DONE]\n\n")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +127,7 @@ def test_bodies_generated_from_the_openapi_get_a_response(target: Target, route:
     @bounded
     @given(operation.as_strategy(generation_mode=mode))
     def answered(case: Any) -> None:
-        target.check(case.call(timeout=20))
+        target.check(route, case.call(timeout=20))
 
     answered()
 
@@ -115,7 +136,7 @@ def test_bodies_generated_from_the_openapi_get_a_response(target: Target, route:
 def test_known_fields_with_arbitrary_values_get_a_response(target: Target, route: str) -> None:
     @seed(1)
     @bounded
-    @given(BODIES)
+    @given(bodies(route))
     def answered(body: dict[str, Any]) -> None:
         target.post(route, json.dumps(body).encode())
 
@@ -127,7 +148,7 @@ def test_arbitrary_values_in_the_chat_template_get_a_response(target: Target) ->
     @bounded
     @given(TEMPLATED)
     def answered(body: dict[str, Any]) -> None:
-        target.post(ROUTES[0], json.dumps(body).encode())
+        target.post(CHAT, json.dumps(body).encode())
 
     answered()
 
@@ -145,5 +166,5 @@ def test_bytes_that_are_not_json_get_a_response(target: Target, route: str) -> N
 
 def test_deeply_nested_bodies_get_a_response(target: Target) -> None:
     for depth in (100, 2_000, 200_000):
-        target.post(ROUTES[0], b'{"messages": ' + b"[" * depth + b"]" * depth + b"}")
-        target.post(ROUTES[0], b'{"messages": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}")
+        target.post(CHAT, b'{"messages": ' + b"[" * depth + b"]" * depth + b"}")
+        target.post(CHAT, b'{"messages": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}")
