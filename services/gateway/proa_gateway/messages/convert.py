@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.messages.blocks import (
     ContentBlock,
     MessageParam,
@@ -40,8 +41,10 @@ def generation_request(body: MessagesRequest) -> GenerationRequest:
 
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
-    """A last message of the assistant is continued."""
+    """A last message of the assistant is continued. Raises `InvalidRequest` if there is no message with content."""
     messages = [*_system(body), *(part for message in body.messages for part in _chat_messages(message))]
+    if not messages:
+        raise InvalidRequest("messages: all of them are empty.", param="messages")
     continues = messages[-1].role == "assistant"
     thinking, choice = body.thinking, body.tool_choice
     switches = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking.type != "disabled")
