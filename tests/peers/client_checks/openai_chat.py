@@ -128,7 +128,9 @@ def check_completion(url: str, model: str) -> None:
 
 
 def check_completion_stream(url: str, model: str) -> None:
-    stream = client(url).completions.create(model=model, prompt="One", max_tokens=5, stream=True)
+    stream = client(url).completions.create(
+        model=model, prompt="One", max_tokens=5, stream=True, extra_body={"ignore_eos": True}
+    )
     assert "".join(chunk.choices[0].text for chunk in stream)
 
 
