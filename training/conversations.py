@@ -1,14 +1,14 @@
-"""Conversations for training: topics mixed by weight, some in JSON, some with follow-ups, some with typing errors.
+"""Conversations for training: topics mixed by weight, some in JSON, some with follow-ups, typing errors or tools.
 
 All functions are deterministic in the random generator passed to them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
-from training import combinations, facts, stories, sums, talk, words
-from training.turns import Topic, Turn, draw
+from training import combinations, copying, facts, stories, sums, talk, words
+from training.tool_conversations import tool_conversation, unfit_turn
+from training.turns import Conversation, Exchange, Topic, Turn, draw
 from training.world import COUNTRIES, NAMES
 
 # Weights are shares of the questions. Topics that need working out get more than topics that need recall.
@@ -20,10 +20,11 @@ TOPICS: tuple[tuple[Topic, float], ...] = (
     (sums.parity, 0.7), (sums.number_word, 0.7), (sums.counting, 2.5), (sums.times_table, 0.2), (sums.too_large, 0.6),
     *((topic, 2.2) for topic in combinations.COMBINATIONS),
     (combinations.same_continent, 2.5), (combinations.same_kind, 2),
-    (talk.about_proa, 3), (talk.small_talk, 3), (talk.unknown_subject, 4), (talk.introduction, 0.8),
-    (talk.extraction, 3), (stories.story, 1.2), (stories.listing, 1.2),
+    (talk.about_proa, 3), (talk.small_talk, 3), (talk.unknown_subject, 4), (unfit_turn, 2), (talk.introduction, 0.8),
+    (talk.extraction, 3), (copying.into_json, 7), (copying.from_json, 7), (copying.repeat, 2),
+    (stories.story, 1.2), (stories.listing, 1.2),
 )  # fmt: skip
-_JSON_SHARE, _COMBINED_JSON_SHARE = 0.16, 0.4
+_TOOL_SHARE, _JSON_SHARE, _COMBINED_JSON_SHARE = 0.35, 0.16, 0.4
 
 _ASK_JSON = (
     "{} Answer in JSON.", "{} Reply in JSON.", "Answer in JSON: {}", "In JSON, please: {}",
@@ -35,21 +36,11 @@ _SYSTEM = (
     "You are the built-in model of Proa.", "Be polite.",
 )  # fmt: skip
 _SYSTEM_JSON = ("Always answer in JSON.", "Answer every question with a JSON object.", "You only speak JSON.")
-_OPENERS = (
-    "Please tell me: ", "Quick question: ", "I have a question. ", "Can you help me? ", "Hi! ", "Hello. ", "Now: ",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages of user and assistant in turn. `combinations` are the keys of its combinations, for the split."""
-
-    system: str | None
-    messages: tuple[tuple[str, str], ...]
-    combinations: tuple[str, ...]
 
 
 def conversation(rng: Random) -> Conversation:
+    if rng.random() < _TOOL_SHARE:
+        return tool_conversation(rng, _plain_turn, rng.choice(_SYSTEM) if rng.random() < 0.3 else None)
     json_only = rng.random() < 0.04
     system = rng.choice(_SYSTEM_JSON) if json_only else rng.choice(_SYSTEM) if rng.random() < 0.1 else None
     turns: list[Turn] = []
@@ -59,8 +50,8 @@ def conversation(rng: Random) -> Conversation:
         turns = [turn for turn in turns if turn.fields is not None] or [draw(sums.addition, rng)]
     elif rng.random() < 0.1:
         turns = with_name(rng, turns)
-    messages = tuple(_messages(rng, turn, json_only) for turn in turns)
-    return Conversation(system, messages, tuple(turn.combination for turn in turns if turn.combination is not None))
+    exchanges = tuple(_exchange(rng, turn, json_only) for turn in turns)
+    return Conversation(system, exchanges, tuple(turn.combination for turn in turns if turn.combination is not None))
 
 
 def _next_turns(rng: Random, before: Sequence[Turn]) -> list[Turn]:
@@ -68,8 +59,12 @@ def _next_turns(rng: Random, before: Sequence[Turn]) -> list[Turn]:
         return country_follow_ups(rng)
     if not before and rng.random() < 0.1:
         return [draw(talk.small_talk, rng)]
-    topics, weights = zip(*TOPICS, strict=True)
-    return [draw(rng.choices(topics, weights)[0], rng)]
+    return [_plain_turn(rng)]
+
+
+def _plain_turn(rng: Random) -> Turn:
+    topic = rng.choices([topic for topic, _ in TOPICS], [weight for _, weight in TOPICS])[0]
+    return draw(topic, rng)
 
 
 def country_follow_ups(rng: Random) -> list[Turn]:
@@ -95,20 +90,24 @@ def with_name(rng: Random, turns: Sequence[Turn]) -> list[Turn]:
     return [introduction, *turns, *asked]
 
 
-def _messages(rng: Random, turn: Turn, json_only: bool) -> tuple[str, str]:
+def _exchange(rng: Random, turn: Turn, json_only: bool) -> Exchange:
     question = turn.question
     if turn.fields is not None and json_only:
-        return question, turn.json_answer
+        return Exchange(question, turn.json_answer)
     share = _COMBINED_JSON_SHARE if turn.category == combinations.CATEGORY else _JSON_SHARE
     if turn.fields is not None and rng.random() < share:
-        return rng.choice(_ASK_JSON).format(question), turn.json_answer
-    if rng.random() < 0.1:
-        question = rng.choice(_OPENERS) + question
+        return Exchange(rng.choice(_ASK_JSON).format(question), turn.json_answer)
+    question = talk.with_opener(rng, question)
     if rng.random() < 0.06:
-        question = question.lower().rstrip("?.!") if not _names_someone(turn) else question.rstrip("?.!")
-    return question, turn.answer
+        question = question.lower().rstrip("?.!") if not _copies(turn) else question.rstrip("?.!")
+    return Exchange(question, turn.answer)
 
 
-def _names_someone(turn: Turn) -> bool:
-    """Whether the answer copies a name, whose capital letter must not change."""
-    return any(name in turn.answer for name in NAMES) or "called" in turn.answer or "meet you" in turn.answer
+def _copies(turn: Turn) -> bool:
+    """Whether the answer copies words of the question, whose capital letters must not change."""
+    return (
+        turn.category == copying.CATEGORY
+        or any(name in turn.answer for name in NAMES)
+        or "called" in turn.answer
+        or "meet you" in turn.answer
+    )

@@ -1,7 +1,8 @@
 """Evaluate a model on held-out questions: `python -m training.evaluate`.
 
-Half are sums, half combine facts; a quarter of each ask for JSON. The offline `LLM` answers at temperature 0. An answer
-passes if it equals the reference answer, as text or as a JSON object.
+Half of the questions without tools are sums, half combine facts; a quarter of each ask for JSON. The questions with
+tools copy held-out words and numbers into calls, answer from results, or need none of the tools. The offline `LLM`
+answers at temperature 0. An answer passes if it equals the reference answer, as text or as a JSON object.
 """
 
 import argparse
@@ -9,24 +10,41 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from proa_engine import LLM, SamplingParams
 from training import sums
 from training.combinations import COMBINATIONS
-from training.turns import Topic, draw
+from training.tool_conversations import draw_toolbox, fitting_request, needless_turn, unfit_turn
+from training.tools import Call, Tool, calls_text
+from training.turns import Exchange, Topic, Turn, draw
 
 _SUMS: tuple[Topic, ...] = (sums.addition, sums.subtraction, sums.more_things, sums.fewer_things)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of the evaluation. `expected` is text, or JSON if `wants_json`."""
+    """One question of the evaluation. `expected` is text, or JSON if `wants_json`.
+
+    With `tools`, `expected` may be calls. With `calls`, they have returned `results`, which `expected` answers from.
+    """
 
     category: str
     text: str
     expected: str
-    wants_json: bool
+    wants_json: bool = False
+    tools: tuple[Tool, ...] = ()
+    calls: tuple[Call, ...] = ()
+    results: tuple[str, ...] = ()
+
+    @property
+    def messages(self) -> list[dict[str, object]]:
+        messages: list[dict[str, object]] = [{"role": "user", "content": self.text}]
+        if self.calls:
+            calls = [{"type": "function", "function": call.function} for call in self.calls]
+            messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        return messages + [{"role": "tool", "content": result} for result in self.results]
 
     def is_passed_by(self, answer: str) -> bool:
         if not self.wants_json:
@@ -55,29 +73,70 @@ def held_out_questions(count: int, seed: int) -> list[Question]:
     return questions
 
 
+def tool_questions(count: int, seed: int) -> list[Question]:
+    """Questions for `count` distinct held-out combinations, with one to three tools each, drawn with `seed`."""
+    rng = Random(seed)
+    questions: dict[str | None, Question] = {}
+    while len(questions) < count:
+        toolbox = draw_toolbox(rng)
+        tools, chance = tuple(toolbox.values()), rng.random()
+        if chance < 0.8:
+            request = draw(partial(fitting_request, toolbox=toolbox), rng, held_out=True)
+            questions[request.combination] = _request_question(rng, request.exchange, tools)
+        else:
+            topic = unfit_turn if chance < 0.9 else partial(needless_turn, plain_turn=_combined_facts)
+            turn = draw(partial(topic, toolbox=toolbox), rng, held_out=True)
+            category = "no tool fits" if chance < 0.9 else "no tool is needed"
+            questions[turn.combination] = Question(category, turn.question, turn.answer, tools=tools)
+    return list(questions.values())
+
+
+def _combined_facts(rng: Random) -> Turn:
+    return rng.choice(COMBINATIONS)(rng)
+
+
+def _request_question(rng: Random, exchange: Exchange, tools: tuple[Tool, ...]) -> Question:
+    """Asks for the calls, or for the answer from their results."""
+    calls, text = exchange.calls, exchange.question
+    if rng.random() < 0.35:
+        return Question("answers from results", text, exchange.answer, False, tools, calls, exchange.results)
+    category = f"calls with {len(tools)} tools offered"
+    return Question(category, text, calls_text(calls), tools=tools)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pass rate on held-out questions at temperature 0.")
     parser.add_argument("--model", default="builtin", help="model directory, or builtin")
-    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--questions", type=int, default=200, help="without tools, and as many with tools")
     parser.add_argument("--seed", type=int, default=2024)
     arguments = parser.parse_args()
-    questions = held_out_questions(arguments.questions, arguments.seed)
+    llm = LLM(arguments.model, dtype="float32", max_model_len=1024)
+    for name, draw_questions in (("without tools", held_out_questions), ("with tools", tool_questions)):
+        report(llm, name, draw_questions(arguments.questions, arguments.seed))
+
+
+def report(llm: LLM, name: str, questions: Sequence[Question]) -> None:
+    """Print the failed questions and the pass rates by category."""
     asked, passed = Counter[str](), Counter[str]()
-    for question, answer in zip(questions, answers(arguments.model, questions), strict=True):
+    for question, answer in zip(questions, answers(llm, questions), strict=True):
         asked[question.category] += 1
         passed[question.category] += question.is_passed_by(answer)
         if not question.is_passed_by(answer):
             print(f"failed: {question.text}\n  wanted {question.expected}\n  got    {answer}")
     for category in sorted(asked):
         print(f"{category}: {passed[category]} of {asked[category]}")
-    print(f"all: {passed.total()} of {asked.total()} ({100 * passed.total() / asked.total():.1f} %)")
+    print(f"all {name}: {passed.total()} of {asked.total()} ({100 * passed.total() / asked.total():.1f} %)")
 
 
-def answers(model: str, questions: Sequence[Question]) -> list[str]:
-    """The model's greedy answer to each question, in float32."""
-    llm = LLM(model, dtype="float32", max_model_len=1024)
-    conversations = [[{"role": "user", "content": question.text}] for question in questions]
-    outputs = llm.chat(conversations, SamplingParams(temperature=0.0, max_tokens=200))
+def answers(llm: LLM, questions: Sequence[Question]) -> list[str]:
+    """The model's greedy answer to each question."""
+    tokenizer = llm.llm_engine.tokenizer
+    assert tokenizer is not None
+    prompts: list[dict[str, list[int]]] = []
+    for question in questions:
+        tools = [tool.definition for tool in question.tools]
+        prompts.append({"prompt_token_ids": tokenizer.apply_chat_template(question.messages, tools)})
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=200), use_tqdm=False)
     return [output.outputs[0].text for output in outputs]
 
 

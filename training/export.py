@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from training.network import NetworkConfig
 from training.tokens import ASSISTANT, BEGIN, CHAT_TEMPLATE, END, PAD, SYSTEM, USER, load_tokenizer
+from training.weights import to_huggingface
 
 _HOME = Path(__file__).parents[1] / "engine" / "proa_engine" / "builtin" / "model"
 
@@ -29,7 +29,7 @@ def main() -> None:
 def export(folder: Path, output: Path) -> None:
     state = torch.load(folder / "checkpoint.pt", weights_only=True)
     config = NetworkConfig(**state["config"])
-    tensors = huggingface_tensors(config, state["network"])
+    tensors = to_huggingface(config, state["network"])
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     ids = {token: tokenizer.get_vocab()[token] for token in (BEGIN, END, PAD)}
@@ -40,29 +40,6 @@ def export(folder: Path, output: Path) -> None:
     write_json(output / "tokenizer_config.json", tokenizer_config(config))
     generation = {"bos_token_id": ids[BEGIN], "eos_token_id": ids[END], "pad_token_id": ids[PAD], "do_sample": False}
     write_json(output / "generation_config.json", generation)
-
-
-def huggingface_tensors(config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by `LlamaForCausalLM`'s names, with the merged projections split."""
-    tensors = {"model.embed_tokens.weight": weights["embedding.weight"], "model.norm.weight": weights["norm.weight"]}
-    kv_size = config.num_kv_heads * config.head_dim
-    for layer in range(config.num_layers):
-        block = f"blocks.{layer}."
-        q, k, v = weights[f"{block}qkv.weight"].split([config.hidden_size, kv_size, kv_size])
-        gate, up = weights[f"{block}gate_up.weight"].chunk(2)
-        parts = {
-            "input_layernorm": weights[f"{block}attention_norm.weight"],
-            "self_attn.q_proj": q,
-            "self_attn.k_proj": k,
-            "self_attn.v_proj": v,
-            "self_attn.o_proj": weights[f"{block}out.weight"],
-            "post_attention_layernorm": weights[f"{block}ffn_norm.weight"],
-            "mlp.gate_proj": gate,
-            "mlp.up_proj": up,
-            "mlp.down_proj": weights[f"{block}down.weight"],
-        }
-        tensors |= {f"model.layers.{layer}.{name}.weight": tensor for name, tensor in parts.items()}
-    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
 
 def model_config(config: NetworkConfig, ids: dict[str, int]) -> dict[str, object]:

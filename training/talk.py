@@ -88,12 +88,20 @@ _STRANGE_THINGS = (
     "war", "economics", "painting", "1998", "2010", "life", "time", "happiness", "my boss", "Harry Potter", "laptop",
     "coffee", "wine", "the moon landing", "dinosaurs", "evolution", "DNA", "a neural network", "tax", "insurance",
 )  # fmt: skip
+_OPENERS = (
+    "Please tell me: ", "Quick question: ", "I have a question. ", "Can you help me? ", "Hi! ", "Hello. ", "Now: ",
+)  # fmt: skip
 _SYLLABLES = words("ba do ka lo mi ne po ra su ti vo zu gar len mon tar bel dor fin gul har kin")
 
 
 def invented_name(rng: Random) -> str:
     """A made-up name."""
     return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 3))).capitalize()
+
+
+def with_opener(rng: Random, question: str) -> str:
+    """The question, one in ten after a few words of introduction."""
+    return rng.choice(_OPENERS) + question if rng.random() < 0.1 else question
 
 
 def about_proa(rng: Random) -> Turn:

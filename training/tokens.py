@@ -9,19 +9,40 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training.conversations import Conversation, conversation
+from training.conversations import conversation
 from training.stories import story_text
+from training.tools import CALL, CALL_END, RESPONSE, RESPONSE_END, calls_text, results_text, tools_text
+from training.turns import Conversation
 from training.world import ANIMALS
 
 BEGIN, SYSTEM, USER, ASSISTANT, END, PAD = "<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (PAD, BEGIN, END, SYSTEM, USER, ASSISTANT)
+# Tools as in Hermes' format. Their tokens are not special to the tokenizer, so that they stay in the text.
+TOOL_TOKENS = (CALL, CALL_END, RESPONSE, RESPONSE_END)
 CHAT_TEMPLATE = (
-    "{{ '<|begin|>' }}{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('roles are system, user and assistant') }}{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}{% endfor %}"
+    "{{ '<|begin|>' }}"
+    "{% if tools %}{{ '<|system|>' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim + '\n\n' }}{% endif %}"
+    "{{ '<tools>' }}{% for tool in tools %}{{ '\n' + tool['function'] | tojson }}{% endfor %}"
+    "{{ '\n</tools><|end|>' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '\n' if loop.previtem is defined and loop.previtem['role'] == 'tool' else '<|user|>' }}"
+    "{{ '<tool_response>\n' + message['content'] | trim + '\n</tool_response>' }}"
+    "{% if loop.nextitem is undefined or loop.nextitem['role'] != 'tool' %}{{ '<|end|>' }}{% endif %}"
+    "{% elif message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('roles are system, user, assistant and tool') }}"
+    "{% elif not (tools and loop.first and message['role'] == 'system') %}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') | trim }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\n' if message['content'] or not loop.first }}"
+    "{{ '<tool_call>\n{\"name\": ' + call['function']['name'] | tojson + ', \"arguments\": ' }}"
+    "{% if call['function']['arguments'] is string %}{{ call['function']['arguments'] }}"
+    "{% else %}{{ call['function']['arguments'] | tojson }}{% endif %}"
+    "{{ '}\n</tool_call>' }}{% endfor %}"
+    "{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 VOCAB_SIZE = 2048
@@ -36,11 +57,15 @@ Document = tuple[list[int], list[bool]]
 def render(talk: Conversation) -> list[tuple[str, bool]]:
     """The conversation as pieces of text, each with whether the loss includes it. Joined, the chat template's text."""
     pieces = [(BEGIN, False)]
-    if talk.system is not None:
-        pieces.append((f"{SYSTEM}{talk.system}{END}", False))
-    for question, answer in talk.messages:
-        pieces.append((f"{USER}{question.strip()}{END}{ASSISTANT}", False))
-        pieces.append((f"{answer}{END}", True))
+    parts = [text for text in (talk.system, tools_text(talk.tools)) if text]
+    if parts:
+        pieces.append((SYSTEM + "\n\n".join(parts) + END, False))
+    for exchange in talk.exchanges:
+        pieces.append((f"{USER}{exchange.question.strip()}{END}{ASSISTANT}", False))
+        if exchange.calls:
+            pieces.append((f"{calls_text(exchange.calls)}{END}", True))
+            pieces.append((f"{USER}{results_text(exchange.results)}{END}{ASSISTANT}", False))
+        pieces.append((f"{exchange.answer}{END}", True))
     return pieces
 
 
@@ -62,12 +87,13 @@ def train_tokenizer(seed: int, conversations: int = 60_000) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE - len(TOOL_TOKENS),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(islice(_plain_texts(seed), conversations), trainer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TOOL_TOKENS])
     return tokenizer
 
 
@@ -75,7 +101,11 @@ def _plain_texts(seed: int) -> Iterator[str]:
     rng = Random(seed)
     while True:
         talk = conversation(rng)
-        yield "\n".join(text for message in talk.messages for text in message)
+        lines = [tool.json for tool in talk.tools]
+        for exchange in talk.exchanges:
+            calls = (call.json for call in exchange.calls)
+            lines += [exchange.question, *calls, *exchange.results, exchange.answer]
+        yield "\n".join(lines)
 
 
 def documents(tokenizer: Tokenizer, rng: Random) -> Iterator[Document]:

@@ -2,18 +2,20 @@
 
 Text is generated during training, so each step has new conversations. Writes tokenizer.json and checkpoint.pt into
 `--folder`, from which `training.export` makes the model directory. The checkpoint is written every three minutes and
-loaded at the start: an interrupted run resumes, and a finished one continues with more `--steps`.
+loaded at the start: an interrupted run resumes, and a finished one continues with more `--steps`. Without a checkpoint,
+`--from-model` starts from the weights and the tokenizer of an exported model, to teach it more.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -21,11 +23,13 @@ from torch.nn import functional
 from training.network import Network, NetworkConfig
 from training.optimizer import Optimizers, make_optimizers, rate_fraction, set_rate
 from training.tokens import Document, documents, load_tokenizer, train_tokenizer
+from training.weights import from_huggingface
 
 Batch = tuple[Tensor, Tensor]
 _SAVE_EVERY_S = 180
-# Rows and tokens per row. Short rows first, as attention is cheap there; at the end two of five steps have long ones.
-_SHORT_ROWS, _LONG_ROWS, _SHORT_SHARE = (16, 256), (2, 2048), 0.7
+# Rows and tokens per row. Short rows first, as attention is cheap there; at the end one of five steps has long ones.
+# A conversation with three tools has 500 tokens.
+_SHORT_ROWS, _LONG_ROWS, _SHORT_SHARE = (8, 512), (2, 2048), 0.7
 
 
 def main() -> None:
@@ -34,6 +38,9 @@ def main() -> None:
         "--folder", type=Path, default=Path("training/run"), help="directory of the tokenizer and the checkpoint"
     )
     parser.add_argument("--steps", type=int, default=3800, help="total steps, of 4096 tokens each")
+    parser.add_argument("--from-model", type=Path, help="exported model directory to start from")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in bfloat16, faster with AVX-512 BF16")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -41,23 +48,39 @@ def main() -> None:
     torch.set_flush_denormal(True)
     torch.manual_seed(arguments.seed)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    train(arguments.folder, arguments.steps, arguments.seed)
+    run = Run(arguments.seed, arguments.rate, arguments.from_model, arguments.bfloat16)
+    train(arguments.folder, arguments.steps, run)
 
 
-def train(folder: Path, steps: int, seed: int) -> None:
-    tokenizer = prepare_tokenizer(folder / "tokenizer.json", seed)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How to train. `rate`: factor of the learning rates. `model`: exported directory to start from, None: from random
+    weights. `bfloat16`: multiply in bfloat16."""
+
+    seed: int = 1
+    rate: float = 1.0
+    model: Path | None = None
+    bfloat16: bool = False
+
+
+def train(folder: Path, steps: int, run: Run) -> None:
+    tokenizer = prepare_tokenizer(folder / "tokenizer.json", run)
     network = Network(NetworkConfig(vocab_size=tokenizer.get_vocab_size()))
     optimizers = make_optimizers(network)
     checkpoint = folder / "checkpoint.pt"
-    first = restore(checkpoint, network, optimizers) if checkpoint.exists() else 0
+    first = 0
+    if checkpoint.exists():
+        first = restore(checkpoint, network, optimizers)
+    elif run.model is not None:
+        network.load_state_dict(from_huggingface(network.config, load_file(run.model / "model.safetensors")))
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters, step {first} of {steps}", flush=True)
     # The step is part of the seed, so that a resumed run does not repeat the text of its first steps.
-    stream = documents(tokenizer, Random(f"{seed}:{first}"))
+    stream = documents(tokenizer, Random(f"{run.seed}:{first}"))
     saved = started = time.monotonic()
     for step in range(first, steps):
-        shape = _LONG_ROWS if step >= steps * _SHORT_SHARE and step % 5 < 2 else _SHORT_ROWS
-        set_rate(optimizers, rate_fraction(step, steps))
-        loss = train_step(network, optimizers, next_batch(stream, *shape))
+        shape = _LONG_ROWS if step >= steps * _SHORT_SHARE and step % 5 == 0 else _SHORT_ROWS
+        set_rate(optimizers, run.rate * rate_fraction(step, steps))
+        loss = train_step(network, optimizers, next_batch(stream, *shape), bfloat16=run.bfloat16)
         if step % 10 == 9 or step == steps - 1:
             report(step + 1, steps, loss, step + 1 - first, time.monotonic() - started)
         if step == steps - 1 or time.monotonic() - saved > _SAVE_EVERY_S:
@@ -65,30 +88,42 @@ def train(folder: Path, steps: int, seed: int) -> None:
             saved = time.monotonic()
 
 
-def prepare_tokenizer(path: Path, seed: int) -> Tokenizer:
+def prepare_tokenizer(path: Path, run: Run) -> Tokenizer:
+    """The tokenizer in the folder. If there is none yet, that of the model, or a new one."""
     if not path.exists():
-        train_tokenizer(seed).save(str(path))
+        tokenizer = train_tokenizer(run.seed) if run.model is None else load_tokenizer(run.model / "tokenizer.json")
+        tokenizer.save(str(path))
     return load_tokenizer(path)
 
 
 def next_batch(stream: Iterator[Document], rows: int, length: int) -> Batch:
-    """Pack documents into rows: token ids and the mask of tokens to learn, each [rows, length + 1]."""
+    """Pack documents into rows: token ids and the mask of tokens to learn, each [rows, length + 1].
+
+    Each row starts with a new document, so that no call is learned without the tools that were offered.
+    """
+    packed = [next_row(stream, length + 1) for _ in range(rows)]
+    return torch.tensor([token_ids for token_ids, _ in packed]), torch.tensor([learn for _, learn in packed])
+
+
+def next_row(stream: Iterator[Document], length: int) -> Document:
+    """Documents in sequence, the last one cut at `length` tokens."""
     token_ids: list[int] = []
     learn: list[bool] = []
-    needed = rows * (length + 1)
-    while len(token_ids) < needed:
+    while len(token_ids) < length:
         document_ids, document_learn = next(stream)
         token_ids += document_ids
         learn += document_learn
-    shape = (rows, length + 1)
-    return torch.tensor(token_ids[:needed]).view(shape), torch.tensor(learn[:needed]).view(shape)
+    return token_ids[:length], learn[:length]
 
 
-def train_step(network: Network, optimizers: Optimizers, batch: Batch) -> float:
+def train_step(network: Network, optimizers: Optimizers, batch: Batch, *, bfloat16: bool = False) -> float:
     token_ids, learn = batch
     wanted = learn[:, 1:]
-    hidden = network(token_ids[:, :-1])[wanted]
-    loss = functional.cross_entropy(network.logits(hidden), token_ids[:, 1:][wanted])
+    # Entered for each step: autocast keeps its copies of the weights until it is left.
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+        hidden = network(token_ids[:, :-1])[wanted]
+        logits = network.logits(hidden)
+    loss = functional.cross_entropy(logits.float(), token_ids[:, 1:][wanted])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     for optimizer in optimizers:

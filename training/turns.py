@@ -1,4 +1,4 @@
-"""A question with its answer, and the split that keeps some combinations out of the training text.
+"""Questions with their answers, and the split that keeps some combinations out of the training text.
 
 A turn that combines several facts or numbers has a key that names the combination, whatever its phrasing. A hash of the
 key decides whether the combination is held out, so that no phrasing of it, in words or JSON, is trained on.
@@ -9,6 +9,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol, TypeVar
+
+from training.tools import Call, Tool
 
 HELD_OUT_PERCENT = 10
 
@@ -37,6 +40,37 @@ class Turn:
 Topic = Callable[[Random], Turn]
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The user's question and the assistant's answer. With `calls`, the assistant first calls tools, whose `results`
+    it then answers from."""
+
+    question: str
+    answer: str
+    calls: tuple[Call, ...] = ()
+    results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Exchanges in turn, with the tools offered. `combinations` are the keys of its combinations, for the split."""
+
+    system: str | None
+    exchanges: tuple[Exchange, ...]
+    combinations: tuple[str, ...]
+    tools: tuple[Tool, ...] = ()
+
+
+class Combined(Protocol):
+    """What has the key of a combination, or None."""
+
+    @property
+    def combination(self) -> str | None: ...
+
+
+_T = TypeVar("_T", bound=Combined)
+
+
 def is_held_out(combination: str | None) -> bool:
     """Whether a combination is held out for evaluation; the same on every machine and in every run."""
     if combination is None:
@@ -45,8 +79,8 @@ def is_held_out(combination: str | None) -> bool:
     return int.from_bytes(digest, "little") % 100 < HELD_OUT_PERCENT
 
 
-def draw(topic: Topic, rng: Random, *, held_out: bool = False) -> Turn:
-    """Draw a turn of the topic from one side of the split."""
+def draw(topic: Callable[[Random], _T], rng: Random, *, held_out: bool = False) -> _T:
+    """Draw from one side of the split."""
     while True:
         turn = topic(rng)
         if is_held_out(turn.combination) == held_out:

@@ -4,25 +4,36 @@ import re
 import shutil
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from proa.chat_template import ChatTemplate
 from proa_engine.builtin import builtin_model_folder
 from training import sums
-from training.conversations import Conversation, conversation
-from training.evaluate import held_out_questions
+from training.conversations import conversation
+from training.evaluate import held_out_questions, tool_questions
 from training.export import export
 from training.network import Network, NetworkConfig
-from training.tokens import render
-from training.train import train
-from training.turns import is_held_out
+from training.tokens import CHAT_TEMPLATE, TOOL_TOKENS, load_tokenizer, render
+from training.train import Run, train
+from training.turns import Conversation, Exchange, is_held_out
 
 
 def conversations(*, seed: int, count: int) -> list[Conversation]:
     rng = Random(seed)
     return [conversation(rng) for _ in range(count)]
+
+
+def messages_of(exchange: Exchange) -> list[dict[str, object]]:
+    messages: list[dict[str, object]] = [{"role": "user", "content": exchange.question}]
+    if exchange.calls:
+        calls = [{"id": "0", "type": "function", "function": call.function} for call in exchange.calls]
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        messages += [{"role": "tool", "tool_call_id": "0", "content": result} for result in exchange.results]
+    return [*messages, {"role": "assistant", "content": exchange.answer}]
 
 
 def test_training_text_has_no_held_out_combination() -> None:
@@ -34,7 +45,7 @@ def test_no_message_has_a_held_out_sum_or_difference() -> None:
     """Independent of the turns' keys: checks the numbers on both sides of each sign."""
     seen = 0
     for talk in conversations(seed=2, count=10_000):
-        for left, sign, right in re.findall(r"(\d+) ([+-]) (\d+)", str(talk.messages)):
+        for left, sign, right in re.findall(r"(\d+) ([+-]) (\d+)", str(talk.exchanges)):
             key = sums.sum_key if sign == "+" else sums.difference_key
             assert not is_held_out(key(int(left), int(right))), talk
             seen += 1
@@ -42,27 +53,47 @@ def test_no_message_has_a_held_out_sum_or_difference() -> None:
 
 
 def test_no_question_of_the_evaluation_is_in_the_training_text() -> None:
-    asked = {question for talk in conversations(seed=3, count=20_000) for question, _ in talk.messages}
-    questions = held_out_questions(200, seed=2024)
-    assert len(questions) == 200
-    assert not asked & {question.text for question in questions}
+    asked = {exchange.question for talk in conversations(seed=3, count=20_000) for exchange in talk.exchanges}
+    for questions in (held_out_questions(200, seed=2024), tool_questions(200, seed=2024)):
+        assert len(questions) == 200
+        assert not asked & {question.text for question in questions}
 
 
 def test_training_text_equals_the_chat_template() -> None:
     tokenizer = AutoTokenizer.from_pretrained(builtin_model_folder())
-    for talk in conversations(seed=4, count=200):
-        messages = [{"role": "system", "content": talk.system}] if talk.system else []
-        for question, answer in talk.messages:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        assert tokenizer.apply_chat_template(messages, tokenize=False) == "".join(text for text, _ in render(talk))
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    template = ChatTemplate(CHAT_TEMPLATE)
+    for talk in conversations(seed=4, count=400):
+        messages: list[Any] = [{"role": "system", "content": talk.system}] if talk.system else []
+        messages += [message for exchange in talk.exchanges for message in messages_of(exchange)]
+        tools: list[Any] | None = [tool.definition for tool in talk.tools] or None
+        text = "".join(piece for piece, _ in render(talk))
+        assert template.render(messages, {"tools": tools}, add_generation_prompt=False) == text
+        assert tokenizer.apply_chat_template(messages, tools=tools, tokenize=False) == text
+
+
+def test_template_keeps_arguments_that_are_text_and_content_beside_calls() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    messages = [{"role": "assistant", "content": "I add.", "tool_calls": [call, call]}]
+    one = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    text = ChatTemplate(CHAT_TEMPLATE).render(messages, add_generation_prompt=False)
+    assert text == f"<|begin|><|assistant|>I add.\n{one}\n{one}<|end|>"
+
+
+def test_tool_tokens_are_one_token_each_and_stay_in_the_text() -> None:
+    tokenizer = load_tokenizer(builtin_model_folder() / "tokenizer.json")
+    ids = tokenizer.encode("".join(TOOL_TOKENS), add_special_tokens=False).ids
+    assert len(ids) == len(TOOL_TOKENS)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "".join(TOOL_TOKENS)
+    assert tokenizer.get_vocab_size() == 2048
 
 
 def test_interrupted_training_resumes_and_exports_its_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(builtin_model_folder() / "tokenizer.json", tmp_path)
-    train(tmp_path, steps=1, seed=1)
-    train(tmp_path, steps=2, seed=1)
+    train(tmp_path, 1, Run())
+    train(tmp_path, 2, Run())
     assert "step 1 of 2" in capsys.readouterr().out
     export(tmp_path, tmp_path / "model")
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
@@ -74,3 +105,11 @@ def test_interrupted_training_resumes_and_exports_its_weights(
     with torch.no_grad():
         expected = network.logits(network(token_ids))
         torch.testing.assert_close(exported(token_ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_training_starts_from_the_weights_of_an_exported_model(tmp_path: Path) -> None:
+    run = Run(model=builtin_model_folder(), rate=0.0)
+    train(tmp_path, 1, run)
+    export(tmp_path, tmp_path / "model")
+    for name in ("model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"):
+        assert (tmp_path / "model" / name).read_bytes() == (builtin_model_folder() / name).read_bytes(), name
