@@ -124,6 +124,11 @@ async def test_sampling_parameters_reach_the_engine(gateway: RunningGateway, eng
     assert (dict(params.logit_bias), priority, params.max_tokens) == ({7: 1.5}, -4, 128)
 
 
+async def test_an_error_names_the_field_whatever_its_type(gateway: RunningGateway) -> None:
+    response = await post(gateway, text="Hi", rid=[{}])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "rid")
+
+
 async def test_constraints_are_checked(gateway: RunningGateway) -> None:
     for name, value in (("json_schema", "{"), ("regex", "("), ("ebnf", "root")):
         response = await post(gateway, {name: value}, text="Hi")

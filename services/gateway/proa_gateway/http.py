@@ -152,9 +152,9 @@ def _without_tags(location: Sequence[str | int], body: object) -> Iterator[str |
             if part in body or depth == len(location):
                 yield part
                 body = body.get(part)
-        elif isinstance(body, list):
+        elif isinstance(body, list) and isinstance(part, int):
             yield part
-            body = body[int(part)]
+            body = body[part]
 
 
 def _param(location: Iterable[str | int]) -> str:
