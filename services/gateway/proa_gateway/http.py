@@ -88,6 +88,12 @@ def validated(model: type[_Model], body: dict[str, Any]) -> _Model:
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors], body=body) from None
 
 
+def route_path(scope: Scope) -> str:
+    """The request's path without the one under which the API is served."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def gateway_error_response(error: GatewayError) -> JSONResponse:
     return JSONResponse(error.to_dict(), error.status, error.headers)
 

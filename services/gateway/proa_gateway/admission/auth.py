@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.admission.rate_limits import Clock, RateLimiter, RateLimits
 from proa_gateway.errors import InvalidApiKey
-from proa_gateway.http import gateway_error_response
+from proa_gateway.http import gateway_error_response, route_path
 
 POLL_INTERVAL = 1.0  # seconds between two checks of the key file
 INDEX_BYTES = 16  # of a key's digest
@@ -153,7 +153,7 @@ class ApiKeyMiddleware:
         self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _path(scope) in self._public_paths:
+        if scope["type"] != "http" or route_path(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
         try:
@@ -178,12 +178,6 @@ def _authorization(headers: Mapping[bytes, bytes]) -> str | None:
         return header.decode("latin-1")
     key = headers.get(b"x-api-key")
     return None if key is None else f"Bearer {key.decode('latin-1')}"
-
-
-def _path(scope: Scope) -> str:
-    """Without the path under which the API is served."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _fingerprint(path: Path) -> tuple[int, ...] | None:

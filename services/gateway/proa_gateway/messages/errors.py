@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import GatewayError
+from proa_gateway.http import route_path
 
 PATH = "/v1/messages"
 _TYPES = {
@@ -58,7 +59,7 @@ class MessagesMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
+        path = route_path(scope) if scope["type"] == "http" else ""
         if path != PATH and not path.startswith(f"{PATH}/"):
             await self._app(scope, receive, send)
             return
