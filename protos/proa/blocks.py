@@ -1,4 +1,4 @@
-"""Hashes of KV cache blocks, over everything that a block's contents depend on.
+"""Hashes of KV cache blocks, over everything that a block's contents depend on; positions of checkpoints.
 
 The engine's prefix cache and the gateway's router use the same hashes, so the router knows which engine has which part
 of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
@@ -14,6 +14,19 @@ number of tokens. Test vectors, in hexadecimal:
     hash_block(that, [5, 6, 7, 4294967295])             e282c451bd3c1b458f6dd43148784272
     hash_block(root, [1, 2, 3, 4], ["salt"])            0d44a07c58c19426c56331a7c0f8e7dc
     hash_block(root, [1, 2, 3, 4], ["salt", "lora"])    ea5340a0f6ad4949ce65867feaf7fdb1
+
+A checkpoint is a block boundary at which an engine can resume a model with sliding windows or recurrent states. It is
+named by the hash of the block before it. Test vectors, for blocks of 16 tokens, an interval of 512 and a minimum
+junction of 256:
+
+    num_tokens  hit    known    checkpoint_positions
+    1           0      0        none
+    17          0      0        16
+    1024        0      0        512, 1008, 1024
+    350         0      288      288, 336
+    350         0      240      336
+    1040        336    592      512, 592, 1024
+    1040        1024   1024     none
 """
 
 import struct
@@ -50,6 +63,30 @@ def hash_blocks(
         parent = sha256(parent + data[end - stride : end] + suffix).digest()[:HASH_BYTES]
         hashes.append(parent)
     return hashes
+
+
+def checkpoint_positions(
+    num_tokens: int, hit: int, known: int, interval: int, min_junction: int, block_size: int
+) -> tuple[int, ...]:
+    """The positions at which an engine makes checkpoints of a request as it joins a batch, ascending and distinct.
+
+    Only positions after `hit` and at most `num_tokens` are returned:
+
+    - the last block boundary before the last token, which is computed in any case;
+    - `known`, the junction, if `known - hit >= min_junction`: another request computed the blocks up to it;
+    - every multiple of `interval`. A request continues these with its output, and makes one more at its end.
+
+    All arguments are numbers of tokens. `num_tokens`: the request's tokens when it joins, the prompt and the outputs
+    from before a preemption. `hit`: those that it takes from the cache. `known`: the leading full blocks that are in
+    the cache, at most up to the last boundary before the last token. `interval` is a multiple of `block_size`, 0 for
+    none.
+    """
+    positions = {(num_tokens - 1) // block_size * block_size}
+    if known - hit >= min_junction:
+        positions.add(known)
+    if interval:
+        positions.update(range(interval, num_tokens + 1, interval))
+    return tuple(sorted([position for position in positions if position > hit]))
 
 
 def _pack(token_ids: Sequence[int]) -> bytes:

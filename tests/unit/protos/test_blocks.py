@@ -1,4 +1,5 @@
-"""Block hashes equal the published vectors, and differ if anything that a block depends on differs."""
+"""Block hashes equal the published vectors, and differ if anything that a block depends on differs;
+checkpoint positions equal the published vectors."""
 
 import struct
 import time
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proa.blocks import hash_block, hash_blocks, root_hash
+from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
 
 ROOT = root_hash("proa-builtin", "")
 ids = st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4)
@@ -49,6 +50,49 @@ def test_different_contents_have_different_hashes(
 def test_root_hashes_differ_by_model_and_revision() -> None:
     roots = {root_hash("ab", "c"), root_hash("a", "bc"), root_hash("abc", ""), root_hash("", "abc")}
     assert len(roots) == 4
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "hit", "known", "positions"),
+    [
+        (1, 0, 0, ()),
+        (17, 0, 0, (16,)),
+        (1024, 0, 0, (512, 1008, 1024)),
+        (350, 0, 288, (288, 336)),
+        (350, 0, 240, (336,)),
+        (1040, 336, 592, (512, 592, 1024)),
+        (1040, 1024, 1024, ()),
+    ],
+)
+def test_published_checkpoints_hold(num_tokens: int, hit: int, known: int, positions: tuple[int, ...]) -> None:
+    assert checkpoint_positions(num_tokens, hit, known, 512, 256, 16) == positions
+
+
+def test_without_an_interval_only_junction_and_prompt_end_are_checkpoints() -> None:
+    assert checkpoint_positions(10_000, 0, 4096, 0, 256, 16) == (4096, 9984)
+
+
+@given(
+    num_tokens=st.integers(1, 300),
+    shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    interval=st.integers(0, 5),
+    min_junction=st.integers(0, 40),
+    block_size=st.sampled_from([1, 4, 16]),
+)
+def test_checkpoints_follow_the_rule(
+    num_tokens: int, shares: tuple[float, float], interval: int, min_junction: int, block_size: int
+) -> None:
+    end = (num_tokens - 1) // block_size * block_size
+    hit, known = sorted([int(share * end) // block_size * block_size for share in shares])
+    interval *= block_size
+    expected = [
+        position
+        for position in range(hit + block_size, num_tokens + 1, block_size)
+        if position == end
+        or (position == known and position - hit >= min_junction)
+        or (interval and position % interval == 0)
+    ]
+    assert checkpoint_positions(num_tokens, hit, known, interval, min_junction, block_size) == tuple(expected)
 
 
 def test_ids_beyond_uint32_are_rejected() -> None:
