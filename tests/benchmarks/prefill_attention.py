@@ -75,7 +75,7 @@ def attention(num_heads: int, num_kv_heads: int, prompts: int, new_tokens: int, 
     caches = torch.randn(2, len(blocks), num_kv_heads, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16)
     query = torch.randn(prompts * new_tokens, num_heads, HEAD_DIM, dtype=torch.bfloat16)
     out = torch.empty_like(query)
-    batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+    batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
     return lambda: prefill_attention.prefill_attention(
         query, caches[0], caches[1], *batch, out, 0, HEAD_DIM**-0.5, None
     )

@@ -85,7 +85,8 @@ class _AllLayers(MetaWorker):
     def fixed_memory(self) -> set[int]:
         """Storages of the weights and the KV cache."""
         assert self._model is not None
-        tensors = [*self._model.parameters(), *self.model_runner.kv_caches]
+        caches = [tensor for cache in self.model_runner.caches for tensor in cache.tensors]
+        tensors = [*self._model.parameters(), *caches]
         return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 

@@ -72,7 +72,7 @@ def test_logits_have_their_bits_in_chunks_and_as_decodes(architecture: str, dtyp
     )
 
     def paged(seed: int) -> PagedModel:
-        return PagedModel(model, config.num_layers, dtype=dtype, device=DEVICE, seed=seed)
+        return PagedModel(model, dtype=dtype, device=DEVICE, seed=seed)
 
     tokens, others = random.Random(1).choices(range(BYTES), k=300), random.Random(2).choices(range(BYTES), k=400)
     whole = model.compute_logits(paged(1).prefill(tokens))

@@ -32,6 +32,6 @@ def test_logits_on_the_gpu_equal_those_on_the_cpu(architecture: str, dtype: torc
             parallel=ParallelContext(),
             report=lambda line: None,
         )
-        paged = PagedModel(model, config.num_layers, dtype=device_dtype, device=device)
+        paged = PagedModel(model, dtype=device_dtype, device=device)
         logits[device] = model.compute_logits(paged.prefill(tokens, 70)).float().cpu()
     torch.testing.assert_close(logits["cuda"], logits["cpu"], atol=TOLERANCE[dtype], rtol=0)

@@ -171,7 +171,7 @@ def test_a_cache_of_8_bits_is_written_and_read(dtype: torch.dtype) -> None:
         case = attention_case(lens, num_heads=16, num_kv_heads=4, head_dim=128, scale=0.1, dtype=dtype)
         caches = case.key_cache.to(fp8.FP8), case.value_cache.to(fp8.FP8)
         metadata = case.metadata
-        batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+        batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
         plan = plan_reference(*batch, metadata.num_decodes, caches[0].shape, None)
         expected = paged_attention_reference(case.query, *caches, plan, 0.1)
         on_device = batch[0].cuda(), batch[1].cuda(), batch[2].cuda()
@@ -211,7 +211,7 @@ def test_models_give_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
             parallel=ParallelContext(),
             report=lambda line: None,
         )
-        paged = PagedModel(model, config.num_layers, dtype=dtype, device=device)
+        paged = PagedModel(model, dtype=dtype, device=device)
         logits[device, dtype] = model.compute_logits(paged.prefill([token % 250 for token in range(100)], 37))
     near(logits["cuda", torch.float32], logits["cpu", torch.float32], 0.03)
     near(logits["cuda", torch.bfloat16], logits["cpu", torch.float32], 0.15)

@@ -26,8 +26,9 @@ def operate(engine: Engine, operation: Operation) -> None:
 
 def touch_kv_cache(engine: Engine) -> None:
     """Untouched pages take no memory."""
-    for cache in engine.executor._worker.model_runner.kv_caches:
-        cache.zero_()
+    for cache in engine.executor._worker.model_runner.caches:
+        for tensor in cache.tensors:
+            tensor.zero_()
 
 
 @pytest.mark.parametrize("level", [1, 2])

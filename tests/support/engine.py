@@ -65,8 +65,9 @@ class Watched:
         return blocks
 
     def _fill(self, blocks: list[int]) -> None:
-        for cache in self.inner._worker.model_runner.kv_caches:
-            cache[:, blocks] = torch.nan
+        for cache in self.inner._worker.model_runner.caches:
+            for tensor in cache.tensors:
+                tensor[blocks] = torch.nan
 
 
 @dataclass

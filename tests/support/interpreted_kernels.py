@@ -89,7 +89,7 @@ def check_decode_attention(dtype: torch.dtype) -> None:
         case = attention_case(lens, window=window, dtype=dtype, **shape)
         seq_lens = torch.cat((case.metadata.seq_lens, torch.zeros(2, dtype=torch.int32)))  # two rows of padding
         query = torch.cat((case.query, case.query[:2]))
-        block_table = torch.cat((case.metadata.block_table, case.metadata.block_table[:2]))
+        block_table = torch.cat((case.metadata.tables[0].block_table, case.metadata.tables[0].block_table[:2]))
         plan = plan_decodes(seq_lens, len(seq_lens), case.key_cache.shape[1], window)
         splits = plan.first_item.diff()
         assert (splits >= 1).all()
@@ -120,7 +120,7 @@ def check_wide_decodes(
     starts, lengths, block_table = (
         case.metadata.query_start_loc,
         case.metadata.seq_lens.clone(),
-        case.metadata.block_table,
+        case.metadata.tables[0].block_table,
     )
     caches = case.key_cache, case.value_cache
     lengths[-1] = 0
@@ -148,7 +148,7 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
     for shape, window, num_decodes in itertools.product((*ATTENTION_SHAPES, WIDE_HEADS), (None, 18), (0, 2)):
         case = attention_case(lens, window=window, dtype=dtype, **shape)
         metadata = case.metadata
-        batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+        batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
         out = torch.full_like(case.query, torch.nan)
         prefill_attention(case.query, case.key_cache, case.value_cache, *batch, out, num_decodes, 0.25, window)
         close(out[num_decodes:].float(), case.expected[num_decodes:], TOLERANCE[dtype])

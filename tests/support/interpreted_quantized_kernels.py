@@ -108,7 +108,7 @@ def attention_on_triton(case: AttentionCase, key_cache: torch.Tensor, value_cach
 
 def batch_of(case: AttentionCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     metadata = case.metadata
-    return metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+    return metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
 
 
 def check_block_matmul(dtype: torch.dtype) -> None:

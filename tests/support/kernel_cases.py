@@ -67,7 +67,7 @@ def attention_case(
 def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, decode_width: int = 1) -> torch.Tensor:
     """Compute the case with the backend of its device, [T, heads, D]. `decode_width`: if not 1, of all requests."""
     metadata = case.metadata
-    batch = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+    batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
     num_decodes = metadata.num_decodes if decode_width == 1 else len(metadata.seq_lens)
     plan = plan_attention(*batch, num_decodes, case.key_cache.shape, window, decode_width=decode_width)
     return paged_attention(

@@ -45,7 +45,7 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
         report=lambda line: None,
     )
     assert isinstance(model, DecoderForCausalLM)
-    hidden = PagedModel(model, config.num_layers).prefill(list(range(100)), 33)
+    hidden = PagedModel(model).prefill(list(range(100)), 33)
     layer: Any = model.layers[0]  # a CPU's products have a shape
     head: Any = model.lm_head
     shapes = {
@@ -53,7 +53,7 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
         "o": tuple(layer.attention.output.linear.shape),
         "embedding": tuple(model.embedding.rows.shape),
         "lm_head": tuple(head.linear.shape),
-        "kv_cache": model.kv_cache_shape(7, 16),
+        "kv_heads": (model.layers[0].attention.num_kv_heads,),
     }
     if isinstance(layer.mlp, GatedMLP):
         mlp: Any = layer.mlp

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
+from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.base import CausalLM
+from proa_engine.worker.cache_plan import allocate_caches
 
 
 def attention_metadata(
@@ -28,10 +30,29 @@ def attention_metadata(
     return AttentionMetadata(
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-        block_table=torch.tensor(table, dtype=torch.int32, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        tables=(
+            TableRows(
+                block_table=torch.tensor(table, dtype=torch.int32, device=device),
+                slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+            ),
+        ),
         num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
     )
+
+
+def nan_caches(
+    model: CausalLM,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> list[LayerCache]:
+    """The caches of a model's layers, filled with NaN, so that anything read before it is written shows."""
+    caches = allocate_caches(model.cache_layers(), num_blocks, block_size, dtype, torch.device(device))
+    for cache in caches:
+        for tensor in cache.tensors:
+            tensor.fill_(torch.nan)
+    return caches
 
 
 @dataclass
@@ -47,7 +68,6 @@ class PagedModel:
     def __init__(
         self,
         model: CausalLM,
-        num_layers: int,
         *,
         num_blocks: int = 512,
         block_size: int = 16,
@@ -58,8 +78,7 @@ class PagedModel:
         self.model = model
         self.block_size = block_size
         self.device = device
-        shape = model.kv_cache_shape(num_blocks, block_size)
-        self.kv_caches = [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.caches = nan_caches(model, num_blocks, block_size, dtype, device)
         self.free_blocks = list(range(num_blocks))
         random.Random(seed).shuffle(self.free_blocks)
 
@@ -83,7 +102,7 @@ class PagedModel:
         hidden = self.model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
-            self.kv_caches,
+            self.caches,
             attention_metadata(query_lens, seq_lens, tables, self.block_size, self.device),
         )
         results = [hidden[:0]] * len(plan)

@@ -10,6 +10,7 @@ from torch import Tensor
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
@@ -34,7 +35,7 @@ class FakeModel:
         self.calls: list[tuple[Tensor, Tensor, Any]] = []
         self.logit_rows: list[int] = []
 
-    def __call__(self, input_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], metadata: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, positions: Tensor, caches: list[LayerCache], metadata: Any) -> Tensor:
         self.calls.append((input_ids, positions, metadata))
         return torch.stack([input_ids, positions], dim=1).float()
 

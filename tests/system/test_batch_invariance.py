@@ -46,7 +46,7 @@ def random_tokens(length: int, seed: int) -> list[int]:
 
 
 def paged(model: CausalLM, **options: Any) -> PagedModel:
-    return PagedModel(model, NUM_LAYERS, **options)
+    return PagedModel(model, **options)
 
 
 def test_chunks_and_decodes_give_the_bits_of_one_prefill(model: CausalLM) -> None:

@@ -3,7 +3,7 @@
 Query heads and KV heads are sharded over ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +13,7 @@ from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
@@ -30,41 +31,47 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """What all attention layers of one step share."""
+    """What attention layers of one step share. `plan` and `cache_rows` compute at the first layer that needs them."""
 
     metadata: AttentionMetadata
     cos: torch.Tensor  # [T, head_dim], of `RotaryTable`
     sin: torch.Tensor
-    plans: dict[int | None, AttentionPlan]  # by window
-    rows: CacheRows | None  # set on a CPU only
+    batch_invariant: bool
+    _plans: dict[tuple[int, int | None, int], AttentionPlan] = field(default_factory=dict)
+    _rows: dict[tuple[int, int], CacheRows] = field(default_factory=dict)
 
+    def plan(self, cache: LayerCache, window: int | None) -> AttentionPlan:
+        """The plan of layers with this block table, window and number of KV heads.
 
-def plan_step(
-    metadata: AttentionMetadata,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    kv_cache: torch.Tensor,
-    windows: set[int | None],
-    *,
-    batch_invariant: bool,
-) -> AttentionStep:
-    """Compute what the layers share. `kv_cache` is that of any layer: only its shape and device are used."""
-    shape = kv_cache.shape[1:]
-    plans = {
-        window: plan_attention(
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_table,
-            metadata.num_decodes,
-            shape,
-            window,
-            decode_width=metadata.decode_width,
-            batch_invariant=batch_invariant,
-        )
-        for window in windows
-    }
-    rows = cache_rows(metadata.slot_mapping, shape) if kv_cache.is_cpu else None
-    return AttentionStep(metadata, cos, sin, plans, rows)
+        On a GPU a plan holds nothing of the table, so tables share it.
+        """
+        keys = cache.tensors[0]
+        key = (cache.table if keys.is_cpu else 0, window, keys.shape[1])
+        plan = self._plans.get(key)
+        if plan is None:
+            metadata = self.metadata
+            plan = self._plans[key] = plan_attention(
+                metadata.query_start_loc,
+                metadata.seq_lens,
+                metadata.tables[cache.table].block_table,
+                metadata.num_decodes,
+                keys.shape,
+                window,
+                decode_width=metadata.decode_width,
+                batch_invariant=self.batch_invariant,
+            )
+        return plan
+
+    def cache_rows(self, cache: LayerCache) -> CacheRows | None:
+        """Where layers with this block table and number of KV heads write; None on a GPU, which needs only slots."""
+        keys = cache.tensors[0]
+        if not keys.is_cpu:
+            return None
+        key = cache.table, keys.shape[1]
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = cache_rows(self.metadata.tables[cache.table].slot_mapping, keys.shape)
+        return rows
 
 
 class Attention:
@@ -95,14 +102,27 @@ class Attention:
             self.norms = q_weight, k_weight, options.qk_norm_eps
         self.cache_scales = _cache_scale(weights, "k_scale"), _cache_scale(weights, "v_scale")
 
-    def __call__(self, x: Activation, kv_cache: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `kv_cache`."""
+    @property
+    def cache_layer(self) -> KeyValueLayer:
+        return KeyValueLayer(self.num_kv_heads, self.head_dim, self.window)
+
+    def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
         metadata = step.metadata
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        key_cache, value_cache = kv_cache.unbind()
-        scales = self.cache_scales if kv_cache.dtype == FP8 else (1.0, 1.0)
+        key_cache, value_cache = cache.tensors
+        table = metadata.tables[cache.table]
+        scales = self.cache_scales if key_cache.dtype == FP8 else (1.0, 1.0)
         query = rotate_and_cache(
-            heads, self.norms, step.cos, step.sin, key_cache, value_cache, metadata.slot_mapping, step.rows, scales
+            heads,
+            self.norms,
+            step.cos,
+            step.sin,
+            key_cache,
+            value_cache,
+            table.slot_mapping,
+            step.cache_rows(cache),
+            scales,
         )
         out = paged_attention(
             query,
@@ -110,8 +130,8 @@ class Attention:
             value_cache,
             metadata.query_start_loc,
             metadata.seq_lens,
-            metadata.block_table,
-            step.plans[self.window],
+            table.block_table,
+            step.plan(cache, self.window),
             num_decodes=metadata.num_decodes,
             scale=self.head_dim**-0.5 * scales[0],
             window=self.window,

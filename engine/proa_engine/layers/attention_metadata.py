@@ -6,17 +6,27 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class TableRows:
+    """Where the batch's tokens are in the layers of one block table.
+
+    A row of `block_table` is read up to ceil(seq_len / block_size) entries, from the first block that the layer's
+    window can see; the others have no meaning.
+    """
+
+    block_table: torch.Tensor  # [R, max_blocks] int32
+    slot_mapping: torch.Tensor  # [T] int64: block * block_size + offset of each token; -1: padding, written nowhere
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
 
     A request's tokens are its last ones: those that end at seq_len. Where decodes have more than one token, some may
-    lie before the request's beginning: these are padding. Rows of `block_table` are read up to
-    ceil(seq_len / block_size) entries; what lies behind has no meaning.
+    lie before the request's beginning: these are padding.
     """
 
     query_start_loc: torch.Tensor  # [R + 1] int32: request r's tokens are query_start_loc[r] … query_start_loc[r + 1]
     seq_lens: torch.Tensor  # [R] int32: tokens in the KV cache once this step has written its own
-    block_table: torch.Tensor  # [R, max_blocks] int32
-    slot_mapping: torch.Tensor  # [T] int64: block * block_size + offset of each token; -1: padding, written nowhere
+    tables: tuple[TableRows, ...]  # by `LayerCache.table`
     num_decodes: int  # leading requests with `decode_width` tokens each
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 
 
 class CausalLM(Protocol):
@@ -15,12 +16,12 @@ class CausalLM(Protocol):
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: Sequence[torch.Tensor],
+        caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """input_ids, positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
 
-        Writes the tokens' keys and values to `kv_caches`, one tensor of `kv_cache_shape` for each layer.
+        Writes what the layers keep of the tokens to `caches`, one for each of `cache_layers`.
         """
         ...
 
@@ -28,8 +29,8 @@ class CausalLM(Protocol):
         """hidden [R, hidden_size] -> logits [R, vocab_size] in the model's type, the same on every rank."""
         ...
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
-        """(2, num_blocks, this rank's KV heads, block_size, head_dim): keys, then values, of one layer."""
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        """What each layer keeps on this rank."""
         ...
 
     def parameters(self) -> Iterator[torch.Tensor]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from proa_engine.layers.attention import Attention, AttentionOptions, AttentionStep, plan_step
+from proa_engine.layers.attention import Attention, AttentionOptions, AttentionStep
 from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
 from proa_engine.layers.mlp import GatedMLP
 from proa_engine.layers.moe import SparseMoE
@@ -50,10 +51,10 @@ class DecoderLayer:
         self.mlp = mlp(weights / "mlp", config, parallel, number)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: torch.Tensor, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, residual = self.input_norm.into(self.attention.qkv.input_form, x, residual)
-        x = self.attention(normed, kv_cache, step)
+        x = self.attention(normed, cache, step)
         normed, residual = self.post_norm.into(self.mlp.input_form, x, residual)
         return self.mlp(normed), residual
 
@@ -81,30 +82,27 @@ class DecoderForCausalLM:
             rows = take_vocab_share(weights / "lm_head", config.vocab_size, config.hidden_size, parallel)
         self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.rotary = RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, rows.device)
-        self.windows = {layer.attention.window for layer in self.layers}
         self.batch_invariant = config.batch_invariant
 
     def __call__(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_caches: Sequence[torch.Tensor],
+        caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        cos, sin = self.rotary(positions)
-        step = plan_step(metadata, cos, sin, kv_caches[0], self.windows, batch_invariant=self.batch_invariant)
+        step = AttentionStep(metadata, *self.rotary(positions), self.batch_invariant)
         x, residual = self.embedding(input_ids), None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            x, residual = layer(x, residual, kv_cache, step)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, residual = layer(x, residual, cache, step)
         assert residual is not None  # there is a layer
         return self.norm.add(x, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
-        attention = self.layers[0].attention
-        return 2, num_blocks, attention.num_kv_heads, block_size, attention.head_dim
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        return tuple(layer.attention.cache_layer for layer in self.layers)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         seen: set[int] = set()

@@ -17,7 +17,6 @@ class WorkerSizes:
     num_blocks: int
     block_bytes: int  # of one block on this rank, all layers together
     weight_bytes: int
-    num_kv_heads: int
 
 
 @dataclass(frozen=True, slots=True)

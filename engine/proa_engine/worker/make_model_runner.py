@@ -6,6 +6,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
+from proa_engine.worker.cache_plan import allocate_caches
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
@@ -29,9 +30,7 @@ def make_model_runner(
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
     """Allocate the KV cache, the input batch and what the configuration needs beside them."""
-    shape = model.kv_cache_shape(num_blocks, config.block_size)
-    # Uninitialized: only positions that tokens were written to are read. On a CPU unused pages stay untouched.
-    kv_caches = [torch.empty(shape, dtype=cache_dtype, device=device) for _ in range(model_config.num_layers)]
+    caches = allocate_caches(model.cache_layers(), num_blocks, config.block_size, cache_dtype, device)
     batch = InputBatch(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
@@ -43,7 +42,7 @@ def make_model_runner(
     )
     return ModelRunner(
         model,
-        kv_caches,
+        caches,
         batch,
         max_logprobs=config.num_top_logprobs(model_config.vocab_size),
         parallel=parallel,

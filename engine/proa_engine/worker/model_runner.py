@@ -8,7 +8,8 @@ from torch import Tensor
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
-from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
+from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
@@ -48,7 +49,7 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: list[Tensor],
+        caches: list[LayerCache],
         batch: InputBatch,
         *,
         max_logprobs: int,
@@ -59,7 +60,7 @@ class ModelRunner:
         tracer: WorkerTracer | None = None,
     ) -> None:
         self.device = batch.token_ids.device
-        self.kv_caches = kv_caches
+        self.caches = caches
         self._model = model
         self._batch = batch
         self._prompt_slice = max(8, _PROMPT_LOGITS_BYTES // (4 * batch.vocab_size))
@@ -127,7 +128,7 @@ class ModelRunner:
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
         self.clear_graphs()
-        self.kv_caches.clear()
+        self.caches.clear()
 
     def clear_graphs(self) -> None:
         if self._graphs is not None:
@@ -157,14 +158,14 @@ class ModelRunner:
         input_ids = batch.token_ids.view(-1).index_select(0, arrays[rows.token_positions]).long()
         blocks = batch.block_table.view(-1).index_select(0, arrays[rows.block_positions]).long()
         num_blocks = -(-rows.max_seq_len // batch.block_size)
+        block_table = batch.block_table[:, :num_blocks].index_select(0, arrays[rows.slots])
         metadata = AttentionMetadata(
             query_start_loc=arrays[rows.query_start_loc].int(),
             seq_lens=arrays[rows.seq_lens].int(),
-            block_table=batch.block_table[:, :num_blocks].index_select(0, arrays[rows.slots]),
-            slot_mapping=blocks * batch.block_size + arrays[rows.block_offsets],
+            tables=(TableRows(block_table, blocks * batch.block_size + arrays[rows.block_offsets]),),
             num_decodes=rows.num_decodes,
         )
-        return self._model(input_ids, arrays[rows.positions], self.kv_caches, metadata)
+        return self._model(input_ids, arrays[rows.positions], self.caches, metadata)
 
     def _decode(self, rows: Tensor, width: int) -> Tensor:
         """Hidden states [rows * width, hidden_size] of decodes only, from rows [3, rows] int64: slots, ends and numbers
@@ -180,12 +181,11 @@ class ModelRunner:
         metadata = AttentionMetadata(
             query_start_loc=starts,
             seq_lens=inputs.seq_lens,
-            block_table=inputs.block_table,
-            slot_mapping=inputs.slot_mapping,
+            tables=(TableRows(inputs.block_table, inputs.slot_mapping),),
             num_decodes=num_rows,
             decode_width=width,
         )
-        return self._model(inputs.input_ids, inputs.positions, self.kv_caches, metadata)
+        return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
 
     def _prompt_logprobs(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
         """Log probabilities of prompt tokens, in slices."""

@@ -14,7 +14,7 @@ from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
-from proa_engine.worker import auto_config, distributed, kv_cache
+from proa_engine.worker import auto_config, cache_plan, distributed, kv_cache
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
@@ -92,10 +92,9 @@ class Worker:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: other ranks must not compile what rank 0 is compiling for them
             self._parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        shape = model.kv_cache_shape(1, config.block_size)
         layout = CacheLayout(
             block_size=config.block_size,
-            block_bytes=torch.Size(shape).numel() * self._cache_dtype.itemsize * self.model_config.num_layers,
+            block_bytes=cache_plan.block_bytes(model.cache_layers(), config.block_size, self._cache_dtype),
             max_model_len=self.max_model_len,
             max_num_seqs=config.max_num_seqs,
         )
@@ -104,7 +103,7 @@ class Worker:
             num_blocks = self._blocks_that_fit(layout)
         kv_cache.check_room(num_blocks, layout)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-        return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes, num_kv_heads=shape[2])
+        return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes)
 
     @explain_out_of_memory()
     def start(self, num_blocks: int) -> None:

@@ -107,7 +107,7 @@ def test_dummy_weights_follow_their_seed(tmp_path: Path) -> None:
 
     def hidden(seed: int) -> torch.Tensor:
         model, _ = load(folder, load_format="dummy", seed=seed)
-        return PagedModel(model, num_layers=2).prefill([1, 2, 3])
+        return PagedModel(model).prefill([1, 2, 3])
 
     assert torch.equal(hidden(0), hidden(0))
     assert not torch.equal(hidden(0), hidden(1))

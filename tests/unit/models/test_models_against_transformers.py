@@ -71,7 +71,7 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
     tokens = torch.randint(0, VOCAB_SIZE, (2, 150), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         expected = theirs(tokens).logits
-        batch = PagedModel(ours, config.num_layers)
+        batch = PagedModel(ours)
         sequences = [CachedSequence(row) for row in tokens.tolist()]
         parts: list[list[torch.Tensor]] = [[], []]
         for lengths in ((40, 100), (70, 1), (40, 49)):
@@ -95,7 +95,7 @@ def test_bfloat16_runs_on_a_cpu_and_stays_near_float32(tmp_path: Path) -> None:
             parallel=ParallelContext(),
             report=lambda line: None,
         )
-        hidden = PagedModel(model, config.num_layers, dtype=dtype).prefill(tokens, 25)
+        hidden = PagedModel(model, dtype=dtype).prefill(tokens, 25)
         logits.append(model.compute_logits(hidden))
     assert logits[1].dtype == torch.bfloat16
     torch.testing.assert_close(logits[1].float(), logits[0], atol=0.2, rtol=0)

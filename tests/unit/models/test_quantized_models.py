@@ -23,18 +23,17 @@ from support.tiny_models import VOCAB_SIZE, make_tiny_model
 TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
-def load(folder: Path, quantization: str | None = None) -> tuple[CausalLM, ModelConfig]:
+def load(folder: Path, quantization: str | None = None) -> CausalLM:
     config = ModelConfig.from_folder(folder, quantization)
     cpu = torch.device("cpu")
-    model = load_model(
+    return load_model(
         folder, config, dtype=torch.float32, device=cpu, parallel=ParallelContext(), report=lambda line: None
     )
-    return model, config
 
 
 def logits(folder: Path, quantization: str | None = None, chunk: int = 25) -> torch.Tensor:
-    model, config = load(folder, quantization)
-    return model.compute_logits(PagedModel(model, config.num_layers).prefill(TOKENS, chunk))
+    model = load(folder, quantization)
+    return model.compute_logits(PagedModel(model).prefill(TOKENS, chunk))
 
 
 @torch.inference_mode()
@@ -121,7 +120,7 @@ def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) 
         load_format="dummy",
         report=lambda line: None,
     )
-    assert PagedModel(model, config.num_layers).prefill(TOKENS).isfinite().all()
+    assert PagedModel(model).prefill(TOKENS).isfinite().all()
 
 
 def test_a_quantized_tensor_is_not_taken_for_a_plain_one(tmp_path: Path) -> None:
@@ -149,10 +148,10 @@ def test_blocks_that_ranks_would_cut_are_refused_by_name(tmp_path: Path) -> None
 
 
 def test_a_cache_of_8_bits_gives_nearly_the_logits_of_one_of_floats(tmp_path: Path) -> None:
-    model, config = load(make_tiny_model(tmp_path, "qwen3", seed=3, **SIZES))
-    whole = model.compute_logits(PagedModel(model, config.num_layers).prefill(TOKENS))
-    rounded = model.compute_logits(PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS))
-    chunks = model.compute_logits(PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS, 7))
+    model = load(make_tiny_model(tmp_path, "qwen3", seed=3, **SIZES))
+    whole = model.compute_logits(PagedModel(model).prefill(TOKENS))
+    rounded = model.compute_logits(PagedModel(model, dtype=FP8).prefill(TOKENS))
+    chunks = model.compute_logits(PagedModel(model, dtype=FP8).prefill(TOKENS, 7))
     assert 0.001 < (rounded - whole).abs().mean() < 0.1 * whole.abs().mean()
     assert torch.equal(chunks, rounded)
 
@@ -166,19 +165,17 @@ def test_scales_of_the_cache_come_from_the_checkpoint(tmp_path: Path) -> None:
         tensors[prefix + "v_proj.weight"] = tensors[prefix + "v_proj.weight"] * 2**10
         tensors[prefix + "o_proj.weight"] = tensors[prefix + "o_proj.weight"] / 2**10
     save_file(tensors, folder / "model.safetensors")
-    model, config = load(folder)
-    whole = PagedModel(model, config.num_layers).prefill(TOKENS)
+    model = load(folder)
+    whole = PagedModel(model).prefill(TOKENS)
     errors = []
     for scale in (1.0, 2.0**10):
         for layer in range(2):
             tensors[f"model.layers.{layer}.self_attn.k_scale"] = torch.tensor(1.0)
             tensors[f"model.layers.{layer}.self_attn.v_scale"] = torch.tensor([scale])
         save_file(tensors, folder / "model.safetensors")
-        model, _ = load(folder)
-        assert torch.equal(PagedModel(model, config.num_layers).prefill(TOKENS), whole), (
-            "a cache of floats has no scale"
-        )
-        errors.append((PagedModel(model, config.num_layers, dtype=FP8).prefill(TOKENS) - whole).abs().mean())
+        model = load(folder)
+        assert torch.equal(PagedModel(model).prefill(TOKENS), whole), "a cache of floats has no scale"
+        errors.append((PagedModel(model, dtype=FP8).prefill(TOKENS) - whole).abs().mean())
     assert errors[1] < 0.1 * errors[0]
 
 

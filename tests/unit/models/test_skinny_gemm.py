@@ -28,9 +28,9 @@ def load(folder: Path) -> CausalLM:
     )
 
 
-def decode(model: CausalLM, num_layers: int) -> torch.Tensor:
+def decode(model: CausalLM) -> torch.Tensor:
     """Logits of a prompt with many rows, then of decodes with few rows."""
-    paged, sequences = PagedModel(model, num_layers), [CachedSequence(list(range(3, 30))) for _ in range(MAX_ROWS)]
+    paged, sequences = PagedModel(model), [CachedSequence(list(range(3, 30))) for _ in range(MAX_ROWS)]
     hidden = [*paged.step([(sequence, 20) for sequence in sequences])]
     for count in (MAX_ROWS, 1):
         hidden += paged.step([(sequence, 1) for sequence in sequences[:count]])
@@ -43,7 +43,7 @@ def test_decodes_of_few_rows_give_the_same_logits(
 ) -> None:
     folder = make_tiny_model(tmp_path, architecture)
     num_layers = ModelConfig.from_folder(folder).num_layers
-    expected = decode(load(folder), num_layers)
+    expected = decode(load(folder))
     num_products = 0
 
     def multiply(*arguments: object, **options: bool) -> torch.Tensor:
@@ -55,5 +55,5 @@ def test_decodes_of_few_rows_give_the_same_logits(
     monkeypatch.setattr(gpu_linear, "skinny_gemm_form", lambda weight: SkinnyGemm())
     for layers in (linear, embedding, moe):
         monkeypatch.setattr(layers, "make_linear", lambda weight, bias=None, **_: gpu_linear.GpuLinear(weight, bias))
-    torch.testing.assert_close(decode(load(folder), num_layers), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(decode(load(folder)), expected, atol=1e-5, rtol=1e-5)
     assert num_products >= 2 * num_layers * 3

@@ -17,6 +17,7 @@ from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_sha
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import decode_step, prefill_step
+from support.paged_model import nan_caches
 from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
@@ -116,14 +117,14 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
     )
     results = []
     for graphs in (None, DecodeGraphs([GraphShape(4, 1)], CPU)):
-        caches = [torch.full(model.kv_cache_shape(8, 16), torch.nan) for _ in range(config.num_layers)]
+        caches = nan_caches(model, num_blocks=8, block_size=16)
         batch = InputBatch(
             max_num_seqs=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE, eos_token_ids=[], device=CPU
         )
         runner = ModelRunner(model, caches, batch, max_logprobs=0, graphs=graphs)
         if graphs is not None:
             runner.capture_graphs(FakeCapture())
-            assert all(cache.isnan().all() for cache in caches)
+            assert all(tensor.isnan().all() for cache in caches for tensor in cache.tensors)
         tokens = []
         for step in [prefill_step([20], block_size=16, num_blocks=8)] + [
             decode_step(["warm-up-0"], 20 + count) for count in range(5)
@@ -132,7 +133,12 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
             assert inputs is not None
             runner.execute_model(inputs)
             tokens.append(runner.sample_tokens().token_ids)
-        results.append((torch.cat([ids for ids in tokens if ids is not None]), torch.stack(caches)))
+        results.append(
+            (
+                torch.cat([ids for ids in tokens if ids is not None]),
+                torch.stack([tensor for cache in caches for tensor in cache.tensors]),
+            )
+        )
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0, equal_nan=True)
 
 

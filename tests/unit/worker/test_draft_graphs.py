@@ -57,7 +57,7 @@ def test_rows_with_fewer_draft_tokens_are_padded_before_their_own_tokens() -> No
     assert input_ids.view(4, 4).tolist() == [[0, 0, 0, 12], [12, 13, 14, 10], [0, 12, 13, 14], [0] * 4]
     assert positions.view(4, 4).tolist() == [[0, 0, 0, 7], [7, 8, 9, 10], [0, 7, 8, 9], [0] * 4]
     assert metadata.seq_lens.tolist() == [8, 11, 10, 0]
-    assert (metadata.slot_mapping.view(4, 4) == -1).sum(1).tolist() == [3, 0, 1, 4]
+    assert (metadata.tables[0].slot_mapping.view(4, 4) == -1).sum(1).tolist() == [3, 0, 1, 4]
     assert model.logit_rows[-1] == 8, "no logits of padding"
 
 
@@ -75,7 +75,7 @@ def test_replayed_positions_follow_the_true_length_after_rejected_draft_tokens()
     assert one[1].tolist() == [10], "no earlier token equals the last one, so there were no draft tokens"
     table = harness.batch.block_table[0]
     expected = [int(table[place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE for place in range(9, 13)]
-    assert wide[2].slot_mapping.tolist() == expected
+    assert wide[2].tables[0].slot_mapping.tolist() == expected
 
 
 def test_a_step_with_a_prompt_or_with_too_many_rows_is_not_replayed() -> None:

@@ -135,5 +135,5 @@ def test_positions_follow_the_true_length_after_rejected_draft_tokens() -> None:
     assert metadata.seq_lens.tolist() == [13]
     table = harness.batch.block_table[0]
     expected = [int(table[place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE for place in positions.tolist()]
-    assert metadata.slot_mapping.tolist() == expected
-    assert torch.equal(metadata.block_table[0, :4], table[:4])
+    assert metadata.tables[0].slot_mapping.tolist() == expected
+    assert torch.equal(metadata.tables[0].block_table[0, :4], table[:4])

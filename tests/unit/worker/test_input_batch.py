@@ -100,10 +100,10 @@ def check_inputs(model: FakeModel, names: list[str], states: dict[str, State], s
     assert metadata.query_start_loc.diff().tolist() == [len(chunk) for chunk in chunks]
     assert metadata.num_decodes == sum(len(chunk) == 1 for chunk in chunks)
     rows = torch.repeat_interleave(torch.arange(len(names)), metadata.query_start_loc.diff().long())
-    blocks = metadata.block_table[rows, positions // BLOCK_SIZE].long()
-    assert torch.equal(metadata.slot_mapping, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
+    blocks = metadata.tables[0].block_table[rows, positions // BLOCK_SIZE].long()
+    assert torch.equal(metadata.tables[0].slot_mapping, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
     for row, chunk in enumerate(chunks):
-        used = metadata.block_table[row, : -(-chunk.stop // BLOCK_SIZE)].tolist()
+        used = metadata.tables[0].block_table[row, : -(-chunk.stop // BLOCK_SIZE)].tolist()
         assert len(set(used)) == len(used), "a request's blocks are its own"
 
 

@@ -48,7 +48,7 @@ class FakeWorker:
         pass
 
     def load_model(self, _compile_pool: None) -> WorkerSizes:
-        return WorkerSizes(num_blocks=8, block_bytes=1, weight_bytes=1, num_kv_heads=1)
+        return WorkerSizes(num_blocks=8, block_bytes=1, weight_bytes=1)
 
     def start(self, num_blocks: int) -> None:
         pass

@@ -38,7 +38,7 @@ TO_WORKER: list[wire.ToWorker] = [
     wire.Step(SCHEDULER_OUTPUT),
     wire.Shutdown(),
 ]
-TO_ENGINE: list[wire.ToEngine] = [wire.Ready(3, WorkerSizes(1, 2, 3, 4)), wire.Started(), wire.Failed("no memory")]
+TO_ENGINE: list[wire.ToEngine] = [wire.Ready(3, WorkerSizes(1, 2, 3)), wire.Started(), wire.Failed("no memory")]
 
 
 def test_messages_are_decoded_as_they_were_encoded() -> None:

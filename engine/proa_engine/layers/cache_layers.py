@@ -1,0 +1,56 @@
+"""What a model's layers keep for the tokens before: each model declares one `CacheLayer` for each of its layers.
+
+Sizes are those of one rank. Models only declare; the worker decides where each layer's memory lies.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueLayer:
+    """Keys and values of every token, or of the last `window` tokens, the current one included."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayer:
+    """One row of `rank + rope_dim` values for every token, the same on every rank (multi-head latent attention)."""
+
+    rank: int
+    rope_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A state of fixed size for every request: the shape and the type of each of its parts."""
+
+    parts: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayer:
+    """Reads what `layer`, an earlier layer, has stored, and stores nothing."""
+
+    layer: int
+
+
+CacheLayer = KeyValueLayer | LatentLayer | StateLayer | SharedLayer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's memory, as a step's call gets it.
+
+    `tensors`, by the kind of layer: keys and values, each [num_blocks, kv_heads, block_size, head_dim]; latent rows
+    [num_blocks, block_size, rank + rope_dim]; or the parts of states, each [num_state_slots, *shape]. `table` is the
+    index of the block table in `AttentionMetadata.tables`; states have none and leave it 0.
+    """
+
+    table: int
+    tensors: tuple[Tensor, ...]
