@@ -1,6 +1,7 @@
-"""KV cache events: the block hashes added to and removed from the prefix cache.
+"""KV cache events: the block hashes and the checkpoints added to and removed from the prefix cache.
 
-`BlockPool` records them, and the core takes those of each step. Nothing is recorded while there is no subscriber.
+The KV cache manager records them, and the core takes those of each step. Nothing is recorded while there is no
+subscriber.
 """
 
 from collections.abc import Collection, Iterable
@@ -9,10 +10,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class KvChanges:
-    """Net changes, in the order in which they happened; apply `removed` before `stored`.
+    """Net changes of a set of hashes, in the order in which they happened; apply `removed` before `stored`.
 
-    No hash is in both: storing and removing the same hash cancel out. So neither has more entries than there are
-    blocks. With `is_snapshot`, `stored` is the whole content of the cache and replaces all earlier changes.
+    No hash is in both: storing and removing the same hash cancel out. So neither has more entries than the set can
+    have. With `is_snapshot`, `stored` is the whole content of the set and replaces all earlier changes.
     """
 
     is_snapshot: bool = False
@@ -30,14 +31,14 @@ class KvChanges:
         return self.is_snapshot or bool(self.stored or self.removed)
 
     def store(self, block_hash: bytes) -> None:
-        """Record that a block was added."""
+        """Record that a hash was added."""
         if block_hash in self.removed:
             del self.removed[block_hash]
         else:
             self.stored[block_hash] = None
 
     def remove(self, block_hash: bytes) -> None:
-        """Record that a block was removed."""
+        """Record that a hash was removed."""
         if block_hash in self.stored:
             del self.stored[block_hash]
         else:
@@ -58,24 +59,31 @@ class KvChanges:
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """Changes since the previous batch, and the whole content if a subscriber needs it."""
+    """Changes since the previous batch, and the whole content if a subscriber needs it.
 
-    changes: KvChanges
+    A checkpoint is identified by the hash of the block that ends there.
+    """
+
+    changes: KvChanges  # of the blocks
     snapshot: tuple[bytes, ...] | None = None
+    checkpoints: KvChanges = field(default_factory=KvChanges)
+    checkpoint_snapshot: tuple[bytes, ...] = ()  # complete if `snapshot` is not None
 
 
 class KvEvents:
     """Collects changes between steps. Used on the core's thread only."""
 
-    def __init__(self, hashes: Collection[bytes]) -> None:
-        """`hashes` is a live view of the prefix cache's hashes, oldest first."""
+    def __init__(self, hashes: Collection[bytes], checkpoints: Collection[bytes] = ()) -> None:
+        """`hashes` and `checkpoints` are live views of the prefix cache's blocks and checkpoints, oldest first."""
         self._hashes = hashes
+        self._checkpoint_hashes = checkpoints
         self._changes: KvChanges | None = None  # None: no subscriber
+        self._checkpoints = KvChanges()
         self._snapshot_due = False
 
     @property
     def has_pending(self) -> bool:
-        return self._snapshot_due or bool(self._changes)
+        return self._snapshot_due or bool(self._changes) or bool(self._checkpoints)
 
     def follow(self) -> None:
         """Start recording, and include a snapshot in the next batch."""
@@ -86,14 +94,18 @@ class KvEvents:
     def unfollow(self) -> None:
         """Stop recording."""
         self._snapshot_due = False
-        self._changes = None
+        self._changes, self._checkpoints = None, KvChanges()
 
     def take(self) -> KvEventBatch | None:
         """The changes recorded since the last call; None if there are none."""
         if self._changes is None or not self.has_pending:
             return None
-        batch = KvEventBatch(self._changes, tuple(self._hashes) if self._snapshot_due else None)
-        self._changes, self._snapshot_due = KvChanges(), False
+        changes, checkpoints = self._changes, self._checkpoints
+        if self._snapshot_due:
+            batch = KvEventBatch(changes, tuple(self._hashes), checkpoints, tuple(self._checkpoint_hashes))
+        else:
+            batch = KvEventBatch(changes, None, checkpoints)
+        self._changes, self._checkpoints, self._snapshot_due = KvChanges(), KvChanges(), False
         return batch
 
     def stored(self, block_hash: bytes) -> None:
@@ -104,7 +116,15 @@ class KvEvents:
         if self._changes is not None:
             self._changes.remove(block_hash)
 
+    def checkpoint_stored(self, block_hash: bytes) -> None:
+        if self._changes is not None:
+            self._checkpoints.store(block_hash)
+
+    def checkpoint_removed(self, block_hash: bytes) -> None:
+        if self._changes is not None:
+            self._checkpoints.remove(block_hash)
+
     def reset(self) -> None:
         """Record that the prefix cache was emptied."""
         if self._changes is not None:
-            self._changes = KvChanges.snapshot()
+            self._changes, self._checkpoints = KvChanges.snapshot(), KvChanges.snapshot()

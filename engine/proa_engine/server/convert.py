@@ -152,9 +152,14 @@ def load_to_pb(stats: SchedulerStats) -> service_pb2.GetLoadResponse:
     return service_pb2.GetLoadResponse(stats=to_pb(core_pb2.SchedulerStats, stats))
 
 
-def kv_events_to_pb(sequence: int, changes: KvChanges) -> service_pb2.SubscribeKvEventsResponse:
+def kv_events_to_pb(sequence: int, blocks: KvChanges, checkpoints: KvChanges) -> service_pb2.SubscribeKvEventsResponse:
     events = KvEvents(
-        sequence=sequence, snapshot=changes.is_snapshot, stored=list(changes.stored), removed=list(changes.removed)
+        sequence=sequence,
+        snapshot=blocks.is_snapshot,
+        stored=list(blocks.stored),
+        removed=list(blocks.removed),
+        checkpoints_stored=list(checkpoints.stored),
+        checkpoints_removed=list(checkpoints.removed),
     )
     return to_pb(service_pb2.SubscribeKvEventsResponse, events)
 

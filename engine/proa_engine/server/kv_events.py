@@ -35,7 +35,7 @@ class KvSubscription:
         self._core = core
         self._max_pending = max_pending
         self._snapshot = _Snapshot.NEEDED
-        self._pending = KvChanges()
+        self._blocks, self._checkpoints = KvChanges(), KvChanges()  # pending changes
         self._sequence = 0
         self._error: EngineError | None = None
         self._wake = asyncio.Event()
@@ -46,10 +46,12 @@ class KvSubscription:
     def __exit__(self, *exc_info: object) -> None:
         self._publisher.unsubscribe(self, self._core)
 
-    async def next_message(self) -> tuple[int, KvChanges]:
-        """Wait for changes; return a sequence number, counted from 1, and the changes. Raises EngineError when the
-        engine drains or fails."""
-        while not self._pending:
+    async def next_message(self) -> tuple[int, KvChanges, KvChanges]:
+        """Wait for changes; return a sequence number, counted from 1, and the changes of blocks and of checkpoints.
+
+        Both or neither are a snapshot. Raises EngineError when the engine drains or fails.
+        """
+        while not (self._blocks or self._checkpoints):
             if self._error is not None:
                 raise self._error
             if self._snapshot is _Snapshot.NEEDED:
@@ -57,19 +59,23 @@ class KvSubscription:
                 self._core.follow_kv_events()
             self._wake.clear()
             await self._wake.wait()
-        changes, self._pending = self._pending, KvChanges()
+        blocks, checkpoints = self._blocks, self._checkpoints
+        self._blocks, self._checkpoints = KvChanges(), KvChanges()
         self._sequence += 1
-        return self._sequence, changes
+        return self._sequence, blocks, checkpoints
 
     def deliver(self, batch: KvEventBatch) -> None:
         if self._snapshot is _Snapshot.TAKEN:
-            self._pending.merge(batch.changes)
+            self._blocks.merge(batch.changes)
+            self._checkpoints.merge(batch.checkpoints)
         elif self._snapshot is _Snapshot.REQUESTED and batch.snapshot is not None:
             self._snapshot = _Snapshot.TAKEN
-            self._pending = KvChanges.snapshot(batch.snapshot)
-        if len(self._pending) > self._max_pending:
+            self._blocks = KvChanges.snapshot(batch.snapshot)
+            self._checkpoints = KvChanges.snapshot(batch.checkpoint_snapshot)
+        # A pending snapshot has no more entries than the cache, whose checkpoints may add to the number of blocks.
+        if not self._blocks.is_snapshot and len(self._blocks) + len(self._checkpoints) > self._max_pending:
             self._snapshot = _Snapshot.NEEDED
-            self._pending = KvChanges()
+            self._blocks, self._checkpoints = KvChanges(), KvChanges()
         self._wake.set()
 
     def fail(self, error: EngineError) -> None:

@@ -12,9 +12,10 @@ from proa.contract.outputs import (
 )
 from proa.contract.request import EngineCoreRequest
 from proa.contract.sampling_params import SamplingParams
-from proa.contract.session import Draining, Hello, KvEvents, ModelInfo, Rejected
+from proa.contract.session import CheckpointRule, Draining, Hello, KvEvents, ModelInfo, Rejected
 
 __all__ = [
+    "CheckpointRule",
     "Draining",
     "EngineCoreOutput",
     "EngineCoreOutputs",

@@ -7,6 +7,14 @@ from proa.contract.outputs import SchedulerStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRule:
+    """At which positions an engine makes checkpoints: parameters of `proa.blocks.checkpoint_positions`, in tokens."""
+
+    interval: int
+    min_junction: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """An engine's model and limits, fixed once the model is loaded."""
 
@@ -28,6 +36,7 @@ class ModelInfo:
     prefix_caching: bool
     grammars: bool = False  # whether it accepts `SamplingParams.grammar`
     model_type: str = ""  # of config.json
+    checkpoint_rule: CheckpointRule | None = None  # None: a cache hit may end at any block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +65,12 @@ class Draining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEvents:
-    """A change of an engine's prefix cache: apply `removed` before `stored`. A `snapshot` is all that it holds."""
+    """A change of an engine's prefix cache: apply what is removed before what is stored. A `snapshot` is all that it
+    holds."""
 
     sequence: int  # one more than that of the message before
     snapshot: bool
     stored: Sequence[bytes]  # block hashes
     removed: Sequence[bytes]
+    checkpoints_stored: Sequence[bytes] = ()  # hashes of the last blocks before them
+    checkpoints_removed: Sequence[bytes] = ()

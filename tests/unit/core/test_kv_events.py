@@ -1,6 +1,6 @@
 """KvChanges, and the KV events in a core's step outputs."""
 
-from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.kv_events import KvChanges, KvEventBatch, KvEvents
 from proa_engine.core.operations import ResetPrefixCache
 from support.core import CoreRun, hash_block, make_request
 
@@ -33,6 +33,22 @@ def test_a_later_snapshot_replaces_pending_changes() -> None:
 def test_an_empty_snapshot_is_true_and_no_changes_are_false() -> None:
     assert KvChanges.snapshot()
     assert not KvChanges()
+
+
+def test_checkpoints_are_recorded_beside_the_blocks() -> None:
+    blocks, checkpoints = {b"a": None, b"b": None}, {b"b": None}
+    events = KvEvents(blocks.keys(), checkpoints.keys())
+    events.checkpoint_stored(b"x")
+    assert events.take() is None, "no subscriber"
+    events.follow()
+    assert events.take() == KvEventBatch(KvChanges(), (b"a", b"b"), KvChanges(), (b"b",))
+    assert not events.has_pending
+    events.checkpoint_stored(b"c")
+    events.checkpoint_removed(b"b")
+    assert events.has_pending
+    assert events.take() == KvEventBatch(KvChanges(), None, changes(stored="c", removed="b"))
+    events.reset()
+    assert events.take() == KvEventBatch(KvChanges.snapshot(), None, KvChanges.snapshot())
 
 
 def run_a(run: CoreRun, *prompt: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proa.contract import (
+    CheckpointRule,
     Draining,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -90,6 +91,7 @@ INFO = ModelInfo(
     prefix_caching=True,
     grammars=True,
     model_type="llama",
+    checkpoint_rule=CheckpointRule(interval=512, min_junction=256),
 )
 REQUEST = EngineCoreRequest(
     request_id="r",
@@ -104,7 +106,14 @@ REQUEST = EngineCoreRequest(
 OUTPUTS = EngineCoreOutputs(
     outputs=[OUTPUT], plain_handles=[1, 2], plain_token_ids=[300, 4], stats=STATS, timestamp=9.0, step=4
 )
-KV_EVENTS = KvEvents(sequence=2, snapshot=True, stored=[b"a" * 16, b"b" * 16], removed=[b"c" * 16])
+KV_EVENTS = KvEvents(
+    sequence=2,
+    snapshot=True,
+    stored=[b"a" * 16, b"b" * 16],
+    removed=[b"c" * 16],
+    checkpoints_stored=[b"b" * 16],
+    checkpoints_removed=[b"d" * 16, b"e" * 16],
+)
 
 # A value of each class, none of its fields being the default, and its message's class.
 PAIRS: list[tuple[object, type[Any]]] = [
@@ -116,6 +125,7 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (OUTPUT, core_pb2.EngineCoreOutput),
     (STATS, core_pb2.SchedulerStats),
     (OUTPUTS, core_pb2.EngineCoreOutputs),
+    (INFO.checkpoint_rule, service_pb2.CheckpointRule),
     (INFO, service_pb2.GetModelInfoResponse),
     (Hello(instance_id="i", model=INFO, stats=STATS), service_pb2.Hello),
     (Rejected(handle=1, code=8, message="full", retryable=True), service_pb2.Rejected),

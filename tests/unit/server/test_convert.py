@@ -124,9 +124,18 @@ def test_files_travel_in_parts_of_bounded_size() -> None:
 
 
 def test_kv_changes_travel_as_joined_hashes() -> None:
-    changes = KvChanges.snapshot([b"a" * 16, b"b" * 16])
+    blocks = KvChanges.snapshot([b"a" * 16, b"b" * 16])
 
-    message = convert.kv_events_to_pb(3, changes)
+    message = convert.kv_events_to_pb(3, blocks, KvChanges.snapshot([b"b" * 16]))
 
     assert (message.sequence, message.snapshot) == (3, True)
     assert (message.stored, message.removed) == (b"a" * 16 + b"b" * 16, b"")
+    assert (message.checkpoints_stored, message.checkpoints_removed) == (b"b" * 16, b"")
+
+
+def test_removed_checkpoints_travel_as_joined_hashes() -> None:
+    removed = KvChanges(removed=dict.fromkeys([b"a" * 16, b"c" * 16]))
+
+    message = convert.kv_events_to_pb(4, KvChanges(), removed)
+
+    assert message == service_pb2.SubscribeKvEventsResponse(sequence=4, checkpoints_removed=b"a" * 16 + b"c" * 16)

@@ -18,6 +18,7 @@ class Cache:
 
     def __init__(self, seed: int = 0) -> None:
         self.held: dict[bytes, None] = {}
+        self.checkpoints: dict[bytes, None] = {}
         self.follows = False
         self._rng = random.Random(seed)
         self._snapshot_due = False
@@ -28,23 +29,47 @@ class Cache:
     def unfollow_kv_events(self) -> None:
         self.follows = False
 
-    def batch(self, *, stored: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> KvEventBatch:
-        changes = KvChanges()
-        for block_hash in removed:
-            del self.held[block_hash]
-            changes.remove(block_hash)
-        for block_hash in stored:
-            self.held[block_hash] = None
-            changes.store(block_hash)
+    def batch(
+        self,
+        *,
+        stored: Iterable[bytes] = (),
+        removed: Iterable[bytes] = (),
+        checkpoints_stored: Iterable[bytes] = (),
+        checkpoints_removed: Iterable[bytes] = (),
+    ) -> KvEventBatch:
+        blocks = self._change(self.held, stored, removed)
+        checkpoints = self._change(self.checkpoints, checkpoints_stored, checkpoints_removed)
         due, self._snapshot_due = self._snapshot_due, False
-        return KvEventBatch(changes, tuple(self.held) if due else None)
+        if due:
+            return KvEventBatch(blocks, tuple(self.held), checkpoints, tuple(self.checkpoints))
+        return KvEventBatch(blocks, None, checkpoints)
 
     def random_batch(self) -> KvEventBatch:
         hashes = [bytes([number]) for number in range(40)]
         free = [block_hash for block_hash in hashes if block_hash not in self.held]
         removed = self._rng.sample(list(self.held), min(len(self.held), self._rng.randint(0, 3)))
         room = NUM_BLOCKS - len(self.held) + len(removed)
-        return self.batch(stored=self._rng.sample(free, min(room, 2)), removed=removed)
+        stored = self._rng.sample(free, min(room, 2))
+        checkpoints_removed = self._rng.sample(
+            list(self.checkpoints), min(len(self.checkpoints), self._rng.randint(0, 1))
+        )
+        new = [block_hash for block_hash in self.held if block_hash not in self.checkpoints]
+        return self.batch(
+            stored=stored,
+            removed=removed,
+            checkpoints_stored=self._rng.sample(new, min(len(new), self._rng.randint(0, 1))),
+            checkpoints_removed=checkpoints_removed,
+        )
+
+    def _change(self, held: dict[bytes, None], stored: Iterable[bytes], removed: Iterable[bytes]) -> KvChanges:
+        changes = KvChanges()
+        for block_hash in removed:
+            del held[block_hash]
+            changes.remove(block_hash)
+        for block_hash in stored:
+            held[block_hash] = None
+            changes.store(block_hash)
+        return changes
 
 
 class Reader:
@@ -53,20 +78,28 @@ class Reader:
     def __init__(self, subscription: KvSubscription) -> None:
         self.subscription = subscription
         self.held: set[bytes] = set()
+        self.checkpoints: set[bytes] = set()
         self.sequence = 0
         self.num_snapshots = 0
 
     async def read(self) -> KvChanges:
         async with asyncio.timeout(5):
-            sequence, changes = await self.subscription.next_message()
+            sequence, changes, checkpoints = await self.subscription.next_message()
         assert sequence == self.sequence + 1
         self.sequence = sequence
         self.num_snapshots += changes.is_snapshot
+        assert changes.is_snapshot == checkpoints.is_snapshot
         if changes.is_snapshot:
             self.held.clear()
+            self.checkpoints.clear()
         self.held -= changes.removed.keys()
         self.held |= changes.stored.keys()
+        self.checkpoints -= checkpoints.removed.keys()
+        self.checkpoints |= checkpoints.stored.keys()
         return changes
+
+    def agrees_with(self, cache: Cache) -> bool:
+        return self.held == cache.held.keys() and self.checkpoints == cache.checkpoints.keys()
 
 
 async def begin(publisher: KvEventPublisher, cache: Cache) -> Reader:
@@ -133,13 +166,38 @@ async def test_subscribers_of_any_speed_end_with_the_content_of_the_cache(seed: 
         for _ in range(300):
             publisher.deliver(cache.random_batch())
             await asyncio.sleep(0)
-        while any(reader.held != cache.held.keys() for reader in readers):
+        while not all(reader.agrees_with(cache) for reader in readers):
             publisher.deliver(cache.batch())
             await asyncio.sleep(0)
         for task in following:
             task.cancel()
     assert readers[0].num_snapshots == 1
     assert readers[2].num_snapshots > 1
+
+
+async def test_changes_of_checkpoints_alone_are_a_message() -> None:
+    publisher, cache = KvEventPublisher(), Cache()
+    reader = await begin(publisher, cache)
+    publisher.deliver(cache.batch(checkpoints_stored=[b"a"]))
+    await reader.read()
+    assert reader.checkpoints == {b"a"}
+    publisher.deliver(cache.batch(checkpoints_removed=[b"a"]))
+    await reader.read()
+    assert reader.agrees_with(cache)
+    assert reader.num_snapshots == 1
+
+
+async def test_blocks_and_checkpoints_together_are_bounded_except_in_a_snapshot() -> None:
+    publisher, cache = KvEventPublisher(), Cache()
+    reader = await begin(publisher, cache)
+    hashes = [b"%d" % number for number in range(NUM_BLOCKS)]
+    publisher.deliver(cache.batch(stored=hashes))
+    publisher.deliver(cache.batch(checkpoints_stored=hashes))
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    publisher.deliver(cache.batch())
+    assert (await reading).is_snapshot
+    assert reader.agrees_with(cache)
 
 
 async def test_core_stops_reporting_when_the_last_subscriber_leaves() -> None:

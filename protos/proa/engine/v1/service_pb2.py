@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from proa.engine.v1 import core_pb2 as proa_dot_engine_dot_v1_dot_core__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cproa/engine/v1/service.proto\x12\x0eproa.engine.v1\x1a\x19proa/engine/v1/core.proto\"E\n\x0fGenerateRequest\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.proa.engine.v1.EngineCoreRequest\"D\n\x10GenerateResponse\x12\x30\n\x06output\x18\x01 \x01(\x0b\x32 .proa.engine.v1.EngineCoreOutput\"\xa2\x01\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.proa.engine.v1.OpenSessionH\x00\x12)\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x1a.proa.engine.v1.AddRequestH\x00\x12-\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1c.proa.engine.v1.AbortHandlesH\x00\x42\t\n\x07message\" \n\x0bOpenSession\x12\x11\n\tclient_id\x18\x01 \x01(\t\"P\n\nAddRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.proa.engine.v1.EngineCoreRequest\"\x1f\n\x0c\x41\x62ortHandles\x12\x0f\n\x07handles\x18\x01 \x03(\r\"\xd6\x01\n\x0fSessionResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.proa.engine.v1.HelloH\x00\x12\x34\n\x07outputs\x18\x02 \x01(\x0b\x32!.proa.engine.v1.EngineCoreOutputsH\x00\x12,\n\x08rejected\x18\x03 \x01(\x0b\x32\x18.proa.engine.v1.RejectedH\x00\x12,\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x18.proa.engine.v1.DrainingH\x00\x42\t\n\x07message\"\x80\x01\n\x05Hello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x33\n\x05model\x18\x02 \x01(\x0b\x32$.proa.engine.v1.GetModelInfoResponse\x12-\n\x05stats\x18\x03 \x01(\x0b\x32\x1e.proa.engine.v1.SchedulerStats\"L\n\x08Rejected\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\"\n\n\x08\x44raining\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x0f\n\rAbortResponse\"\x15\n\x13GetModelInfoRequest\"\xaf\x03\n\x14GetModelInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x07 \x01(\r\x12\x1a\n\x12\x62lock_hash_version\x18\x08 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\t \x01(\t\x12\x15\n\reos_token_ids\x18\n \x03(\r\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x0c \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\r \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\x0e \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x0f \x01(\r\x12\x16\n\x0eprefix_caching\x18\x10 \x01(\x08\x12\x10\n\x08grammars\x18\x11 \x01(\x08\x12\x12\n\nmodel_type\x18\x12 \x01(\t\"\x15\n\x13GetTokenizerRequest\"7\n\x14GetTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x10\n\x0eGetLoadRequest\"@\n\x0fGetLoadResponse\x12-\n\x05stats\x18\x01 \x01(\x0b\x32\x1e.proa.engine.v1.SchedulerStats\"\x1a\n\x18SubscribeKvEventsRequest\"`\n\x19SubscribeKvEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x0e\n\x06stored\x18\x03 \x01(\x0c\x12\x0f\n\x07removed\x18\x04 \x01(\x0c\"\x16\n\x14GetServerInfoRequest\"\'\n\x15GetServerInfoResponse\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"\x1a\n\x18ResetPrefixCacheResponse\"+\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"\x0f\n\rSleepResponse\"\x0f\n\rWakeUpRequest\"\x10\n\x0eWakeUpResponse2\xba\x07\n\rEngineService\x12O\n\x08Generate\x12\x1f.proa.engine.v1.GenerateRequest\x1a .proa.engine.v1.GenerateResponse0\x01\x12N\n\x07Session\x12\x1e.proa.engine.v1.SessionRequest\x1a\x1f.proa.engine.v1.SessionResponse(\x01\x30\x01\x12\x44\n\x05\x41\x62ort\x12\x1c.proa.engine.v1.AbortRequest\x1a\x1d.proa.engine.v1.AbortResponse\x12Y\n\x0cGetModelInfo\x12#.proa.engine.v1.GetModelInfoRequest\x1a$.proa.engine.v1.GetModelInfoResponse\x12[\n\x0cGetTokenizer\x12#.proa.engine.v1.GetTokenizerRequest\x1a$.proa.engine.v1.GetTokenizerResponse0\x01\x12J\n\x07GetLoad\x12\x1e.proa.engine.v1.GetLoadRequest\x1a\x1f.proa.engine.v1.GetLoadResponse\x12j\n\x11SubscribeKvEvents\x12(.proa.engine.v1.SubscribeKvEventsRequest\x1a).proa.engine.v1.SubscribeKvEventsResponse0\x01\x12\\\n\rGetServerInfo\x12$.proa.engine.v1.GetServerInfoRequest\x1a%.proa.engine.v1.GetServerInfoResponse\x12\x65\n\x10ResetPrefixCache\x12\'.proa.engine.v1.ResetPrefixCacheRequest\x1a(.proa.engine.v1.ResetPrefixCacheResponse\x12\x44\n\x05Sleep\x12\x1c.proa.engine.v1.SleepRequest\x1a\x1d.proa.engine.v1.SleepResponse\x12G\n\x06WakeUp\x12\x1d.proa.engine.v1.WakeUpRequest\x1a\x1e.proa.engine.v1.WakeUpResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cproa/engine/v1/service.proto\x12\x0eproa.engine.v1\x1a\x19proa/engine/v1/core.proto\"E\n\x0fGenerateRequest\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.proa.engine.v1.EngineCoreRequest\"D\n\x10GenerateResponse\x12\x30\n\x06output\x18\x01 \x01(\x0b\x32 .proa.engine.v1.EngineCoreOutput\"\xa2\x01\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.proa.engine.v1.OpenSessionH\x00\x12)\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x1a.proa.engine.v1.AddRequestH\x00\x12-\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1c.proa.engine.v1.AbortHandlesH\x00\x42\t\n\x07message\" \n\x0bOpenSession\x12\x11\n\tclient_id\x18\x01 \x01(\t\"P\n\nAddRequest\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.proa.engine.v1.EngineCoreRequest\"\x1f\n\x0c\x41\x62ortHandles\x12\x0f\n\x07handles\x18\x01 \x03(\r\"\xd6\x01\n\x0fSessionResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.proa.engine.v1.HelloH\x00\x12\x34\n\x07outputs\x18\x02 \x01(\x0b\x32!.proa.engine.v1.EngineCoreOutputsH\x00\x12,\n\x08rejected\x18\x03 \x01(\x0b\x32\x18.proa.engine.v1.RejectedH\x00\x12,\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x18.proa.engine.v1.DrainingH\x00\x42\t\n\x07message\"\x80\x01\n\x05Hello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x33\n\x05model\x18\x02 \x01(\x0b\x32$.proa.engine.v1.GetModelInfoResponse\x12-\n\x05stats\x18\x03 \x01(\x0b\x32\x1e.proa.engine.v1.SchedulerStats\"L\n\x08Rejected\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\"\n\n\x08\x44raining\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x0f\n\rAbortResponse\"\x15\n\x13GetModelInfoRequest\"\xe8\x03\n\x14GetModelInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x07 \x01(\r\x12\x1a\n\x12\x62lock_hash_version\x18\x08 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\t \x01(\t\x12\x15\n\reos_token_ids\x18\n \x03(\r\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x0c \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\r \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\x0e \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x0f \x01(\r\x12\x16\n\x0eprefix_caching\x18\x10 \x01(\x08\x12\x10\n\x08grammars\x18\x11 \x01(\x08\x12\x12\n\nmodel_type\x18\x12 \x01(\t\x12\x37\n\x0f\x63heckpoint_rule\x18\x13 \x01(\x0b\x32\x1e.proa.engine.v1.CheckpointRule\"8\n\x0e\x43heckpointRule\x12\x10\n\x08interval\x18\x01 \x01(\r\x12\x14\n\x0cmin_junction\x18\x02 \x01(\r\"\x15\n\x13GetTokenizerRequest\"7\n\x14GetTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x10\n\x0eGetLoadRequest\"@\n\x0fGetLoadResponse\x12-\n\x05stats\x18\x01 \x01(\x0b\x32\x1e.proa.engine.v1.SchedulerStats\"\x1a\n\x18SubscribeKvEventsRequest\"\x99\x01\n\x19SubscribeKvEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x0e\n\x06stored\x18\x03 \x01(\x0c\x12\x0f\n\x07removed\x18\x04 \x01(\x0c\x12\x1a\n\x12\x63heckpoints_stored\x18\x05 \x01(\x0c\x12\x1b\n\x13\x63heckpoints_removed\x18\x06 \x01(\x0c\"\x16\n\x14GetServerInfoRequest\"\'\n\x15GetServerInfoResponse\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"\x1a\n\x18ResetPrefixCacheResponse\"+\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"\x0f\n\rSleepResponse\"\x0f\n\rWakeUpRequest\"\x10\n\x0eWakeUpResponse2\xba\x07\n\rEngineService\x12O\n\x08Generate\x12\x1f.proa.engine.v1.GenerateRequest\x1a .proa.engine.v1.GenerateResponse0\x01\x12N\n\x07Session\x12\x1e.proa.engine.v1.SessionRequest\x1a\x1f.proa.engine.v1.SessionResponse(\x01\x30\x01\x12\x44\n\x05\x41\x62ort\x12\x1c.proa.engine.v1.AbortRequest\x1a\x1d.proa.engine.v1.AbortResponse\x12Y\n\x0cGetModelInfo\x12#.proa.engine.v1.GetModelInfoRequest\x1a$.proa.engine.v1.GetModelInfoResponse\x12[\n\x0cGetTokenizer\x12#.proa.engine.v1.GetTokenizerRequest\x1a$.proa.engine.v1.GetTokenizerResponse0\x01\x12J\n\x07GetLoad\x12\x1e.proa.engine.v1.GetLoadRequest\x1a\x1f.proa.engine.v1.GetLoadResponse\x12j\n\x11SubscribeKvEvents\x12(.proa.engine.v1.SubscribeKvEventsRequest\x1a).proa.engine.v1.SubscribeKvEventsResponse0\x01\x12\\\n\rGetServerInfo\x12$.proa.engine.v1.GetServerInfoRequest\x1a%.proa.engine.v1.GetServerInfoResponse\x12\x65\n\x10ResetPrefixCache\x12\'.proa.engine.v1.ResetPrefixCacheRequest\x1a(.proa.engine.v1.ResetPrefixCacheResponse\x12\x44\n\x05Sleep\x12\x1c.proa.engine.v1.SleepRequest\x1a\x1d.proa.engine.v1.SleepResponse\x12G\n\x06WakeUp\x12\x1d.proa.engine.v1.WakeUpRequest\x1a\x1e.proa.engine.v1.WakeUpResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,35 +59,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELINFOREQUEST']._serialized_start=1022
   _globals['_GETMODELINFOREQUEST']._serialized_end=1043
   _globals['_GETMODELINFORESPONSE']._serialized_start=1046
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1477
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1479
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1500
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1502
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1557
-  _globals['_GETLOADREQUEST']._serialized_start=1559
-  _globals['_GETLOADREQUEST']._serialized_end=1575
-  _globals['_GETLOADRESPONSE']._serialized_start=1577
-  _globals['_GETLOADRESPONSE']._serialized_end=1641
-  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=1643
-  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=1669
-  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_start=1671
-  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_end=1767
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1769
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1791
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1793
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1832
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1834
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1859
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1861
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1887
-  _globals['_SLEEPREQUEST']._serialized_start=1889
-  _globals['_SLEEPREQUEST']._serialized_end=1932
-  _globals['_SLEEPRESPONSE']._serialized_start=1934
-  _globals['_SLEEPRESPONSE']._serialized_end=1949
-  _globals['_WAKEUPREQUEST']._serialized_start=1951
-  _globals['_WAKEUPREQUEST']._serialized_end=1966
-  _globals['_WAKEUPRESPONSE']._serialized_start=1968
-  _globals['_WAKEUPRESPONSE']._serialized_end=1984
-  _globals['_ENGINESERVICE']._serialized_start=1987
-  _globals['_ENGINESERVICE']._serialized_end=2941
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1534
+  _globals['_CHECKPOINTRULE']._serialized_start=1536
+  _globals['_CHECKPOINTRULE']._serialized_end=1592
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1594
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1615
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1617
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1672
+  _globals['_GETLOADREQUEST']._serialized_start=1674
+  _globals['_GETLOADREQUEST']._serialized_end=1690
+  _globals['_GETLOADRESPONSE']._serialized_start=1692
+  _globals['_GETLOADRESPONSE']._serialized_end=1756
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=1758
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=1784
+  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_start=1787
+  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_end=1940
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1942
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1964
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1966
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=2005
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=2007
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=2032
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2034
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2060
+  _globals['_SLEEPREQUEST']._serialized_start=2062
+  _globals['_SLEEPREQUEST']._serialized_end=2105
+  _globals['_SLEEPRESPONSE']._serialized_start=2107
+  _globals['_SLEEPRESPONSE']._serialized_end=2122
+  _globals['_WAKEUPREQUEST']._serialized_start=2124
+  _globals['_WAKEUPREQUEST']._serialized_end=2139
+  _globals['_WAKEUPRESPONSE']._serialized_start=2141
+  _globals['_WAKEUPRESPONSE']._serialized_end=2157
+  _globals['_ENGINESERVICE']._serialized_start=2160
+  _globals['_ENGINESERVICE']._serialized_end=3114
 # @@protoc_insertion_point(module_scope)

@@ -102,7 +102,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class GetModelInfoResponse(_message.Message):
     PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
     GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_RULE_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -139,7 +140,16 @@ class GetModelInfoResponse(_message.Message):
     prefix_caching: bool
     grammars: bool
     model_type: str
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ...) -> None: ...
+    checkpoint_rule: CheckpointRule
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ...) -> None: ...
+
+class CheckpointRule(_message.Message):
+    __slots__ = ("interval", "min_junction")
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    MIN_JUNCTION_FIELD_NUMBER: _ClassVar[int]
+    interval: int
+    min_junction: int
+    def __init__(self, interval: _Optional[int] = ..., min_junction: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -168,16 +178,20 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SubscribeKvEventsResponse(_message.Message):
-    __slots__ = ("sequence", "snapshot", "stored", "removed")
+    __slots__ = ("sequence", "snapshot", "stored", "removed", "checkpoints_stored", "checkpoints_removed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_STORED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     snapshot: bool
     stored: bytes
     removed: bytes
-    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+    checkpoints_stored: bytes
+    checkpoints_removed: bytes
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., checkpoints_stored: _Optional[bytes] = ..., checkpoints_removed: _Optional[bytes] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
