@@ -20,7 +20,7 @@ from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
-from support.kernel_cases import attend, attention_case, dense_attention, mask_cases, sampling_cases
+from support.kernel_cases import attend, attention_case, dense_attention, mask_cases, padded_case, sampling_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -129,6 +129,15 @@ def test_attention_of_wide_decodes(shape: dict[str, int], dtype: torch.dtype, wi
     case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
     for _ in range(20):  # the split that finishes last varies
         close(attend(case, window, 0.1, width), case.expected)
+
+
+@pytest.mark.parametrize("window", [1, 100, 1000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ATTENTION_SHAPES)
+def test_attention_of_padded_decodes(shape: dict[str, int], dtype: torch.dtype, window: int) -> None:
+    lens = [(1, 40), (3, 1500), (2, 2), (5, 31), (4, 2900)]
+    case = padded_case(attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape), 5)
+    close(attend(case, window, 0.1, 5), case.expected)
 
 
 @pytest.mark.parametrize("query_len", [1, 33])

@@ -26,7 +26,7 @@ from proa_engine.kernels.token_bitmask import _token_bitmask_triton
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close, run_checks
-from support.kernel_cases import attention_case, mask_cases, sampling_cases, skinny_gemm_cases
+from support.kernel_cases import attention_case, mask_cases, padded_case, sampling_cases, skinny_gemm_cases
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
@@ -117,11 +117,7 @@ def check_wide_decodes(
     width: int, seq_lens: Sequence[int], shape: dict[str, Any], window: int | None, dtype: torch.dtype
 ) -> None:
     case = attention_case([(width, seq_len) for seq_len in (*seq_lens, width)], window=window, dtype=dtype, **shape)
-    starts, lengths, block_table = (
-        case.metadata.query_start_loc,
-        case.metadata.seq_lens.clone(),
-        case.metadata.tables[0].block_table,
-    )
+    lengths, block_table = case.metadata.seq_lens.clone(), case.metadata.tables[0].block_table
     caches = case.key_cache, case.value_cache
     lengths[-1] = 0
     plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
@@ -130,17 +126,33 @@ def check_wide_decodes(
         decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25)
         close(out[:-width].float(), case.expected[:-width], TOLERANCE[dtype])
         assert (out[-width:] == 0).all()
-    lengths.clamp_(max=2)
+    case = padded_case(attention_case([(2, 2), (2, 2)], window=window, dtype=dtype, **shape), width)
+    caches = case.key_cache, case.value_cache
+    lengths, block_table = case.metadata.seq_lens, case.metadata.tables[0].block_table
     plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
-    decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25)
-    rows = out.view(len(lengths), width, -1)
-    assert (rows[:, : width - 2] == 0).all()
-    assert (rows[:-1, width - 2 :] != 0).all()
-    invariant = torch.full_like(case.query, torch.nan)
-    prefill_attention(
-        case.query, *caches, starts, lengths, block_table, invariant, 0, 0.25, window, batch_invariant=True
-    )
-    close(invariant, out)
+    ours, invariant = torch.full((2, *case.query.shape), torch.nan, dtype=dtype)
+    decode_attention.decode_attention(case.query, *caches, lengths, block_table, ours, plan, 0.25)
+    close(ours.float(), case.expected, TOLERANCE[dtype])
+    batch = case.metadata.query_start_loc, lengths, block_table, invariant
+    prefill_attention(case.query, *caches, *batch, 0, 0.25, window, batch_invariant=True)
+    close(invariant.float(), case.expected, TOLERANCE[dtype])
+
+
+def check_attention_of_padded_decodes(dtype: torch.dtype) -> None:
+    """A row's padding does not attend to keys before its own query tokens' window."""
+    for shape, window in itertools.product(ATTENTION_SHAPES[:2], (2, 20)):
+        case = padded_case(attention_case([(1, 40), (3, 150), (2, 2), (5, 31)], window=window, dtype=dtype, **shape), 5)
+        caches, metadata, num_kv_heads = (case.key_cache, case.value_cache), case.metadata, case.key_cache.shape[1]
+        lengths, (table,) = metadata.seq_lens, metadata.tables
+        plan = plan_decodes(lengths, len(lengths), num_kv_heads, window, 5, table.slot_mapping)
+        ours, invariant = torch.full((2, *case.query.shape), torch.nan, dtype=dtype)
+        decode_attention.decode_attention(case.query, *caches, lengths, table.block_table, ours, plan, 0.25)
+        close(ours.float(), case.expected, TOLERANCE[dtype])
+        batch = metadata.query_start_loc, lengths, table.block_table, invariant
+        prefill_attention(
+            case.query, *caches, *batch, 0, 0.25, window, batch_invariant=True, slot_mapping=table.slot_mapping
+        )
+        close(invariant.float(), case.expected, TOLERANCE[dtype])
 
 
 def check_prefill_attention(dtype: torch.dtype) -> None:
@@ -254,6 +266,7 @@ CHECKS = (
     check_rotate_and_cache,
     check_decode_attention,
     check_attention_of_wide_decodes,
+    check_attention_of_padded_decodes,
     check_prefill_attention,
     check_invariant_products,
     check_invariant_attention,

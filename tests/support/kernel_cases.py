@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from support.paged_model import attention_metadata
 @dataclass(frozen=True)
 class AttentionCase:
     query: torch.Tensor  # [T, heads, D]
-    key_cache: torch.Tensor  # [num_blocks, kv_heads, block_size, D], NaN where no token is
+    key_cache: torch.Tensor  # [num_blocks, kv_heads, block_size, D], NaN where no token is that the query attends to
     value_cache: torch.Tensor
     metadata: AttentionMetadata
     expected: torch.Tensor  # [T, heads, D] float32, by a dense softmax in float64
@@ -37,19 +37,24 @@ def attention_case(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> AttentionCase:
-    """Requests with the given (query length, sequence length), decodes first, in randomly ordered blocks."""
+    """Requests with the given (query length, sequence length), decodes first, in randomly ordered blocks.
+
+    Where a request needs no block, behind its end and before its window, its table has block 0, which holds nothing.
+    """
     generator = torch.Generator().manual_seed(len(lens) + num_heads)
     num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lens) + 3
-    free = list(range(num_blocks))
+    free = list(range(1, num_blocks))
     random.Random(0).shuffle(free)
     caches = torch.full((2, num_blocks, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
     queries, expected, tables = [], [], []
     for query_len, seq_len in lens:
-        table = [free.pop() for _ in range(-(-seq_len // block_size))]
+        first = 0 if window is None else max(0, seq_len - query_len - window + 1)
+        columns = range(-(-seq_len // block_size))
+        table = [free.pop() if column >= first // block_size else 0 for column in columns]
         tables.append(table)
         query = torch.randn(query_len, num_heads, head_dim, generator=generator).to(dtype)
         key, value = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=generator).to(dtype)
-        for position in range(seq_len):
+        for position in range(first, seq_len):
             place = (table[position // block_size], slice(None), position % block_size)
             caches[0][place], caches[1][place] = key[position], value[position]
         queries.append(query)
@@ -64,12 +69,42 @@ def attention_case(
     )
 
 
+def padded_case(case: AttentionCase, width: int) -> AttentionCase:
+    """The same requests as decodes of `width` query tokens: those before a request's own are padding without a slot,
+    for which zeros are expected."""
+    counts = case.metadata.query_start_loc.diff().tolist()
+    is_token = torch.cat([torch.arange(width, 0, -1) <= count for count in counts])
+
+    def padded(rows: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        padding[is_token] = rows.cpu()
+        return padding.to(rows.device)
+
+    shape = len(is_token), *case.query.shape[1:]
+    table = case.metadata.tables[0]
+    metadata = replace(
+        case.metadata,
+        query_start_loc=torch.arange(0, len(is_token) + 1, width, dtype=torch.int32, device=case.query.device),
+        tables=(replace(table, slot_mapping=padded(table.slot_mapping, torch.full((len(is_token),), -1))),),
+        num_decodes=len(counts),
+        decode_width=width,
+    )
+    query = padded(case.query, torch.randn(shape).to(case.query.dtype))
+    return replace(case, query=query, metadata=metadata, expected=padded(case.expected, torch.zeros(shape)))
+
+
 def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, decode_width: int = 1) -> torch.Tensor:
     """Compute the case with the backend of its device, [T, heads, D]. `decode_width`: if not 1, of all requests."""
     metadata = case.metadata
     batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
     num_decodes = metadata.num_decodes if decode_width == 1 else len(metadata.seq_lens)
-    plan = plan_attention(*batch, num_decodes, case.key_cache.shape, window, decode_width=decode_width)
+    plan = plan_attention(
+        *batch,
+        num_decodes,
+        case.key_cache.shape,
+        window,
+        decode_width=decode_width,
+        slot_mapping=metadata.tables[0].slot_mapping,
+    )
     return paged_attention(
         case.query,
         case.key_cache,

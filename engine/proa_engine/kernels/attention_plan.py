@@ -4,6 +4,7 @@ It works on indices in NumPy, whose calls on small arrays take a third of the ti
 in `paged_attention_reference`.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class DecodeTile:
     tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
     block_rows: torch.Tensor  # [n * kv_heads * length / block_size] int64: rows of the cache as [blocks * kv_heads, …]
     # [n, kv_heads, 1, length] int64: each token's row of the cache as [blocks * kv_heads * block_size, D]; behind a
-    # request's end that of its last token, so that no stale value is read.
+    # request's end that of its last token, and before a window that of its first, so that no stale value is read.
     token_rows: torch.Tensor
     masked: torch.Tensor | None  # [n, 1, 1, length] bool; None: nothing is masked
     length: int
@@ -34,11 +35,15 @@ class DecodeTile:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """The query tokens start … end of one request: the last of its `num_tokens` gathered tokens."""
+    """The query tokens start … end of one request: the last of its `num_tokens` gathered tokens.
+
+    No query token attends to the first `num_hidden` of these, which are before the first one's window.
+    """
 
     start: int
     end: int
     num_tokens: int
+    num_hidden: int
     block_rows: torch.Tensor  # [kv_heads * length / block_size] int64, as above
     length: int
 
@@ -68,9 +73,18 @@ def plan_reference(
     num_decodes: int,
     cache_shape: torch.Size,
     window: int | None,
+    slot_mapping: torch.Tensor | None = None,
 ) -> ReferencePlan:
-    """Cut a batch into tiles. `cache_shape` is the shape of the key cache: [num_blocks, kv_heads, block_size, D]."""
-    planner = _Planner(query_start_loc.tolist(), seq_lens.tolist(), block_table.numpy(), cache_shape, window)
+    """Cut a batch into tiles. `cache_shape` is the shape of the key cache: [num_blocks, kv_heads, block_size, D].
+
+    A request's query tokens before its beginning are padding, as are, if `slot_mapping` is given, those with slot -1.
+    """
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+    num_queries = [min(starts[r + 1] - starts[r], seq_len) for r, seq_len in enumerate(lens)]
+    if slot_mapping is not None:
+        is_token = (slot_mapping >= 0).tolist()
+        num_queries = [sum(is_token[start:end]) for start, end in itertools.pairwise(starts)]
+    planner = _Planner(starts, num_queries, lens, block_table.numpy(), cache_shape, window)
     decodes = tuple(planner.decodes(num_decodes))
     prefills = tuple(planner.prefills(num_decodes))
     _, num_kv_heads, _, head_dim = cache_shape
@@ -84,6 +98,7 @@ class _Planner:
     def __init__(
         self,
         starts: list[int],
+        num_queries: list[int],
         seq_lens: list[int],
         block_table: npt.NDArray[np.int32],
         cache_shape: torch.Size,
@@ -91,29 +106,38 @@ class _Planner:
     ) -> None:
         _, num_kv_heads, self.block_size, head_dim = cache_shape
         self.starts = starts
+        self.num_queries = num_queries
         self.seq_lens = seq_lens
         self.block_table = block_table
         self.heads = np.arange(num_kv_heads)[:, None]
         self.width = num_kv_heads * head_dim
         self.window = window
-        # The first token to gather of each request: a window's start is moved back to where chunk and block begin.
-        self.firsts = [0] * len(seq_lens)
-        if window is not None and CHUNK % self.block_size == 0:
-            for r, seq_len in enumerate(seq_lens):
-                num_queries = starts[r + 1] - starts[r]
-                self.firsts[r] = max(0, seq_len - num_queries - window + 1) // CHUNK * CHUNK
+        # The first token of each request that its query tokens attend to. Blocks before it may be another request's.
+        self.visible = [0] * len(seq_lens)
+        if window is not None:
+            pairs = zip(seq_lens, num_queries, strict=True)
+            self.visible = [max(0, seq_len - count - window + 1) for seq_len, count in pairs]
+        # The first token to gather: a window's start is moved back to where chunk and block begin.
+        is_aligned = CHUNK % self.block_size == 0
+        self.firsts = [visible // CHUNK * CHUNK if is_aligned else 0 for visible in self.visible]
         self.num_tokens = [seq_len - first for seq_len, first in zip(seq_lens, self.firsts, strict=True)]
 
     def prefills(self, num_decodes: int) -> list[PrefillTile]:
         rows = range(num_decodes, len(self.seq_lens))
-        return [self.prefill(r) for r in rows if self.seq_lens[r] and self.starts[r + 1] > self.starts[r]]
+        return [self.prefill(r) for r in rows if self.num_queries[r]]
 
     def prefill(self, r: int) -> PrefillTile:
         length = self.padded(self.num_tokens[r])
-        start = max(self.starts[r], self.starts[r + 1] - self.seq_lens[r])  # those before it are padding
         rows, _ = self.places([r], np.arange(0, length, self.block_size))
-        block_rows = torch.from_numpy(rows.ravel())
-        return PrefillTile(start, self.starts[r + 1], self.num_tokens[r], block_rows, length)
+        end = self.starts[r + 1]
+        return PrefillTile(
+            start=end - self.num_queries[r],
+            end=end,
+            num_tokens=self.num_tokens[r],
+            num_hidden=self.visible[r] - self.firsts[r],
+            block_rows=torch.from_numpy(rows.ravel()),
+            length=length,
+        )
 
     def decodes(self, num_decodes: int) -> list[DecodeTile]:
         """Decodes by length, so that little is padding; a tile holds as many as stay in the caches."""
@@ -151,10 +175,14 @@ class _Planner:
 
     def places(self, requests: list[int], positions: IntArray) -> tuple[IntArray, IntArray]:
         """Where the requests' gathered tokens at these positions lie: rows of blocks [n, kv_heads, positions], and
-        offsets in them [n, positions]. Behind a request's end it is its last token's place."""
+        offsets in them [n, positions]. Behind a request's end it is its last token's place, before its window the first
+        visible token's."""
         first = np.array([[self.firsts[r]] for r in requests])
         last = np.array([[self.seq_lens[r] - 1] for r in requests])
-        columns, offsets = np.divmod(np.minimum(positions + first, last), self.block_size)
+        positions = np.minimum(positions + first, last)
+        if self.window is not None:
+            positions = np.maximum(positions, np.array([[self.visible[r]] for r in requests]))
+        columns, offsets = np.divmod(positions, self.block_size)
         blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
         return (blocks * len(self.heads))[:, None] + self.heads, offsets
 

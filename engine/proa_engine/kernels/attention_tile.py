@@ -19,6 +19,7 @@ def attend_tile(
     acc,  # [BLOCK_M, BLOCK_D]
     position,  # [BLOCK_M]: of each row's query in its request
     tile,  # first token of the tile
+    first,  # first token that any row may attend to; used if there is a window
     end,  # end of the tokens that any row may attend to
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
     value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
@@ -35,10 +36,13 @@ def attend_tile(
 ):
     key_position = tile + tl.arange(0, TILE)
     dim = tl.arange(0, BLOCK_D)
-    # [TILE, BLOCK_D]; tokens behind the end are read as zeros, because they may be NaN
+    # [TILE, BLOCK_D]; tokens that no row may attend to are read as zeros, because they may be NaN
     if MASKED:
-        physical = tl.load(table_ptr + key_position // BLOCK_SIZE, mask=key_position < end, other=0)
-        mask = (key_position < end)[:, None] & (dim < HEAD_DIM)[None, :]
+        is_read = key_position < end
+        if WINDOW > 0:
+            is_read = is_read & (key_position >= first)
+        physical = tl.load(table_ptr + key_position // BLOCK_SIZE, mask=is_read, other=0)
+        mask = is_read[:, None] & (dim < HEAD_DIM)[None, :]
     else:
         physical = tl.load(table_ptr + key_position // BLOCK_SIZE)
         mask = (dim < HEAD_DIM)[None, :]

@@ -35,7 +35,7 @@ def decode_attention(
 ) -> None:
     """Write rows 0 … plan.num_rows * plan.width of out [T, heads, D] from the same rows of query [T, heads, D].
 
-    Zeros for query tokens before their request's beginning, which are padding.
+    Zeros for padding: query tokens before their request's beginning, and those without a slot if the plan has slots.
     """
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -58,6 +58,7 @@ def decode_attention(
         torch.empty(2, max_items, plan.width, num_heads, dtype=torch.float32, device=query.device),
         seq_lens,
         block_table,
+        plan.slot_mapping,
         plan.item_row,
         plan.first_item,
         plan.split_length,
@@ -99,6 +100,7 @@ def decode_attention_kernel(
     part_state_ptr,  # [2, max_items, WIDTH, num_kv_heads * GROUP] float32: maximum and total
     seq_lens_ptr,  # [num_rows]
     block_table_ptr,  # [num_rows, max_blocks]
+    slot_mapping_ptr,  # [num_tokens] int64; None unless rows may have padding that a window's keys depend on
     item_row_ptr,  # [max_items]
     first_item_ptr,  # [num_rows + 1]
     split_length_ptr,  # [1]
@@ -150,6 +152,13 @@ def decode_attention_kernel(
     query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=mask, other=0.0)
     table_ptr = block_table_ptr + row.to(tl.int64) * stride_table_request
     position = seq_len - WIDTH + query_index  # negative: padding, which attends to nothing
+    first = 0
+    if WINDOW > 0:
+        first = seq_len - WIDTH + first_query - WINDOW + 1
+        if slot_mapping_ptr is not None:
+            is_token = tl.load(slot_mapping_ptr + token, mask=row_mask, other=-1) >= 0
+            first = tl.min(tl.where(is_token, position, seq_len)) - WINDOW + 1
+            position = tl.where(is_token, position, -1)
 
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -162,6 +171,7 @@ def decode_attention_kernel(
             acc,
             position,
             tile,
+            first,
             end,
             key_cache_ptr,
             value_cache_ptr,

@@ -28,6 +28,7 @@ class DecodePlan:
     num_rows: int
     width: int
     window: int | None
+    slot_mapping: torch.Tensor | None  # [num_rows * width] int64; -1: padding. None: none but before a row's beginning
     item_row: torch.Tensor  # [max_items] int32; -1: no item
     first_item: torch.Tensor  # [num_rows + 1] int32
     split_length: torch.Tensor  # [1] int32: tokens of an item; the last of a row may have fewer
@@ -40,9 +41,17 @@ class DecodePlan:
 
 
 def plan_decodes(
-    seq_lens: torch.Tensor, num_rows: int, num_kv_heads: int, window: int | None, width: int = 1
+    seq_lens: torch.Tensor,
+    num_rows: int,
+    num_kv_heads: int,
+    window: int | None,
+    width: int = 1,
+    slot_mapping: torch.Tensor | None = None,
 ) -> DecodePlan:
-    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each."""
+    """Plan the first `num_rows` of seq_lens [requests] int32, where 0 is padding, with `width` query tokens each.
+
+    `slot_mapping` [num_rows * width] int64 is -1 for query tokens that are padding, whose keys may not be there.
+    """
     device = seq_lens.device
     spare_items = cdiv(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device), num_kv_heads)
     max_items = num_rows + spare_items
@@ -50,6 +59,7 @@ def plan_decodes(
         num_rows=num_rows,
         width=width,
         window=window,
+        slot_mapping=None if window is None or width == 1 else slot_mapping,
         item_row=torch.empty(max_items, dtype=torch.int32, device=device),
         first_item=torch.empty(num_rows + 1, dtype=torch.int32, device=device),
         split_length=torch.empty(1, dtype=torch.int32, device=device),

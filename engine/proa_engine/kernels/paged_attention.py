@@ -17,7 +17,9 @@ from proa_engine.kernels.prefill_attention import prefill_attention
 
 @dataclass(frozen=True, slots=True)
 class InvariantPlan:
-    """The plan of batch-invariant attention: empty, because one kernel computes every row and splits no context."""
+    """The plan of batch-invariant attention: one kernel computes every row and splits no context."""
+
+    slot_mapping: torch.Tensor | None = None  # [T] int64, if decodes may have padding
 
 
 AttentionPlan = ReferencePlan | DecodePlan | InvariantPlan
@@ -33,18 +35,22 @@ def plan_attention(
     *,
     decode_width: int = 1,
     batch_invariant: bool = False,
+    slot_mapping: torch.Tensor | None = None,
 ) -> AttentionPlan:
     """Plan a step for the layers with this window (in tokens; None: no window).
 
     `cache_shape` is that of the keys, [num_blocks, kv_heads, block_size, D]. `batch_invariant`: a token has the same
     bits as a decode and in any chunk of any batch. On a CPU it always has, and computes wider decodes as prefills.
+    `slot_mapping` [T] int64 is needed if wider decodes have a window: keys before the first token with a slot may be
+    gone.
     """
+    slot_mapping = None if decode_width == 1 else slot_mapping
     if seq_lens.is_cpu:
         num_decodes = num_decodes if decode_width == 1 else 0
-        return plan_reference(query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window)
+        return plan_reference(query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window, slot_mapping)
     if batch_invariant:
-        return InvariantPlan()
-    return plan_decodes(seq_lens, num_decodes, cache_shape[1], window, decode_width)
+        return InvariantPlan(slot_mapping)
+    return plan_decodes(seq_lens, num_decodes, cache_shape[1], window, decode_width, slot_mapping)
 
 
 def paged_attention(
@@ -64,14 +70,18 @@ def paged_attention(
 
     The other arguments describe the batch as `AttentionMetadata` does; `plan` is from `plan_attention` for this batch
     and window. A token attends to itself and the tokens before it, at most `window` in all. Cache slots behind a
-    request's last token may hold anything.
+    request's last token and before its first query token's window may hold anything, and the entries of their blocks in
+    the table are not read.
     """
     if isinstance(plan, ReferencePlan):
         return paged_attention_reference(query, key_cache, value_cache, plan, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     batch = query_start_loc, seq_lens, block_table, out
     if isinstance(plan, InvariantPlan):
-        prefill_attention(query, key_cache, value_cache, *batch, 0, scale, window, batch_invariant=True)
+        slots = plan.slot_mapping
+        prefill_attention(
+            query, key_cache, value_cache, *batch, 0, scale, window, batch_invariant=True, slot_mapping=slots
+        )
         return out
     if num_decodes:
         decode_attention(query, key_cache, value_cache, seq_lens, block_table, out, plan, scale)

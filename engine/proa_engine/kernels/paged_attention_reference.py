@@ -12,8 +12,8 @@ A token's result has the same bits in every tile. On x86-64 with MKL this requir
 use another GEMM kernel), softmax lengths in multiples of 16 (masked ends add exact zeros), and sums over at most 128
 tokens (longer products are split at positions that depend on their length).
 
-Cache slots behind a request's last token may hold anything, NaN included: their scores are overwritten, a decode does
-not read their values, and a prefill replaces them with zeros.
+Cache slots behind a request's last token and before its first query token's window may hold anything, NaN included:
+their scores are overwritten, a decode does not read their values, and a prefill replaces them with zeros.
 """
 
 import math
@@ -101,6 +101,7 @@ def _prefill(
     key = _gather(key_cache, tile.block_rows, plan.keys, num_kv_heads).transpose(1, 2)
     value = _gather(value_cache, tile.block_rows, plan.values, num_kv_heads)
     value[:, tile.num_tokens :] = 0
+    value[:, : tile.num_hidden] = 0
     start = tile.start
     while start < tile.end:
         position = tile.num_tokens - (tile.end - start)  # of the first query, among the gathered tokens

@@ -28,9 +28,11 @@ def prefill_attention(
     window: int | None,
     *,
     batch_invariant: bool = False,
+    slot_mapping: torch.Tensor | None = None,
 ) -> None:
     """Write out [T, heads, D] for query [T, heads, D] of all requests behind the first `num_decodes`.
 
+    `slot_mapping` [T] int64, which only a window needs: query tokens with slot -1 are padding and get zeros.
     With `batch_invariant` a token's bits do not depend on its position in a chunk or on the rest of the batch.
     """
     num_tokens, num_heads, head_dim = query.shape
@@ -53,6 +55,7 @@ def prefill_attention(
         query_start_loc,
         seq_lens,
         block_table,
+        None if window is None else slot_mapping,
         num_decodes,
         num_requests,
         scale * LOG2_E,
@@ -109,6 +112,7 @@ def prefill_attention_kernel(
     query_start_loc_ptr,  # [first_request + num_requests + 1]
     seq_lens_ptr,  # [first_request + num_requests]
     block_table_ptr,  # [first_request + num_requests, max_blocks]
+    slot_mapping_ptr,  # [num_tokens] int64; None: no query token has slot -1
     first_request,
     num_requests,
     scale_log2,
@@ -158,8 +162,14 @@ def prefill_attention_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    first = 0
     masked_start = (context_len + first_query + 1) // TILE * TILE  # every row attends to every token before it
     if WINDOW > 0:
+        first = context_len + first_query - WINDOW + 1
+        if slot_mapping_ptr is not None:
+            is_token = tl.load(slot_mapping_ptr + token, mask=row_mask, other=-1) >= 0
+            first = tl.min(tl.where(is_token, position, end)) - WINDOW + 1
+            position = tl.where(is_token, position, -1)
         masked_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // TILE * TILE
     elif ONE_LOOP:  # two would meet at a point that depends on the chunk, and the compiler may fuse sums differently
         masked_start = 0
@@ -172,6 +182,7 @@ def prefill_attention_kernel(
                 acc,
                 position,
                 tile,
+                first,
                 end,
                 key_cache_ptr,
                 value_cache_ptr,
@@ -194,6 +205,7 @@ def prefill_attention_kernel(
             acc,
             position,
             tile,
+            first,
             end,
             key_cache_ptr,
             value_cache_ptr,

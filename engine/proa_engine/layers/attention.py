@@ -59,6 +59,7 @@ class AttentionStep:
                 window,
                 decode_width=metadata.decode_width,
                 batch_invariant=self.batch_invariant,
+                slot_mapping=metadata.tables[cache.table].slot_mapping,
             )
         return plan
 

@@ -22,7 +22,7 @@ class AttentionMetadata:
     """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
 
     A request's tokens are its last ones: those that end at seq_len. Where decodes have more than one token, some may
-    lie before the request's beginning: these are padding.
+    lie before the request's beginning or have slot -1: these are padding.
     """
 
     query_start_loc: torch.Tensor  # [R + 1] int32: request r's tokens are query_start_loc[r] … query_start_loc[r + 1]

@@ -46,6 +46,22 @@ def test_a_token_has_the_same_bits_as_a_decode_and_in_a_prompt(
         assert torch.equal(together[row], prompt[n - 1]), f"token {n}, beside others"
 
 
+@pytest.mark.parametrize("window", [1, 16, 40, 129])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("query_len", [1, 7])
+def test_what_lies_before_a_window_is_not_read(query_len: int, dtype: torch.dtype, window: int) -> None:
+    seq_len = 300
+    caches = torch.randn(2, NUM_BLOCKS, 2, BLOCK_SIZE, 32).to(dtype)
+    table = torch.arange(1, NUM_BLOCKS, dtype=torch.int32)[None]
+    query = torch.randn(query_len, 2, 32)
+    expected = attend(query, caches, table, [query_len], [seq_len], window)
+    block, offset = divmod(seq_len - query_len - window + 1, BLOCK_SIZE)
+    caches[:, : block + 1] = torch.nan
+    caches[:, block + 1, :, :offset] = torch.nan
+    table[:, :block] = 0
+    assert torch.equal(attend(query, caches, table, [query_len], [seq_len], window), expected)
+
+
 @pytest.mark.parametrize("seq_len", [3, 16, 130, 300])
 def test_what_lies_behind_a_request_is_not_read(seq_len: int) -> None:
     caches = torch.randn(2, NUM_BLOCKS, 2, BLOCK_SIZE, 32)

@@ -10,7 +10,7 @@ from proa_engine.kernels.cache_rows import cache_rows, write_to_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from support.kernel_cases import attend, attention_case
+from support.kernel_cases import attend, attention_case, padded_case
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 150])
@@ -26,6 +26,12 @@ def test_mixed_batch_equals_dense_attention(shape: dict[str, Any], window: int |
     lens = [(1, 1), (1, 16), (1, 17), (1, 300), (1, 420), (5, 5), (33, 290), (130, 130), (2, 129)]
     case = attention_case(lens, window=window, **shape)
     torch.testing.assert_close(attend(case, window), case.expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [1, 2, 20, 140])
+def test_padding_does_not_attend_to_keys_before_the_first_token_of_a_decode(window: int) -> None:
+    case = padded_case(attention_case([(1, 40), (3, 300), (2, 2), (5, 31)], window=window), 5)
+    torch.testing.assert_close(attend(case, window, decode_width=5), case.expected, atol=2e-5, rtol=0)
 
 
 def test_a_long_prompt_is_worked_off_in_slices() -> None:
