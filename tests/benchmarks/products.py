@@ -93,24 +93,25 @@ def time_matrices(rows: list[int]) -> Iterator[Figure]:
 def time_experts(rows: list[int]) -> Iterator[Figure]:
     """A layer's weights are more than the cache keeps, unless few experts are used."""
     case = expert_case(max(rows), dtype=torch.bfloat16, **QWEN3_30B)
-    for form, layer in expert_layers(case):
+    for form, layer, expert_bytes in expert_layers(case):
         for num_tokens in rows:
             arguments = [each[:num_tokens] for each in (case.x, case.weights, case.experts)]
-            num_used = len(arguments[2].unique())
-            num_bytes = num_used * (layer.gate_up_weight[0].nbytes + layer.down_weight[0].nbytes)
+            num_bytes = len(arguments[2].unique()) * expert_bytes
             layer(*arguments)
             seconds = time_each([partial(layer, *arguments)])
             yield Figure("experts", form, num_tokens, seconds * 1e6, num_bytes / BANDWIDTH / seconds)
 
 
-def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts]]:
-    yield "bfloat16", FusedExperts(ExpertMatrices(case.gate_up), ExpertMatrices(case.down))
+def expert_layers(case: ExpertCase) -> Iterator[tuple[str, FusedExperts, int]]:
+    """By form of the weights: its name, the layer, and the bytes of one expert's weights."""
+    experts = FusedExperts(ExpertMatrices(case.gate_up), ExpertMatrices(case.down))
+    yield "bfloat16", experts, case.gate_up[0].nbytes + case.down[0].nbytes
     for name, quantized, form in (
         ("fp8 by row", case.in_channels(), Fp8Form()),
         ("fp8 by block", case.in_blocks(), Fp8Form(group=128)),
     ):
         first, second = (ExpertMatrices(values, scales) for values, scales in quantized)
-        yield name, FusedExperts(first, second, form)
+        yield name, FusedExperts(first, second, form), first.weight[0].nbytes + second.weight[0].nbytes
 
 
 def time_each(products: list[Callable[[], object]]) -> float:

@@ -147,8 +147,9 @@ def test_pairs_are_aligned_in_order(tokens: int, experts: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_routes(dtype: torch.dtype) -> None:
     logits = torch.randn(500, 128).to(dtype)
-    weights, experts = moe_route.route(logits.cuda(), 8, normalize=True)
-    expected, expected_experts = moe_route.route(logits, 8, normalize=True)
+    routing = moe_route.Routing(8, normalize=True)
+    weights, experts = moe_route.route(logits.cuda(), routing)
+    expected, expected_experts = moe_route.route(logits, routing)
     torch.testing.assert_close(weights.cpu(), expected, rtol=1e-4, atol=1e-5)
     scores = logits.float().softmax(-1)  # equal ones may come in any order
     of_ours, of_theirs = (scores.gather(1, each.long().cpu()) for each in (experts, expected_experts))

@@ -23,7 +23,7 @@ from proa_engine.kernels.invariant_linear import InvariantLinear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
-from proa_engine.kernels.moe_route import route
+from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.ngram import propose_ngrams, propose_ngrams_reference
 from proa_engine.kernels.rms_norm import add_rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
@@ -178,7 +178,8 @@ def test_experts() -> None:
         dtype=SIZES.dtype,
     )
     logits = torch.randn(SIZES.batch, SIZES.experts).to(SIZES.dtype)
-    near(route(logits.to(DEVICE), 4, normalize=True)[0], route(logits, 4, normalize=True)[0])
+    routing = Routing(4, normalize=True)
+    near(route(logits.to(DEVICE), routing)[0], route(logits, routing)[0])
     fused = FusedExperts(ExpertMatrices(case.gate_up.to(DEVICE)), ExpertMatrices(case.down.to(DEVICE)))
     looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
     on_device = [tensor.to(DEVICE) for tensor in (case.x, case.weights, case.experts)]

@@ -3,6 +3,7 @@
 import torch
 
 from proa_engine.kernels import (
+    clamped_swiglu,
     fp8,
     fp8_block_matmul,
     fp8_linear,
@@ -16,6 +17,7 @@ from proa_engine.kernels import (
     silu_and_mul,
 )
 from proa_engine.kernels.attention_plan import plan_reference
+from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
@@ -28,6 +30,7 @@ from support.interpreter import TOLERANCE, close, run_checks
 from support.kernel_cases import AttentionCase, attention_case
 from support.quantized_cases import (
     FORMS,
+    ROUTINGS,
     assert_same_blocks,
     assert_same_rows,
     expert_case,
@@ -130,15 +133,19 @@ def check_int4_matmul(dtype: torch.dtype) -> None:
 
 
 def check_route(dtype: torch.dtype) -> None:
-    for experts, k, normalize in ((8, 1, False), (12, 3, True), (64, 8, True)):
+    for experts, how in ROUTINGS:
         logits = torch.randn(5, experts).to(dtype)
         logits[2] = logits[2, 0]  # all equal: the first ones
-        weights, chosen = moe_route._route_triton(logits, k, normalize=normalize)
-        expected, expected_chosen = moe_route.route_reference(logits, k, normalize=normalize)
+        correction = torch.randn(experts) * 0.1 if how.scoring == "sigmoid" else None
+        weights, chosen = moe_route._route_triton(logits, how, correction)
+        expected, expected_chosen = moe_route.route_reference(logits, how, correction)
+        if correction is None:
+            assert chosen[2].tolist() == list(range(how.num_chosen))
+        # Among equal ones any may be chosen, in any order.
+        scores = logits.float().softmax(-1) if correction is None else logits.float().sigmoid() + correction
+        of_ours, of_theirs = (scores.gather(1, each.long()) for each in (chosen, expected_chosen))
+        torch.testing.assert_close(of_ours, of_theirs)
         torch.testing.assert_close(weights, expected)
-        assert chosen[2].tolist() == list(range(k))
-        scores = logits.float().softmax(-1)  # equal ones may come in any order
-        assert torch.equal(scores.gather(1, chosen.long()), scores.gather(1, expected_chosen.long()))
 
 
 def check_align(dtype: torch.dtype) -> None:
@@ -163,6 +170,31 @@ def check_experts(dtype: torch.dtype) -> None:
         looped = LoopedExperts([Linear(w) for w in case.gate_up], [Linear(w) for w in case.down])
         arguments = (case.x, case.weights, case.experts)
         close(fused(*arguments), looped(*arguments), 5 * TOLERANCE[dtype])
+
+
+def check_experts_with_biases(dtype: torch.dtype) -> None:
+    activation = ClampedSwiGLU(alpha=1.702, limit=1.5)
+    for tokens in (1, 100):
+        case = expert_case(tokens, hidden=96, inner=40, experts=6, k=2, dtype=dtype)
+        gate_up_bias, down_bias = torch.randn(6, 80).to(dtype), torch.randn(6, 96).to(dtype)
+        fused = FusedExperts(
+            ExpertMatrices(case.gate_up, bias=gate_up_bias),
+            ExpertMatrices(case.down, bias=down_bias),
+            activation=activation,
+        )
+        looped = LoopedExperts(
+            [Linear(w, b) for w, b in zip(case.gate_up, gate_up_bias, strict=True)],
+            [Linear(w, b) for w, b in zip(case.down, down_bias, strict=True)],
+            activation,
+        )
+        arguments = (case.x, case.weights, case.experts)
+        close(fused(*arguments), looped(*arguments), 5 * TOLERANCE[dtype])
+
+
+def check_clamped_swiglu(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 2 * 1100).to(dtype) * 8
+    options = ClampedSwiGLU(alpha=1.702, limit=7.0)
+    close(clamped_swiglu._clamped_swiglu_triton(x, options), clamped_swiglu.clamped_swiglu_reference(x, options))
 
 
 def check_experts_in_8_bits(dtype: torch.dtype) -> None:
@@ -198,7 +230,9 @@ CHECKS = (
     check_route,
     check_align,
     check_combine,
+    check_clamped_swiglu,
     check_experts,
+    check_experts_with_biases,
     check_experts_in_8_bits,
 )
 

@@ -7,8 +7,19 @@ import torch
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, dequantize_rows, quantize_reference
 from proa_engine.kernels.int4_linear import Int4Weight
 from proa_engine.kernels.moe_align import ExpertBlocks
+from proa_engine.kernels.moe_route import Routing
 
 FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))
+ROUTINGS = (  # of so many experts
+    (8, Routing(1, normalize=False)),
+    (12, Routing(3, normalize=True)),
+    (64, Routing(8, normalize=True)),
+    (12, Routing(3, normalize=True, scale=2.5)),
+    (24, Routing(4, normalize=False, num_groups=6, num_chosen_groups=3, group_best=1, scale=16.0)),
+    (12, Routing(3, normalize=True, scoring="sigmoid", scale=1.8)),
+    (36, Routing(5, normalize=True, scoring="sigmoid", num_groups=3, num_chosen_groups=2)),
+    (32, Routing(4, normalize=False, scoring="sigmoid", num_groups=8, num_chosen_groups=4)),
+)
 Quantized = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -16,12 +16,27 @@ from proa_engine.kernels.sizes import cdiv
 SCALE_BLOCK = 128
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots: `parameters()` of a model finds tensors by `vars`
 class ExpertMatrices:
     """One matrix of every expert."""
 
     weight: torch.Tensor  # [experts, outputs, inputs]
     scales: torch.Tensor | None = None  # [experts, outputs], or [experts, ceil(outputs / 128), inputs / 128]
+    bias: torch.Tensor | None = None  # [experts, outputs]
+
+    @property
+    def num_experts(self) -> int:
+        return self.weight.shape[0]
+
+    def multiply(
+        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+    ) -> torch.Tensor:
+        """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each row times its pair's
+        weight.
+
+        GPU only; its reference is `LoopedExperts`.
+        """
+        return moe_matmul(x, self, blocks, pair_weights, k)
 
 
 def moe_matmul(
@@ -31,11 +46,7 @@ def moe_matmul(
     pair_weights: torch.Tensor | None,
     k: int,
 ) -> torch.Tensor:
-    """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each row times its pair's
-    weight.
-
-    GPU only; its reference is `LoopedExperts`.
-    """
+    """See `ExpertMatrices.multiply`."""
     values, x_scales = (x.values, x.scales) if isinstance(x, QuantizedRows) else (x, None)
     weight = matrices.weight
     _, num_outputs, num_inputs = weight.shape
@@ -55,6 +66,7 @@ def moe_matmul(
         x_scales,
         weight,
         matrices.scales,
+        matrices.bias,
         out,
         pair_weights,
         blocks.pairs,
@@ -65,6 +77,7 @@ def moe_matmul(
         num_inputs,
         ROWS_PER_INPUT=1 if by_pair else k,
         SCALES=0 if matrices.scales is None else 2 if in_blocks else 1,
+        HAS_BIAS=matrices.bias is not None,
         WEIGHTED=by_pair,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
@@ -92,6 +105,7 @@ def moe_matmul_kernel(
     x_scales_ptr,  # [num_pairs / ROWS_PER_INPUT, 1 or num_inputs / BLOCK_K], or nothing
     weight_ptr,  # [experts, num_outputs, num_inputs]
     weight_scales_ptr,  # [experts, num_outputs], [experts, ceil(num_outputs / BLOCK_K), num_inputs / BLOCK_K], nothing
+    bias_ptr,  # [experts, num_outputs], or nothing
     out_ptr,  # [num_pairs, num_outputs]
     pair_weights_ptr,  # [num_pairs], or nothing
     pairs_ptr,  # [max_blocks * BLOCK_M]
@@ -102,6 +116,7 @@ def moe_matmul_kernel(
     num_inputs,
     ROWS_PER_INPUT: tl.constexpr,
     SCALES: tl.constexpr,  # 0: none; 1: of rows and outputs; 2: of blocks
+    HAS_BIAS: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -144,6 +159,9 @@ def moe_matmul_kernel(
         x_scale = tl.load(x_scales_ptr + row, mask=row_mask, other=0.0)
         weight_scale = tl.load(weight_scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
         total = total * x_scale[:, None] * weight_scale[None, :]
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
+        total += bias.to(tl.float32)[None, :]
     if WEIGHTED:
         total = total * tl.load(pair_weights_ptr + pair, mask=row_mask, other=0.0)[:, None]
     tl.store(

@@ -1,43 +1,100 @@
-"""Router of a mixture of experts: the k largest probabilities of the softmax over a token's router logits.
+"""Router of a mixture of experts: the experts of each token, and their weights, from its router logits.
 
 One program for each token, which holds all experts in one tile. Among equal values the lower expert number comes first.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
+import triton
 import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import next_power_of_2
 
+SMALLEST_SUM = 1e-20  # added before a division by the sum of weights, which can be zero with the sigmoid
 
-def route(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [T, experts] -> weights [T, k] float32, which sum to 1 if `normalize`, and experts [T, k] int32."""
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token's experts are chosen and weighted.
+
+    With `normalize`, softmax weights are those of a softmax over the chosen logits alone. Limits by group as in
+    DeepSeek-V2 (`group_best` 1) and DeepSeek-V3 (2).
+    """
+
+    num_chosen: int
+    normalize: bool  # scale each token's weights to sum to 1, before `scale` is applied
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # the weights, of which the largest are chosen
+    num_groups: int = 1  # equal runs of experts
+    num_chosen_groups: int = 1  # a token's experts are of its best so many groups
+    group_best: Literal[1, 2] = 2  # a group's score is the sum of its best so many experts'
+    scale: float = 1.0  # factor of the weights
+
+    def check(self, num_experts: int) -> None:
+        """Raise ValueError if `num_experts` experts cannot be routed so."""
+        size = num_experts // self.num_groups
+        if num_experts % self.num_groups or size < self.group_best or size * self.num_chosen_groups < self.num_chosen:
+            raise ValueError(
+                f"{self.num_chosen} of {num_experts} experts cannot be chosen from {self.num_chosen_groups} "
+                f"of {self.num_groups} groups"
+            )
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [T, experts] -> weights [T, k] float32 and experts [T, k] int32.
+
+    `correction` [experts] is added to the scores for the choice, not to the weights.
+    """
     if logits.is_cpu:
-        return route_reference(logits, k, normalize=normalize)
-    return _route_triton(logits, k, normalize=normalize)
+        return route_reference(logits, routing, correction)
+    return _route_triton(logits, routing, correction)
 
 
-def route_reference(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    weights, experts = logits.float().softmax(-1).topk(k, dim=-1)
-    if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights, experts.to(torch.int32)
+def route_reference(
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = logits.float().softmax(-1) if routing.scoring == "softmax" else logits.float().sigmoid()
+    choice = scores if correction is None else scores + correction.float()
+    if routing.num_groups > 1:
+        grouped = choice.unflatten(-1, (routing.num_groups, -1))
+        best_groups = grouped.topk(routing.group_best, dim=-1).values.sum(-1).topk(routing.num_chosen_groups).indices
+        is_open = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter_(-1, best_groups, True)
+        choice = grouped.masked_fill(~is_open[..., None], -torch.inf).flatten(-2)
+    experts = choice.topk(routing.num_chosen, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if routing.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST_SUM)
+    return weights * routing.scale, experts.to(torch.int32)
 
 
-def _route_triton(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    num_tokens, num_experts = logits.shape
+def _route_triton(
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    (num_tokens, num_experts), k = logits.shape, routing.num_chosen
     assert logits.stride(1) == 1
     weights = torch.empty((num_tokens, k), dtype=torch.float32, device=logits.device)
     experts = torch.empty((num_tokens, k), dtype=torch.int32, device=logits.device)
     route_kernel[(num_tokens,)](
         logits,
+        correction,
         weights,
         experts,
         num_experts,
         logits.stride(0),
         K=k,
-        NORMALIZE=normalize,
-        BLOCK=next_power_of_2(num_experts),
+        NORMALIZE=routing.normalize,
+        SIGMOID=routing.scoring == "sigmoid",
+        CORRECTED=correction is not None,
+        GROUPS=routing.num_groups,
+        CHOSEN_GROUPS=routing.num_chosen_groups,
+        GROUP_BEST=routing.group_best,
+        SCALE=routing.scale,
+        BLOCK_GROUPS=next_power_of_2(routing.num_groups),
+        BLOCK_SIZE=next_power_of_2(num_experts // routing.num_groups),
         BLOCK_K=next_power_of_2(k),
         num_warps=1,
     )
@@ -47,35 +104,83 @@ def _route_triton(logits: torch.Tensor, k: int, *, normalize: bool) -> tuple[tor
 @kernel
 def route_kernel(
     logits_ptr,  # [tokens, num_experts]
+    correction_ptr,  # [num_experts], or nothing
     weights_ptr,  # [tokens, K]
     experts_ptr,  # [tokens, K]
     num_experts,
     stride_token,
     K: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    SCALE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # of a group
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    BLOCK: tl.constexpr = BLOCK_GROUPS * BLOCK_SIZE
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     mask = expert < num_experts
+    if GROUPS > 1:  # each group is padded to BLOCK_SIZE
+        size = num_experts // GROUPS
+        mask = (expert % BLOCK_SIZE < size) & (expert // BLOCK_SIZE < GROUPS)
+        expert = expert // BLOCK_SIZE * size + expert % BLOCK_SIZE
     logits = tl.load(logits_ptr + token * stride_token + expert, mask=mask, other=float("-inf")).to(tl.float32)
-    scores = tl.exp(logits - tl.max(logits, axis=0))
-    scores = tl.where(mask, scores / tl.sum(scores, axis=0), -1.0)
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        scores = tl.exp(logits - tl.max(logits, axis=0))
+        scores = scores / tl.sum(scores, axis=0)
+    choice = scores
+    if CORRECTED:
+        choice += tl.load(correction_ptr + expert, mask=mask, other=0.0).to(tl.float32)
+    choice = tl.where(mask, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _only_best_groups(choice, CHOSEN_GROUPS, GROUP_BEST, BLOCK_GROUPS, BLOCK_SIZE)
     slot = tl.arange(0, BLOCK_K)
     weights = tl.zeros([BLOCK_K], tl.float32)
     chosen = tl.zeros([BLOCK_K], tl.int32)
     for i in tl.static_range(K):
-        best = tl.max(scores, axis=0)
-        first = tl.min(tl.where(scores == best, expert, BLOCK), axis=0)
+        best = tl.max(choice, axis=0)
+        first = tl.min(tl.where(choice == best, expert, num_experts), axis=0)
+        if CORRECTED:
+            best = tl.sum(tl.where(mask & (expert == first), scores, 0.0), axis=0)
         weights = tl.where(slot == i, best, weights)
         chosen = tl.where(slot == i, first, chosen)
-        scores = tl.where(expert == first, -1.0, scores)
+        choice = tl.where(expert == first, float("-inf"), choice)
     if NORMALIZE:
-        weights = weights / tl.sum(weights, axis=0)
-    tl.store(weights_ptr + token * K + slot, weights, mask=slot < K)
+        weights = weights / (tl.sum(weights, axis=0) + 1e-20)
+    tl.store(weights_ptr + token * K + slot, weights * SCALE, mask=slot < K)
     tl.store(experts_ptr + token * K + slot, chosen, mask=slot < K)
+
+
+@triton.jit
+def _only_best_groups(
+    choice,  # [BLOCK_GROUPS * BLOCK_SIZE]
+    CHOSEN: tl.constexpr,
+    BEST: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Set the scores of all but the best groups' experts to -inf."""
+    grouped = tl.reshape(choice, (BLOCK_GROUPS, BLOCK_SIZE))
+    totals = tl.max(grouped, axis=1)
+    if BEST == 2:
+        place = tl.arange(0, BLOCK_SIZE)[None, :]
+        first = tl.min(tl.where(grouped == totals[:, None], place, BLOCK_SIZE), axis=1)
+        totals += tl.max(tl.where(place == first[:, None], float("-inf"), grouped), axis=1)
+    group = tl.arange(0, BLOCK_GROUPS)
+    is_open = group < 0
+    for _ in tl.static_range(CHOSEN):
+        first = tl.min(tl.where(totals == tl.max(totals, axis=0), group, BLOCK_GROUPS), axis=0)
+        is_open = is_open | (group == first)
+        totals = tl.where(group == first, float("-inf"), totals)
+    return tl.reshape(tl.where(is_open[:, None], grouped, float("-inf")), (BLOCK_GROUPS * BLOCK_SIZE,))

@@ -12,11 +12,12 @@ import torch
 from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.moe import FusedExperts, GatedActivation, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, Weights
+from proa_engine.layers.stacked_experts import load_unquantized
+from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class Unquantized:
         if first[0].is_cpu:
             return LoopedExperts([Linear(weight) for weight in first], [Linear(weight) for weight in second])
         return FusedExperts(ExpertMatrices(torch.stack(first)), ExpertMatrices(torch.stack(second)))
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+        return load_unquantized(experts, activation)
 
 
 def take_weight(projections: Sequence[Projection]) -> torch.Tensor:

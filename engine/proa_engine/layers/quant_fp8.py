@@ -12,10 +12,10 @@ import torch
 from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
 from proa_engine.kernels.fp8_block_matmul import BLOCK
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
+from proa_engine.kernels.moe import FusedExperts, GatedActivation, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.layers.linear import take_weight
-from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice
+from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
 Tensors = tuple[torch.Tensor, torch.Tensor]  # values and scales
 Kind = type[Fp8Linear] | type[Fp8BlockLinear]
@@ -34,6 +34,9 @@ class OnlineFp8:
             [self._tensors([one]) for one in down],
             Fp8Form(),
         )
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+        raise ValueError(f"{experts.weights.prefix}: experts in one tensor cannot be quantized to 8-bit floats")
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         rows = quantize_reference(take_weight(projections), Fp8Form())
@@ -65,6 +68,9 @@ class StoredFp8:
             Fp8Form(),
         )
 
+    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
+
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         return _take_values(projections), torch.cat([self._scales(projection) for projection in projections])
 
@@ -94,6 +100,9 @@ class BlockFp8:
             [self._tensors([one]) for one in down],
             Fp8Form(group=BLOCK),
         )
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         for projection in projections:

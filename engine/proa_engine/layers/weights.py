@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.activation import InputForm
+from proa_engine.kernels.moe import GatedActivation
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,21 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """The matrices of all experts as two tensors: `gate_up_proj`, the rows of gate and up, and `down_proj`."""
+
+    weights: Weights
+    num_experts: int
+    hidden_size: int
+    inner_size: int  # full width of one expert
+    start: int  # of this rank's share of the width
+    length: int
+    interleaved: bool  # rows of gate and up alternate; False: all of gate, then all of up
+    inputs_first: bool  # unquantized matrices are [experts, inputs, outputs]; False: [experts, outputs, inputs]
+    bias: bool  # `gate_up_proj_bias` and `down_proj_bias`
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedLinear:
     """A product by a loaded matrix."""
 
@@ -101,4 +117,8 @@ class LinearMethod(Protocol):
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         """Load gate and up, and down, of each expert. Raises ValueError if the format has no experts or cannot be
         sharded so."""
+        ...
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+        """Load experts that are stored together. Raises ValueError as `load_experts`."""
         ...

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.quantization import linear_method
@@ -25,9 +26,8 @@ class MoEConfig:
     """Parameters of a mixture of experts."""
 
     num_experts: int
-    num_chosen: int  # experts for each token
     intermediate_size: int  # of each expert
-    normalize: bool  # scale each token's weights to sum to 1
+    routing: Routing
     layers: tuple[int, ...]  # layers with experts; the others have a plain MLP
 
 
@@ -153,9 +153,8 @@ def _moe(config: Mapping[str, Any], architecture: str, num_layers: int) -> MoECo
     return MoEConfig(
         # `num_experts` is the older name, `num_local_experts` that of transformers 5.
         num_experts=config["num_experts"] if "num_experts" in config else config["num_local_experts"],
-        num_chosen=config["num_experts_per_tok"],
         intermediate_size=config["moe_intermediate_size"],
-        normalize=config.get("norm_topk_prob", False),
+        routing=Routing(config["num_experts_per_tok"], normalize=config.get("norm_topk_prob", False)),
         layers=tuple(layer for layer in range(num_layers) if layer not in plain and (layer + 1) % step == 0),
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from proa_engine.kernels.moe import GatedActivation
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
 from proa_engine.layers.quant_int4 import Awq, Gptq
-from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection
+from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, StackedExperts
 
 STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
 
@@ -55,6 +56,10 @@ class ExceptFor:
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         everything = [projection for pair in gate_up for projection in pair]
         return self._method([*everything, *down]).load_experts(gate_up, down)
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+        method = Unquantized() if self.ignores(experts.weights.prefix) else self.inner
+        return method.load_stacked_experts(experts, activation)
 
     def _method(self, projections: Sequence[Projection]) -> LinearMethod:
         names = [projection.weights.prefix for projection in projections]

@@ -1,6 +1,6 @@
 """Qwen3 with a mixture of experts in place of most feed-forward layers (30B-A3B, 235B-A22B)."""
 
-from proa_engine.layers.moe import SparseMoE
+from proa_engine.layers.moe import Router, SparseMoE, load_experts
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models.config import ModelConfig
@@ -17,12 +17,6 @@ def _make_mlp(weights: Weights, config: ModelConfig, parallel: ParallelContext, 
     moe = config.moe
     if moe is None or layer not in moe.layers:
         return make_gated_mlp(weights, config, parallel, layer)
-    return SparseMoE(
-        weights,
-        config.hidden_size,
-        moe.intermediate_size,
-        moe.num_experts,
-        moe.num_chosen,
-        parallel,
-        normalize=moe.normalize,
-    )
+    router = Router(weights / "gate", config.hidden_size, moe.num_experts, moe.routing)
+    experts = load_experts(weights / "experts", config.hidden_size, moe.intermediate_size, moe.num_experts, parallel)
+    return SparseMoE(router, experts, parallel)
