@@ -12,6 +12,7 @@ from typing import Protocol
 
 from proa.blocks import hash_block, root_hash
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
@@ -72,6 +73,7 @@ class EngineParts:
     executor: LoadedExecutor
     core: EngineCore
     limits: ModelLimits
+    cache_groups: CacheGroups
     tokenizer_folder: Path | None
     grammars: LLGuidanceGrammars | None = None
 
@@ -131,9 +133,9 @@ def assemble_engine(
     grammars: LLGuidanceGrammars | None = None,
 ) -> EngineParts:
     """Build an engine on an executor that has loaded its model. `grammars` None: it refuses grammars."""
+    groups = cache_groups(config, executor)
     manager = KVCacheManager(
-        num_blocks=executor.num_gpu_blocks,
-        block_size=config.block_size,
+        groups,
         hash_block=hash_block if config.enable_prefix_caching else None,
         root_hash=root_hash(config.model, config.revision or ""),
     )
@@ -150,7 +152,16 @@ def assemble_engine(
         max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
         grammars=grammars is not None,
     )
-    return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
+    return EngineParts(config, executor, core, limits, groups, tokenizer_folder, grammars)
+
+
+def cache_groups(config: EngineConfig, executor: LoadedExecutor) -> CacheGroups:
+    """The KV cache that the workers have allocated."""
+    return CacheGroups(
+        num_blocks=executor.num_gpu_blocks,
+        block_size=config.block_size,
+        max_step_tokens=max(config.max_num_batched_tokens, 2 * (1 + config.num_speculative_tokens)),
+    )
 
 
 def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:

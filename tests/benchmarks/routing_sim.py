@@ -18,6 +18,7 @@ from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
 
 from proa.blocks import hash_block, hash_blocks, root_hash
 from proa.contract import EngineCoreRequest, SamplingParams
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
@@ -125,7 +126,9 @@ class Replica:
         self.number = number
         self.is_busy = False
         self.device = SimulatedDevice()
-        manager = KVCacheManager(num_blocks=blocks, block_size=BLOCK_SIZE, hash_block=hash_block, root_hash=CHAIN.root)
+        manager = KVCacheManager(
+            CacheGroups(num_blocks=blocks, block_size=BLOCK_SIZE), hash_block=hash_block, root_hash=CHAIN.root
+        )
         config = SchedulerConfig(
             max_model_len=16384,
             max_num_seqs=256,

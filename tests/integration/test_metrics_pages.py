@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, SamplingParams, SchedulerStats
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
@@ -43,9 +44,8 @@ def request(request_id: str, *, prompt: Sequence[int] = tuple(range(9)), max_tok
 def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()) -> None:
     """Run each round of requests to its end, and abort some after the first step of the last round."""
     config = SchedulerConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64, max_waiting_requests=8)
-    scheduler = Scheduler(
-        config, KVCacheManager(num_blocks=64, block_size=4, hash_block=hash_block), eos_token_ids=frozenset({60})
-    )
+    manager = KVCacheManager(CacheGroups(num_blocks=64, block_size=4), hash_block=hash_block)
+    scheduler = Scheduler(config, manager, eos_token_ids=frozenset({60}))
     core = EngineCore(scheduler, FakeExecutor(num_blocks=64, block_size=4))
     for requests in rounds:
         for each in requests:

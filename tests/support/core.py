@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
@@ -87,9 +88,9 @@ class CoreRun:
             max_in_flight=2 if async_scheduling else 1,
             accept=accept,
         )
+        self.groups = CacheGroups(num_blocks=num_blocks, block_size=block_size)
         manager = KVCacheManager(
-            num_blocks=num_blocks,
-            block_size=block_size,
+            self.groups,
             hash_block=hash_block if enable_prefix_caching else None,
             root_hash=b"root",
             block_order=block_order,
@@ -116,7 +117,7 @@ class CoreRun:
     @property
     def cached_hashes(self) -> set[bytes]:
         """The hashes in the prefix cache."""
-        return set(self.core._scheduler._manager._pool._by_hash)
+        return set(self.core._scheduler._manager._cache.names)
 
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:

@@ -19,7 +19,7 @@ from proa_engine.core.grammar import GrammarMasks, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.engine_parts import scheduler_config
+from proa_engine.engine_parts import cache_groups, scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 
@@ -59,9 +59,9 @@ class Watched:
 
     def _fresh_blocks(self, plan: SchedulerOutput) -> list[int]:
         """Newly allocated blocks, without those from the prefix cache."""
-        blocks = [block for cached in plan.cached_requests for block in cached.new_block_ids]
+        blocks = [block for cached in plan.cached_requests for table in cached.new_block_ids for block in table]
         for new in plan.new_requests:
-            blocks += new.block_ids[new.num_computed_tokens // self.inner.block_size :]
+            blocks += new.block_ids[0][new.num_computed_tokens // self.inner.block_size :]
         return blocks
 
     def _fill(self, blocks: list[int]) -> None:
@@ -120,8 +120,7 @@ def engine_over(
         order = random.Random(block_seed).sample(range(executor.num_gpu_blocks), executor.num_gpu_blocks)
     watched = Watched(executor, poison=poison)
     manager = KVCacheManager(
-        num_blocks=executor.num_gpu_blocks,
-        block_size=config.block_size,
+        cache_groups(config, executor),
         hash_block=hash_block if config.enable_prefix_caching else None,
         root_hash=root_hash(config.model, ""),
         block_order=order,

@@ -208,7 +208,7 @@ class FakeExecutor:
             contexts,
             new.num_prompt_tokens,
             new.num_computed_tokens,
-            list(new.block_ids),
+            list(new.block_ids[0]),
             new.sampling_params,
             new.num_computed_tokens,
         )
@@ -219,7 +219,7 @@ class FakeExecutor:
         most = 0 if self.accept is None else row.drafts.planned - len(row.accepted)
         assert 0 <= surplus <= most, f"{known.request_id}: a position is skipped"
         row.num_planned_tokens = known.num_computed_tokens
-        row.block_ids += known.new_block_ids
+        row.block_ids += known.new_block_ids[0] if known.new_block_ids else ()
         assert len(set(row.block_ids)) == len(row.block_ids), f"{known.request_id} has a block twice"
 
     def _write(self, request_id: str, num_tokens: int) -> None:

@@ -156,7 +156,7 @@ class RunnerHarness:
                     token_ids=list(tokens),
                     num_prompt_tokens=num_prompt,
                     num_computed_tokens=0,
-                    block_ids=self._blocks(0, counts[name]),
+                    block_ids=[self._blocks(0, counts[name])],
                     sampling_params=params,
                 )
                 for name, (tokens, num_prompt, params) in (new or {}).items()
@@ -165,7 +165,7 @@ class RunnerHarness:
                 CachedRequestData(
                     request_id=name,
                     num_computed_tokens=computed,
-                    new_block_ids=self._blocks(computed, computed + counts[name]),
+                    new_block_ids=[self._blocks(computed, computed + counts[name])],
                 )
                 for name, computed in (known or {}).items()
             ],

@@ -22,7 +22,7 @@ def engine_over(run: CoreRun) -> LLMEngine:
     executor: Any = SimpleNamespace(num_gpu_blocks=64, shutdown=lambda: None)
     limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=run.max_model_len, grammars=True)
     folder: Path | None = None
-    return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, folder))
+    return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, run.groups, folder))
 
 
 def finish(engine: LLMEngine) -> dict[str, tuple[str | None, int]]:

@@ -1,19 +1,21 @@
-"""BlockPool: reference counts of the KV cache blocks, the free list, and the prefix cache's index by block hash."""
+"""BlockPool: reference counts of blocks, and the free list in the order of eviction."""
 
-from collections.abc import Iterable, Sequence
-
-from proa_engine.core.kv_events import KvEvents
+from collections.abc import Callable, Iterable, Sequence
 
 
 class Block:
-    """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`."""
+    """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
 
-    __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
+    A block with a name is in the prefix cache: `names[block_hash]` is this block, also while it is free.
+    """
+
+    __slots__ = ("block_hash", "block_id", "names", "next", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
-        self.block_hash: bytes | None = None  # set while the prefix cache holds the block
+        self.block_hash = b""
+        self.names: dict[bytes, Block] | None = None  # those of the block's table; None: it has no name
         self.prev: Block | None = None
         self.next: Block | None = None
 
@@ -78,22 +80,20 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """All blocks of the KV cache.
+    """Blocks in use and free blocks.
 
-    `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default. A hash
-    refers to one block: another block with the same content is not added to the prefix cache. `kv_events` records the
-    hashes added and removed.
+    `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default.
+    `evict` is called with a free block that has a name and is about to be allocated; it must remove the name.
     """
 
-    def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
+    def __init__(self, num_blocks: int, evict: Callable[[Block], None], *, order: Sequence[int] | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"the KV cache must hold at least one block, got {num_blocks}")
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         order = range(num_blocks) if order is None else order
         assert sorted(order) == list(range(num_blocks)), "order must be a permutation of the block ids"
         self._free = FreeBlockQueue(self.blocks[block_id] for block_id in order)
-        self._by_hash: dict[bytes, Block] = {}
-        self.kv_events = KvEvents(self._by_hash.keys())
+        self._evict = evict
 
     @property
     def num_blocks(self) -> int:
@@ -103,24 +103,21 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         return len(self._free)
 
-    def get_new_blocks(self, count: int) -> list[Block]:
-        """Allocate `count` blocks, of which there must be enough, and evict them from the prefix cache."""
-        blocks = [self._free.pop_left() for _ in range(count)]
-        for block in blocks:
+    @property
+    def usage(self) -> float:
+        """Share of blocks in use, 0 to 1."""
+        return 1.0 - len(self._free) / len(self.blocks)
+
+    def get_new_block(self) -> Block:
+        """Allocate a block, of which there must be one, and evict it from the prefix cache."""
+        block = self._free.pop_left()
+        if block.names is not None:
             self._evict(block)
-            block.ref_count = 1
-        return blocks
+        block.ref_count = 1
+        return block
 
-    def get_cached_block(self, block_hash: bytes) -> Block | None:
-        """The block with this hash, free or in use. The caller must `touch` it to keep it."""
-        return self._by_hash.get(block_hash)
-
-    def cache_full_blocks(self, blocks: Sequence[Block], block_hashes: Sequence[bytes]) -> None:
-        """Add full `blocks` to the prefix cache, except those whose hashes it has already."""
-        for block, block_hash in zip(blocks, block_hashes, strict=True):
-            if self._by_hash.setdefault(block_hash, block) is block:
-                block.block_hash = block_hash
-                self.kv_events.stored(block_hash)
+    def get_new_blocks(self, count: int) -> list[Block]:
+        return [self.get_new_block() for _ in range(count)]
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Add a reference to each block. Free ones leave the free list and keep their content."""
@@ -132,37 +129,21 @@ class BlockPool:
     def free_blocks(self, blocks: Sequence[Block]) -> None:
         """Drop one reference to each of a request's blocks, in the order of its tokens.
 
-        This defines the eviction order: blocks that are not in the prefix cache first; then the others in the order in
-        which they became free. A request's last block goes before its first, because a prefix is matched from its
-        beginning.
+        This defines the eviction order: blocks without a name first; then the others in the order in which they became
+        free. A request's last block goes before its first, because a prefix is matched from its beginning.
         """
         for block in reversed(blocks):
             assert block.ref_count > 0, f"block {block.block_id} is freed twice"
             block.ref_count -= 1
             if block.ref_count > 0:
                 continue
-            if block.block_hash is None:
+            if block.names is None:
                 self._free.append_left(block)
             else:
                 self._free.append(block)
 
-    def reset_cache(self) -> None:
-        """Empty the prefix cache. Blocks in use keep their references."""
-        for block in self._by_hash.values():
-            block.block_hash = None
-        self._by_hash.clear()
-        self.kv_events.reset()
-
     def check_integrity(self) -> None:
-        """Raises `AssertionError` if reference counts, free list and prefix cache are inconsistent."""
+        """Raises `AssertionError` if reference counts and free list are inconsistent."""
         free = {block.block_id for block in self._free.to_list()}
         unreferenced = {block.block_id for block in self.blocks if block.ref_count == 0}
         assert free == unreferenced, f"free list and reference counts differ in {sorted(free ^ unreferenced)}"
-        named = {block.block_hash: block for block in self.blocks if block.block_hash is not None}
-        assert named == self._by_hash, "content hashes and blocks differ"
-
-    def _evict(self, block: Block) -> None:
-        if block.block_hash is not None:
-            del self._by_hash[block.block_hash]
-            self.kv_events.removed(block.block_hash)
-            block.block_hash = None

@@ -153,7 +153,6 @@ class EngineCore:
         rows = scheduler_output.grammar_rows
         masks = self._fill_masks(requests, rows) if rows else None
         self._in_flight.append((requests, self._executor.sample_tokens(masks)))
-        self._scheduler.publish_blocks()
         return True
 
     def _fill_masks(self, requests: list[Request], rows: list[int]) -> GrammarMasks | None:

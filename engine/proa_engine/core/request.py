@@ -41,7 +41,6 @@ class Request:
 
     __slots__ = (
         "block_hashes",
-        "blocks",
         "cache_salt",
         "client_index",
         "ends",
@@ -63,6 +62,7 @@ class Request:
         "sampling_params",
         "status",
         "stop_reason",
+        "tables",
         "token_ids",
         "trace_headers",
     )
@@ -94,8 +94,8 @@ class Request:
         self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
         self.num_prompt_logprobs_sent = 0
 
-        self.blocks: list[Block] = []
-        self.num_slots = 0  # tokens that `blocks` can hold
+        self.tables: list[list[Block]] = []  # blocks by position, in each table; empty while it does not run
+        self.num_slots = 0  # tokens that may be computed before the manager must be asked again
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
         self.num_published_blocks = 0
 
@@ -149,7 +149,7 @@ class Request:
         self.num_planned_tokens = max(self.num_planned_tokens, self.num_computed_tokens + 1)
 
     def schedule_decode(self) -> bool:
-        """`schedule` one token if only the last one is left to compute and it has a slot. Returns whether it did."""
+        """`schedule` one token if only the last one is left and it needs no new slot. Returns whether it did."""
         position = self.num_computed_tokens
         if (
             position + 1 != self.num_planned_tokens

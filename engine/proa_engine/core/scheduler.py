@@ -19,6 +19,8 @@ from proa_engine.core.speculation import DraftCounter
 from proa_engine.core.step_plan import IdColumn, StepPlan
 from proa_engine.core.types import ModelRunnerOutput, PlainTokens, SchedulerOutput
 
+NO_BLOCKS: Sequence[Sequence[int]] = ()
+
 
 class Scheduler:
     """Schedules steps until all requests have finished.
@@ -44,7 +46,7 @@ class Scheduler:
         self._admission = RequestAdmission(
             config,
             self._table,
-            cache_capacity=kv_cache_manager.capacity,
+            cache_capacity=kv_cache_manager.groups.capacity,
             eos_token_ids=eos_token_ids,
             grammars=grammars,
         )
@@ -53,7 +55,6 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._num_steps = 0
         self._decode_ids, self._plain_ids = IdColumn(), IdColumn()
-        self._filling: list[Request] = []  # by the last scheduled step
 
     @property
     def has_work(self) -> bool:
@@ -115,18 +116,8 @@ class Scheduler:
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
-        self._filling = plan.filling
+        self._manager.publish(plan.filling)
         return self._seal(plan), plan.rows
-
-    def publish_blocks(self) -> None:
-        """Add the blocks that the last scheduled step fills to the prefix cache, as far as the host knows their tokens.
-
-        Call it after that step has started, to hash while the device computes, and before the next `schedule`: a step
-        that hits a block must run after the one that fills it.
-        """
-        for request in self._filling:
-            if not request.is_finished:
-                self._manager.publish(request)
 
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
@@ -174,7 +165,7 @@ class Scheduler:
             if num_tokens == 0:
                 continue
             num_slots = request.num_computed_tokens + num_tokens
-            block_ids = self._grow(request, num_slots, now) if num_slots > request.num_slots else []
+            block_ids = self._grow(request, num_slots, now) if num_slots > request.num_slots else NO_BLOCKS
             if block_ids is None:
                 break
             plan.add_known(request, num_tokens, block_ids)
@@ -189,14 +180,14 @@ class Scheduler:
             request = self._table.waiting.peek()
             if request is None:
                 break
-            computed_blocks = self._manager.get_computed_blocks(request)
-            block_ids = self._manager.allocate_slots(request, request.num_slots_to_start, computed_blocks)
+            hit = self._manager.get_computed_blocks(request)
+            block_ids = self._manager.allocate_slots(request, request.num_slots_to_start, hit)
             if block_ids is None:
                 break
-            self._table.start(request, len(computed_blocks) * self._manager.block_size, now)
+            self._table.start(request, hit.num_tokens, now)
             plan.add_new(request, min(request.num_uncomputed_tokens, plan.budget), block_ids)
 
-    def _grow(self, request: Request, num_slots: int, now: float) -> list[int] | None:
+    def _grow(self, request: Request, num_slots: int, now: float) -> list[list[int]] | None:
         """Allocate `num_slots` in total, preempting the last requests. Returns None if that includes this request."""
         while (block_ids := self._manager.allocate_slots(request, num_slots)) is None:
             if self._table.preempt_last(now) is request:

@@ -1,6 +1,6 @@
 """StepPlan: builds one step's `SchedulerOutput` while the scheduler decides."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
@@ -29,7 +29,7 @@ class StepPlan:
 
     def __init__(self, budget: int, constrained: Mapping[str, ConstrainedRequest]) -> None:
         self.decodes: list[Request] = []  # rows of one token
-        self.filling: list[Request] = []  # those that may fill a block in this step
+        self.filling: list[tuple[Request, int]] = []  # those that may fill a block, and the first token they compute
         self._budget = budget
         self._constrained = constrained
         self._chunks: list[Request] = []  # rows of several tokens
@@ -51,12 +51,12 @@ class StepPlan:
         """The step's requests, those of one token first: decodes are computed together."""
         return self.decodes + self._chunks if self._chunks else self.decodes
 
-    def add_known(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+    def add_known(self, request: Request, num_tokens: int, new_block_ids: Sequence[Sequence[int]]) -> None:
         """Schedule tokens of a request that the workers hold, except a decode without a new block."""
         self._cached.append(CachedRequestData(request.request_id, request.num_computed_tokens, new_block_ids))
         self._add(request, num_tokens)
 
-    def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
+    def add_new(self, request: Request, num_tokens: int, block_ids: list[list[int]]) -> None:
         """Schedule tokens of a request that the workers do not hold."""
         data = NewRequestData(
             request_id=request.request_id,
@@ -90,7 +90,7 @@ class StepPlan:
         return [index for index, request in found if request is not None and request.samples]
 
     def _add(self, request: Request, num_tokens: int) -> None:
-        self.filling.append(request)
+        self.filling.append((request, request.num_computed_tokens))
         if num_tokens == 1:
             self.decodes.append(request)
         else:

@@ -51,7 +51,7 @@ class NewRequestData:
     token_ids: list[int]  # all tokens known to the host: prompt, then output so far
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[list[int]]  # by table
     sampling_params: SamplingParams
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
 
@@ -62,7 +62,7 @@ class CachedRequestData:
 
     request_id: str
     num_computed_tokens: int  # before this step
-    new_block_ids: list[int]
+    new_block_ids: Sequence[Sequence[int]]  # by table, each behind those that it has; empty if no table has any
 
 
 @dataclass(slots=True, kw_only=True)

@@ -116,14 +116,14 @@ class InputBatch:
         edits.param_slots.append(slot)
         edits.param_rows.append(self._add_params(request, slot))
         self._num_blocks[slot] = 0
-        self._append_blocks(slot, request.block_ids, edits)
+        self._append_blocks(slot, request.block_ids[0], edits)
 
     def update(self, requests: Sequence[CachedRequestData], edits: BatchEdits) -> None:
         slots = self.slots_of([request.request_id for request in requests])
         self.num_computed_tokens[slots] = [request.num_computed_tokens for request in requests]
         for request in requests:
             if request.new_block_ids:
-                self._append_blocks(self._slots[request.request_id], request.new_block_ids, edits)
+                self._append_blocks(self._slots[request.request_id], request.new_block_ids[0], edits)
 
     def remove(self, request_id: str) -> None:
         """Free the request's slot. Ids of requests that were never scheduled are ignored."""
@@ -144,7 +144,7 @@ class InputBatch:
             slots, rows = edits.params
             self.params.index_copy_(0, arrays[slots], arrays[rows].view(torch.float64).view(-1, columns.NUM_COLUMNS))
 
-    def _append_blocks(self, slot: int, block_ids: list[int], edits: BatchEdits) -> None:
+    def _append_blocks(self, slot: int, block_ids: Sequence[int], edits: BatchEdits) -> None:
         start = slot * self.max_blocks + self._num_blocks[slot]
         edits.block_positions += range(start, start + len(block_ids))
         edits.block_ids += block_ids

@@ -162,7 +162,7 @@ def prefill_step(
             token_ids=[0] * length,
             num_prompt_tokens=length,
             num_computed_tokens=0,
-            block_ids=[block % num_blocks for block in range(-(-(length + 1) // block_size))],
+            block_ids=[[block % num_blocks for block in range(-(-(length + 1) // block_size))]],
             sampling_params=params,
         )
         for index, length in enumerate(lengths)
@@ -181,7 +181,7 @@ def first_steps(*, block_size: int, num_blocks: int, max_num_tokens: int) -> lis
 def decode_step(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
     """A step that computes `num_tokens` tokens of each of these requests."""
     cached = [
-        CachedRequestData(request_id=request_id, num_computed_tokens=num_computed_tokens, new_block_ids=[])
+        CachedRequestData(request_id=request_id, num_computed_tokens=num_computed_tokens, new_block_ids=())
         for request_id in request_ids
     ]
     return _step(cached=cached, scheduled=dict.fromkeys(request_ids, num_tokens))

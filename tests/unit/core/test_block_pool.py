@@ -1,14 +1,21 @@
-"""FreeBlockQueue and BlockPool: allocation order, references and the prefix cache."""
+"""FreeBlockQueue, BlockPool and PrefixCache: allocation order, references, names and their events."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from proa_engine.core.block_pool import Block, BlockPool, FreeBlockQueue
+from proa_engine.core.prefix_cache import PrefixCache
 
 
 def ids(blocks: list[Block]) -> list[int]:
     return [block.block_id for block in blocks]
+
+
+def pool_of(num_blocks: int, order: Sequence[int] | None = None) -> tuple[BlockPool, PrefixCache]:
+    cache = PrefixCache()
+    return BlockPool(num_blocks, cache.evict, order=order), cache
 
 
 def queue_of(count: int) -> tuple[FreeBlockQueue, list[Block]]:
@@ -75,35 +82,37 @@ def test_queue_agrees_with_a_list_under_random_use() -> None:
 
 
 def test_pool_allocates_blocks_in_the_given_order() -> None:
-    pool = BlockPool(4, order=[2, 0, 3, 1])
+    pool, cache = pool_of(4, order=[2, 0, 3, 1])
     assert ids(pool.get_new_blocks(3)) == [2, 0, 3]
     assert pool.num_free_blocks == 1
     pool.check_integrity()
+    cache.check_integrity(pool.blocks)
 
 
 def test_pool_without_blocks_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one block, got 0"):
-        BlockPool(0)
+        pool_of(0)
 
 
 def test_order_must_be_a_permutation() -> None:
     with pytest.raises(AssertionError, match="permutation"):
-        BlockPool(3, order=[0, 1, 1])
+        pool_of(3, order=[0, 1, 1])
 
 
 def test_freed_content_is_found_until_its_block_is_allocated_again() -> None:
-    pool = BlockPool(2)
+    pool, cache = pool_of(2)
     block = pool.get_new_blocks(1)
-    pool.cache_full_blocks(block, [b"x"])
+    cache.add(block[0], b"x")
     pool.free_blocks(block)
-    assert pool.get_cached_block(b"x") is block[0]
+    assert cache.names[b"x"] is block[0]
     pool.get_new_blocks(2)
-    assert pool.get_cached_block(b"x") is None
+    assert b"x" not in cache.names
     pool.check_integrity()
+    cache.check_integrity(pool.blocks)
 
 
 def test_shared_block_is_free_when_its_last_reference_is_dropped() -> None:
-    pool = BlockPool(1)
+    pool, _ = pool_of(1)
     block = pool.get_new_blocks(1)
     pool.touch(block)
     pool.free_blocks(block)
@@ -115,49 +124,53 @@ def test_shared_block_is_free_when_its_last_reference_is_dropped() -> None:
 
 
 def test_touching_a_free_block_keeps_its_content() -> None:
-    pool = BlockPool(2)
+    pool, cache = pool_of(2)
     block = pool.get_new_blocks(1)
-    pool.cache_full_blocks(block, [b"x"])
+    cache.add(block[0], b"x")
     pool.free_blocks(block)
     pool.touch(block)
     assert pool.num_free_blocks == 1
     pool.get_new_blocks(1)
-    assert pool.get_cached_block(b"x") is block[0]
+    assert cache.names[b"x"] is block[0]
     pool.check_integrity()
+    cache.check_integrity(pool.blocks)
 
 
 def test_eviction_order_is_unhashed_blocks_then_the_oldest_and_a_sequences_tail_first() -> None:
-    pool = BlockPool(6)
+    pool, cache = pool_of(6)
     first, second = pool.get_new_blocks(3), pool.get_new_blocks(3)
-    pool.cache_full_blocks(first[:2], [b"a", b"b"])
-    pool.cache_full_blocks(second[:2], [b"c", b"d"])
+    for block, name in zip([*first[:2], *second[:2]], [b"a", b"b", b"c", b"d"], strict=True):
+        cache.add(block, name)
     pool.free_blocks(first)
     pool.free_blocks(second)
     assert ids(pool.get_new_blocks(6)) == [5, 2, 1, 0, 4, 3]
 
 
 def test_same_content_twice_is_found_once() -> None:
-    pool = BlockPool(2)
+    pool, cache = pool_of(2)
     one, two = pool.get_new_blocks(2)
-    pool.cache_full_blocks([one], [b"x"])
-    pool.cache_full_blocks([two], [b"x"])
-    assert pool.get_cached_block(b"x") is one
-    assert two.block_hash is None
+    cache.add(one, b"x")
+    cache.add(two, b"x")
+    assert cache.names[b"x"] is one
+    assert two.names is None
     pool.check_integrity()
+    cache.check_integrity(pool.blocks)
 
 
 def test_reset_clears_hashes_but_not_references() -> None:
-    pool = BlockPool(2)
+    pool, cache = pool_of(2)
     block = pool.get_new_blocks(1)
-    pool.cache_full_blocks(block, [b"x"])
-    pool.reset_cache()
-    assert pool.get_cached_block(b"x") is None
+    cache.add(block[0], b"x")
+    cache.reset()
+    assert b"x" not in cache.names
     assert pool.num_free_blocks == 1
     pool.check_integrity()
+    cache.check_integrity(pool.blocks)
 
 
 def test_integrity_check_detects_a_lost_block() -> None:
-    pool = BlockPool(2)
+    pool, cache = pool_of(2)
     pool.get_new_blocks(1)[0].ref_count = 0
     with pytest.raises(AssertionError, match="differ"):
         pool.check_integrity()
+    cache.check_integrity(pool.blocks)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from proa.contract import EventType, FinishReason
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
@@ -244,7 +245,7 @@ class InstantExecutor:
 
 
 def test_a_step_of_256_decodes_costs_the_host_little() -> None:
-    manager = KVCacheManager(num_blocks=4096, block_size=16, hash_block=hash_block)
+    manager = KVCacheManager(CacheGroups(num_blocks=4096, block_size=16), hash_block=hash_block)
     core = EngineCore(Scheduler(SchedulerConfig(max_model_len=1000), manager), InstantExecutor())
     for index in range(256):
         core.submit(make_request(f"r{index}", [index], max_tokens=100))

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.kv_cache_manager import MISS, KVCacheManager
 from proa_engine.core.request import Request
 from support.core import hash_block, make_request
 
@@ -13,7 +14,9 @@ BLOCK_SIZE = 4
 
 def make_manager(num_blocks: int = 8, *, caching: bool = True) -> KVCacheManager:
     return KVCacheManager(
-        num_blocks=num_blocks, block_size=BLOCK_SIZE, hash_block=hash_block if caching else None, root_hash=b"root"
+        CacheGroups(num_blocks=num_blocks, block_size=BLOCK_SIZE),
+        hash_block=hash_block if caching else None,
+        root_hash=b"root",
     )
 
 
@@ -24,24 +27,24 @@ def live(prompt: Sequence[int], *, order: int = 0, **params: object) -> Request:
 
 def compute(manager: KVCacheManager, request: Request) -> None:
     """Give the request its blocks, and let its known tokens be planned."""
-    computed = manager.get_computed_blocks(request)
-    assert manager.allocate_slots(request, request.num_tokens, computed) is not None
+    hit = manager.get_computed_blocks(request)
+    assert manager.allocate_slots(request, request.num_tokens, hit) is not None
     request.num_computed_tokens = request.num_tokens
-    manager.publish(request)
+    manager.publish([(request, 0)])
 
 
 def test_allocates_only_what_is_missing() -> None:
     manager, request = make_manager(), live(range(5))
-    assert manager.allocate_slots(request, 5) == [0, 1]
-    assert manager.allocate_slots(request, 8) == []
-    assert manager.allocate_slots(request, 9) == [2]
+    assert manager.allocate_slots(request, 5, MISS) == [[0, 1]]
+    assert manager.allocate_slots(request, 8) == [[]]
+    assert manager.allocate_slots(request, 9) == [[2]]
     assert manager.usage == 3 / 8
 
 
 def test_a_failed_allocation_changes_nothing() -> None:
     manager, request = make_manager(2), live(range(5))
-    assert manager.allocate_slots(request, 9) is None
-    assert not request.blocks
+    assert manager.allocate_slots(request, 9, MISS) is None
+    assert not request.tables
     assert manager.usage == 0
 
 
@@ -58,36 +61,36 @@ def test_finds_the_longest_known_prefix() -> None:
     manager = make_manager()
     compute(manager, live([*range(8), 50, 51, 52, 53, 54]))
     found = manager.get_computed_blocks(live([*range(8), 60, 61, 62, 63, 64], order=1))
-    assert [block.block_id for block in found] == [0, 1]
+    assert [block.block_id for block in found.blocks] == [0, 1]
 
 
 def test_a_block_after_another_prefix_is_another_block() -> None:
     manager = make_manager()
     compute(manager, live([1, 1, 1, 1, 5, 6, 7, 8, 9]))
     compute(manager, live([2, 2, 2, 2, 3], order=1))
-    assert len(manager.get_computed_blocks(live([2, 2, 2, 2, 5, 6, 7, 8, 9], order=2))) == 1
+    assert len(manager.get_computed_blocks(live([2, 2, 2, 2, 5, 6, 7, 8, 9], order=2)).blocks) == 1
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(4, 0), (5, 1), (8, 1), (9, 2)])
 def test_a_fully_cached_prompt_leaves_its_last_token_to_compute(num_tokens: int, num_blocks: int) -> None:
     manager = make_manager()
     compute(manager, live(range(num_tokens)))
-    assert len(manager.get_computed_blocks(live(range(num_tokens), order=1))) == num_blocks
+    assert len(manager.get_computed_blocks(live(range(num_tokens), order=1)).blocks) == num_blocks
 
 
 def test_requests_with_different_salts_share_nothing() -> None:
     manager = make_manager()
     compute(manager, live(range(9), cache_salt="mine"))
-    assert not manager.get_computed_blocks(live(range(9), order=1))
-    assert not manager.get_computed_blocks(live(range(9), order=2, cache_salt="yours"))
-    assert len(manager.get_computed_blocks(live(range(9), order=3, cache_salt="mine"))) == 2
+    assert not manager.get_computed_blocks(live(range(9), order=1)).blocks
+    assert not manager.get_computed_blocks(live(range(9), order=2, cache_salt="yours")).blocks
+    assert len(manager.get_computed_blocks(live(range(9), order=3, cache_salt="mine")).blocks) == 2
 
 
 def test_prompt_logprobs_read_no_cache_but_fill_it() -> None:
     manager = make_manager()
     compute(manager, live(range(9), prompt_logprobs=0))
-    assert not manager.get_computed_blocks(live(range(9), order=1, prompt_logprobs=0))
-    assert len(manager.get_computed_blocks(live(range(9), order=2))) == 2
+    assert not manager.get_computed_blocks(live(range(9), order=1, prompt_logprobs=0)).blocks
+    assert len(manager.get_computed_blocks(live(range(9), order=2)).blocks) == 2
 
 
 def test_without_caching_nothing_is_hashed_or_found() -> None:
@@ -95,17 +98,17 @@ def test_without_caching_nothing_is_hashed_or_found() -> None:
     request = live(range(9))
     compute(manager, request)
     assert not request.block_hashes
-    assert not manager.get_computed_blocks(live(range(9), order=1))
+    assert not manager.get_computed_blocks(live(range(9), order=1)).blocks
 
 
 def test_publishes_only_full_blocks_of_scheduled_and_known_tokens() -> None:
     manager, request = make_manager(), live(range(9))
-    manager.allocate_slots(request, 12)
+    manager.allocate_slots(request, 12, MISS)
     request.num_computed_tokens = 7
-    manager.publish(request)
+    manager.publish([(request, 0)])
     assert request.num_published_blocks == 1
     request.num_computed_tokens = 12  # three more are planned, which the host does not know
-    manager.publish(request)
+    manager.publish([(request, 0)])
     assert request.num_published_blocks == 2
 
 
@@ -114,10 +117,10 @@ def test_shares_blocks_in_use_and_counts_free_hits_as_taken() -> None:
     first = live(range(9))
     compute(manager, first)
     second = live([*range(8), 99], order=1)
-    computed = manager.get_computed_blocks(second)
-    assert manager.allocate_slots(second, 9, computed) is None  # no third block for the last token
+    hit = manager.get_computed_blocks(second)
+    assert manager.allocate_slots(second, 9, hit) is None  # no third block for the last token
     manager.free(first)
-    assert manager.allocate_slots(second, 9, computed) == [0, 1, 2]
+    assert manager.allocate_slots(second, 9, hit) == [[0, 1, 2]]
 
 
 def test_hits_on_free_blocks_are_not_allocated_as_new() -> None:
@@ -138,10 +141,10 @@ def test_reset_clears_prefixes_and_blocks_that_build_on_them() -> None:
     compute_more = manager.allocate_slots(request, 13)
     assert compute_more is not None
     request.num_computed_tokens = 13
-    manager.publish(request)
-    assert not manager.get_computed_blocks(live(range(13), order=1))
+    manager.publish([(request, 0)])
+    assert not manager.get_computed_blocks(live(range(13), order=1)).blocks
     compute(manager, live(range(5), order=2))
-    assert len(manager.get_computed_blocks(live(range(13), order=3))) == 1
+    assert len(manager.get_computed_blocks(live(range(13), order=3)).blocks) == 1
 
 
 def test_hashes_each_block_once() -> None:
@@ -151,7 +154,7 @@ def test_hashes_each_block_once() -> None:
         calls.append(list(token_ids))
         return hash_block(parent, token_ids, extra_keys)
 
-    manager = KVCacheManager(num_blocks=8, block_size=BLOCK_SIZE, hash_block=counting)
+    manager = KVCacheManager(CacheGroups(num_blocks=8, block_size=BLOCK_SIZE), hash_block=counting)
     request = live(range(12))
     for _ in range(3):
         manager.get_computed_blocks(request)

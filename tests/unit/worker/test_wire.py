@@ -19,7 +19,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
             token_ids=[1, 2**31],
             num_prompt_tokens=1,
             num_computed_tokens=0,
-            block_ids=[5],
+            block_ids=[[5], [-1, 6]],
             sampling_params=SamplingParams(
                 key=2**64 - 1, logit_bias={7: -1.5}, bad_words_token_ids=((1, 2), (3,)), stop_token_ids=(4,), logprobs=0
             ),
