@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import torch
@@ -51,10 +51,11 @@ def check_norms(dtype: torch.dtype) -> None:
     close(rms_norm._rms_norm_triton(heads, weight, 1e-6), rms_norm.rms_norm_reference(heads, weight, 1e-6))
 
 
-def check_silu_and_mul(dtype: torch.dtype) -> None:
-    for rows, size in ((1, 7), (3, 1100)):
-        x = torch.randn(rows, 2 * size).to(dtype)
-        close(silu_and_mul._silu_and_mul_triton(x), silu_and_mul.silu_and_mul_reference(x))
+def check_activate_and_mul(dtype: torch.dtype) -> None:
+    for (rows, size), activation in itertools.product(((1, 7), (3, 1100)), get_args(silu_and_mul.GatedActivation)):
+        x = torch.randn(rows, 2 * size).mul(2).to(dtype)
+        ours = silu_and_mul._activate_and_mul_triton(x, activation)
+        close(ours, silu_and_mul.activate_and_mul_reference(x, activation))
 
 
 def check_skinny_gemm_linear(dtype: torch.dtype) -> None:
@@ -261,7 +262,7 @@ def check_draw_tokens(dtype: torch.dtype) -> None:
 
 CHECKS = (
     check_norms,
-    check_silu_and_mul,
+    check_activate_and_mul,
     check_skinny_gemm_linear,
     check_rotate_and_cache,
     check_decode_attention,

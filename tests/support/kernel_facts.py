@@ -30,7 +30,7 @@ HOT = {
     "moe_matmul_kernel",
     "rms_norm_kernel",
     "rotate_and_cache_kernel",
-    "silu_and_mul_kernel",
+    "activate_and_mul_kernel",
     "quantize_kernel",
 }
 HOT_TYPES = ("*bf16", "*fp8e4nv")  # of a kernel's first argument: of the models that are benchmarked

@@ -1,7 +1,13 @@
-"""SwiGLU activation (Shazeer 2020): y = silu(gate) * up for x = [gate | up], with silu(v) = v * sigmoid(v).
+"""Gated activations (Shazeer 2020): y = activation(gate) * up for x = [gate | up].
+
+    silu        gate * sigmoid(gate) * up (SwiGLU)
+    gelu_tanh   gate * sigmoid(2 * sqrt(2 / pi) * (gate + 0.044715 * gate³)) * up (GeGLU, GELU approximated by tanh)
 
 Optionally quantized to 8-bit floats. One program computes a block of one row, or the whole row if it is quantized.
 """
+
+import math
+from typing import Literal
 
 import torch
 import triton.language as tl
@@ -18,54 +24,84 @@ from proa_engine.kernels.fp8 import (
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
+GatedActivation = Literal["silu", "gelu_tanh"]
+
 BLOCK = 1024
+GELU_FACTOR = tl.constexpr(2 * math.sqrt(2 / math.pi))
+GELU_CUBIC = tl.constexpr(0.044715)
+
+
+def activate_and_mul(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    """x [T, 2N] -> [T, N]"""
+    return activate_and_mul_reference(x, activation) if x.is_cpu else _activate_and_mul_triton(x, activation)
+
+
+def activate_and_mul_fp8(x: torch.Tensor, activation: GatedActivation, form: Fp8Form) -> QuantizedRows:
+    """x [T, 2N] -> the rows of `activate_and_mul`, [T, N], quantized."""
+    if x.is_cpu:
+        return quantize_reference(activate_and_mul_reference(x, activation), form)
+    return _activate_and_mul_fp8_triton(x, activation, form)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [T, 2N] -> [T, N]"""
-    return silu_and_mul_reference(x) if x.is_cpu else _silu_and_mul_triton(x)
+    return activate_and_mul(x, "silu")
 
 
 def silu_and_mul_fp8(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
     """x [T, 2N] -> the rows of `silu_and_mul`, [T, N], quantized."""
-    return quantize_reference(silu_and_mul_reference(x), form) if x.is_cpu else _silu_and_mul_fp8_triton(x, form)
+    return activate_and_mul_fp8(x, "silu", form)
 
 
-def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
+def activate_and_mul_reference(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
     """x [T, 2N] -> [T, N]
 
     Computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch begins.
     """
+    if activation == "silu":
+        return silu_and_mul_reference(x)
+    gate, up = x.float().chunk(2, dim=-1)
+    exponent = (gate * gate).mul_(GELU_CUBIC.value).add_(1).mul_(gate).mul_(-GELU_FACTOR.value)
+    return torch.div(gate, exponent.exp_().add_(1)).mul_(up).to(x.dtype)
+
+
+def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2N] -> [T, N]"""
     gate, up = x.chunk(2, dim=-1)
     return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
 
 
-def _silu_and_mul_triton(x: torch.Tensor) -> torch.Tensor:
+def _activate_and_mul_triton(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _launch(x, out)
+    _launch(x, activation, out)
     return out
 
 
-def _silu_and_mul_fp8_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
+def _activate_and_mul_fp8_triton(x: torch.Tensor, activation: GatedActivation, form: Fp8Form) -> QuantizedRows:
     out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
-    _launch(x, out.values, out.scales, form)
+    _launch(x, activation, out.values, out.scales, form)
     return out
 
 
 def _launch(
-    x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None = None, form: Fp8Form | None = None
+    x: torch.Tensor,
+    activation: GatedActivation,
+    out: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    form: Fp8Form | None = None,
 ) -> None:
     """x [T, 2N], out [T, N]; with `form` also scales [T, groups], and `out` holds 8-bit floats."""
     num_rows, size = out.shape
     assert x.stride(-1) == 1
     block = BLOCK if form is None else next_power_of_2(size)
-    silu_and_mul_kernel[(num_rows, cdiv(size, block))](
+    activate_and_mul_kernel[(num_rows, cdiv(size, block))](
         x,
         out,
         scales,
         None if form is None else form.scale,
         size,
         x.stride(0),
+        ACTIVATION=activation,
         BLOCK=block,
         QUANTIZE=form is not None,
         GROUP=0 if form is None else form.group or 0,
@@ -76,13 +112,14 @@ def _launch(
 
 
 @kernel
-def silu_and_mul_kernel(
+def activate_and_mul_kernel(
     x_ptr,  # [num_rows, 2 * size]
     out_ptr,  # [num_rows, size]
     scales_ptr,  # [num_rows, size / GROUP]; None unless QUANTIZE
     static_ptr,  # [1]; None unless STATIC
     size,
     stride_x_row,
+    ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,  # at least size if QUANTIZE
     QUANTIZE: tl.constexpr,
     GROUP: tl.constexpr,  # 0: one scale for the whole row
@@ -99,7 +136,10 @@ def silu_and_mul_kernel(
     # [BLOCK]
     gate = tl.load(x_ptr + row * stride_x_row + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x_row + size + columns, mask=mask, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    if ACTIVATION == "silu":
+        y = gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        y = gate / (1.0 + tl.exp(gate * (gate * gate * GELU_CUBIC + 1.0) * -GELU_FACTOR)) * up
     if QUANTIZE:
         # Rounded to x's type before it is quantized, as in the reference.
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from proa_engine.kernels.cache_rows import cache_rows, write_to_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate
-from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.silu_and_mul import GatedActivation, activate_and_mul
 from support.kernel_cases import attend, attention_case, padded_case
 
 
@@ -93,6 +94,14 @@ def test_rotary_turns_pairs_by_their_angles() -> None:
     torch.testing.assert_close(out, torch.cat((turned.real, turned.imag), -1))
 
 
-def test_silu_and_mul() -> None:
+def test_gated_activations() -> None:
     x = torch.randn(3, 14) * 50  # far enough for exp to overflow
-    torch.testing.assert_close(silu_and_mul(x), torch.nn.functional.silu(x[:, :7]) * x[:, 7:])
+    gate, up = x.double().chunk(2, dim=-1)
+    expected: dict[GatedActivation, torch.Tensor] = {
+        "silu": F.silu(gate) * up,
+        "gelu_tanh": F.gelu(gate, approximate="tanh") * up,
+    }
+    for activation, theirs in expected.items():
+        torch.testing.assert_close(activate_and_mul(x, activation), theirs.float(), msg=activation)
+        rows = x.bfloat16()
+        torch.testing.assert_close(activate_and_mul(rows[1:2], activation), activate_and_mul(rows, activation)[1:2])
