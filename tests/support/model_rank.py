@@ -53,7 +53,7 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
         "o": tuple(layer.attention.output.linear.shape),
         "embedding": tuple(model.embedding.rows.shape),
         "lm_head": tuple(head.linear.shape),
-        "kv_heads": (model.layers[0].attention.num_kv_heads,),
+        "kv_heads": (layer.attention.num_kv_heads,),
     }
     if isinstance(layer.mlp, GatedMLP):
         mlp: Any = layer.mlp

@@ -14,31 +14,59 @@ from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, 
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
-from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.context import LayerContext
+from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
+from proa_engine.layers.norm import NormOptions, ShardedNorm
+from proa_engine.layers.rotary import RopeConfig, RotaryTable, Rotation
 from proa_engine.layers.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionOptions:
-    """Differences between architectures."""
+class QkNorm:
+    """q and k are normalised before the rotation."""
 
+    norm: NormOptions
+    whole: bool = False  # over all heads together; else each head by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """One layer's sizes, before sharding, and how it differs from a plain one."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    window: int | None = None  # tokens that a token attends to, itself included; None: all before it
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm_eps: float | None = None  # set: q and k are normalised by head, before the rotation
-    window: int | None = None  # tokens that a token attends to, itself included; None: all before it
+    qk_norm: QkNorm | None = None
+    stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 2 * hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+
+    def make(self, weights: Weights, context: LayerContext) -> "Attention":
+        return Attention(weights / "self_attn", context, self)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """What attention layers of one step share. `plan` and `cache_rows` compute at the first layer that needs them."""
+    """What attention layers of one step share. Its methods compute at the first layer that needs the result."""
 
     metadata: AttentionMetadata
-    cos: torch.Tensor  # [T, head_dim], of `RotaryTable`
-    sin: torch.Tensor
+    positions: torch.Tensor  # [T] int64
     batch_invariant: bool
+    _rotations: dict[RotaryTable, Rotation] = field(default_factory=dict)
     _plans: dict[tuple[int, int | None, int], AttentionPlan] = field(default_factory=dict)
     _rows: dict[tuple[int, int], CacheRows] = field(default_factory=dict)
+
+    def rotation(self, table: RotaryTable) -> Rotation:
+        rotation = self._rotations.get(table)
+        if rotation is None:
+            rotation = self._rotations[table] = table(self.positions)
+        return rotation
 
     def plan(self, cache: LayerCache, window: int | None) -> AttentionPlan:
         """The plan of layers with this block table, window and number of KV heads.
@@ -76,31 +104,39 @@ class AttentionStep:
 
 
 class Attention:
-    def __init__(
-        self,
-        weights: Weights,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        parallel: ParallelContext,
-        options: AttentionOptions,
-    ) -> None:
-        self.num_heads = parallel.share(num_heads, "number of attention heads")
-        self.num_kv_heads = parallel.share(num_kv_heads, "number of KV heads")
+    def __init__(self, weights: Weights, context: LayerContext, options: AttentionOptions) -> None:
+        parallel, head_dim = context.parallel, options.head_dim
+        self.num_heads = parallel.share(options.num_heads, "number of attention heads")
+        self.num_kv_heads = parallel.share(options.num_kv_heads, "number of KV heads")
         self.head_dim = head_dim
         self.window = options.window
-        widths = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
-        names = ("q_proj", "k_proj", "v_proj")
-        self.qkv = MergedColumnParallelLinear(weights, names, hidden_size, widths, parallel, bias=options.qkv_bias)
-        self.output = RowParallelLinear(
-            weights / "o_proj", num_heads * head_dim, hidden_size, parallel, bias=options.output_bias
+        self.scale = head_dim**-0.5 if options.scale is None else options.scale
+        q_size, kv_size = options.num_heads * head_dim, options.num_kv_heads * head_dim
+        projections = column_projections(
+            weights,
+            ("q_proj", "k_proj", "v_proj"),
+            context.hidden_size,
+            (q_size, kv_size, kv_size),
+            parallel,
+            "qkv_proj" if options.stored_merged else None,
         )
-        self.norms: tuple[torch.Tensor, torch.Tensor, float] | None = None
-        if options.qk_norm_eps is not None:
-            q_weight = (weights / "q_norm").take("weight", (head_dim,))
-            k_weight = (weights / "k_norm").take("weight", (head_dim,))
-            self.norms = q_weight, k_weight, options.qk_norm_eps
+        self.qkv = MergedColumnParallelLinear(projections, bias=options.qkv_bias)
+        self.input_form = self.qkv.input_form
+        self.output = RowParallelLinear(
+            weights / "o_proj", q_size, context.hidden_size, parallel, bias=options.output_bias
+        )
+        self.rotary = context.rotary.table(options.rope)
+        self.norms: tuple[torch.Tensor, torch.Tensor, float] | None = None  # of each head
+        self.whole_norms: tuple[ShardedNorm, ShardedNorm] | None = None
+        if options.qk_norm is not None and options.qk_norm.whole:
+            self.whole_norms = (
+                ShardedNorm(weights / "q_norm", q_size, options.qk_norm.norm, parallel),
+                ShardedNorm(weights / "k_norm", kv_size, options.qk_norm.norm, parallel),
+            )
+        elif options.qk_norm is not None:
+            norm = options.qk_norm.norm
+            q_weight = norm.take_weight(weights / "q_norm", head_dim)
+            self.norms = q_weight, norm.take_weight(weights / "k_norm", head_dim), norm.eps
         self.cache_scales = _cache_scale(weights, "k_scale"), _cache_scale(weights, "v_scale")
 
     @property
@@ -110,21 +146,24 @@ class Attention:
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
         metadata = step.metadata
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        heads = self._normed(self.qkv(x)).view(x.shape[0], -1, self.head_dim)
         key_cache, value_cache = cache.tensors
         table = metadata.tables[cache.table]
         scales = self.cache_scales if key_cache.dtype == FP8 else (1.0, 1.0)
+        rotation = step.rotation(self.rotary)
         query = rotate_and_cache(
             heads,
             self.norms,
-            step.cos,
-            step.sin,
+            rotation.cos,
+            rotation.sin,
             key_cache,
             value_cache,
             table.slot_mapping,
             step.cache_rows(cache),
             scales,
         )
+        if rotation.query_scale is not None:
+            query = query.mul_(rotation.query_scale)
         out = paged_attention(
             query,
             key_cache,
@@ -134,12 +173,21 @@ class Attention:
             table.block_table,
             step.plan(cache, self.window),
             num_decodes=metadata.num_decodes,
-            scale=self.head_dim**-0.5 * scales[0],
+            scale=self.scale * scales[0],
             window=self.window,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])
         return self.output(out.flatten(1))
+
+    def _normed(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Normalise all heads of q, and all of k, together, if the model does. [T, heads * head_dim]"""
+        if self.whole_norms is None:
+            return qkv
+        q_norm, k_norm = self.whole_norms
+        kv_size = self.num_kv_heads * self.head_dim
+        query, key, value = qkv.split((self.num_heads * self.head_dim, kv_size, kv_size), dim=-1)
+        return torch.cat((q_norm(query), k_norm(key), value), dim=-1)
 
 
 def _cache_scale(weights: Weights, name: str) -> float:

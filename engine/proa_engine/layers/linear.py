@@ -48,32 +48,43 @@ def take_weight(projections: Sequence[Projection]) -> torch.Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def column_projections(
+    weights: Weights,
+    names: Sequence[str],
+    in_features: int,
+    out_features: Sequence[int],
+    parallel: ParallelContext,
+    stored_as: str | None = None,
+) -> list[Projection]:
+    """Projections of one input, of whose outputs each rank holds its share.
+
+    `out_features` are full sizes, in the order of `names`; ValueError if one cannot be divided by the ranks.
+    `stored_as`: the checkpoint holds them as one matrix of that name, one after the other.
+    """
+    projections, total, start = [], sum(out_features), 0
+    for name, full in zip(names, out_features, strict=True):
+        size = parallel.share(full, f"outputs of {name}")
+        offset = parallel.rank * size
+        if stored_as is None:
+            projections.append(Projection(weights / name, full, in_features, Slice(0, offset, size)))
+        else:
+            part = Slice(0, start + offset, size)
+            projections.append(Projection(weights / stored_as, total, in_features, part))
+        start += full
+    return projections
+
+
 class MergedColumnParallelLinear:
     """Several projections of one input as one product; each rank holds its share of every projection's outputs."""
 
-    def __init__(
-        self,
-        weights: Weights,
-        names: tuple[str, ...],
-        in_features: int,
-        out_features: tuple[int, ...],
-        parallel: ParallelContext,
-        *,
-        bias: bool = False,
-    ) -> None:
-        """`out_features` are full sizes, in the order of `names`; ValueError if one cannot be divided by the ranks."""
-        self.sizes = tuple(parallel.share(n, f"outputs of {name}") for name, n in zip(names, out_features, strict=True))
-        projections, biases = [], []
-        for name, full, size in zip(names, out_features, self.sizes, strict=True):
-            part = Slice(0, parallel.rank * size, size)
-            projections.append(Projection(weights / name, full, in_features, part))
-            if bias:
-                biases.append((weights / name).take("bias", (full,), part))
-        loaded = weights.method.load(projections, torch.cat(biases) if bias else None)
+    def __init__(self, projections: Sequence[Projection], *, bias: bool = False) -> None:
+        """All `projections` are parts of outputs, of one model's weights (`column_projections`)."""
+        biases = [p.weights.take("bias", (p.out_features,), p.part) for p in projections] if bias else []
+        loaded = projections[0].weights.method.load(projections, torch.cat(biases) if bias else None)
         self.linear, self.input_form, self._gated = loaded.product, loaded.input_form, loaded.gated
 
     def __call__(self, x: Activation) -> torch.Tensor:
-        """x [T, in_features] -> [T, sum(sizes)]: this rank's outputs of each projection, one after the other."""
+        """x [T, in_features] -> [T, this rank's outputs], those of each projection one after the other."""
         return self.linear(x)
 
     def gated(self, x: Activation) -> torch.Tensor:

@@ -1,24 +1,47 @@
 """The gated feed-forward layer (SwiGLU, Shazeer 2020): down(silu(gate(x)) * up(x))."""
 
+from dataclasses import dataclass
+
 import torch
 
 from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.silu_and_mul import silu_and_mul_fp8
-from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.context import LayerContext
+from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.weights import Weights
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMLPOptions:
+    inner_size: int
+    bias: bool = False
+    stored_merged: bool = False  # the checkpoint has one matrix gate_up_proj
+
+    @property
+    def num_experts(self) -> int:
+        return 0
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 3 * hidden_size * self.inner_size
+
+    def make(self, weights: Weights, context: LayerContext) -> "GatedMLP":
+        return GatedMLP(weights / "mlp", context, self)
+
+
 class GatedMLP:
-    def __init__(
-        self, weights: Weights, hidden_size: int, intermediate_size: int, parallel: ParallelContext, *, bias: bool
-    ) -> None:
-        widths = (intermediate_size, intermediate_size)
-        self.gate_up = MergedColumnParallelLinear(
-            weights, ("gate_proj", "up_proj"), hidden_size, widths, parallel, bias=bias
+    def __init__(self, weights: Weights, context: LayerContext, options: GatedMLPOptions) -> None:
+        hidden_size, inner_size, parallel = context.hidden_size, options.inner_size, context.parallel
+        projections = column_projections(
+            weights,
+            ("gate_proj", "up_proj"),
+            hidden_size,
+            (inner_size, inner_size),
+            parallel,
+            "gate_up_proj" if options.stored_merged else None,
         )
-        self.down = RowParallelLinear(weights / "down_proj", intermediate_size, hidden_size, parallel, bias=bias)
+        self.gate_up = MergedColumnParallelLinear(projections, bias=options.bias)
+        self.down = RowParallelLinear(weights / "down_proj", inner_size, hidden_size, parallel, bias=options.bias)
         self.input_form = self.gate_up.input_form
 
     def __call__(self, x: Activation) -> torch.Tensor:

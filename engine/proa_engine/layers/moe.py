@@ -1,16 +1,40 @@
 """Mixture of experts in place of the feed-forward layer; every rank holds a share of each expert's width."""
 
+from dataclasses import dataclass
+
 import torch
 
-from proa_engine.kernels.activation import Activation
+from proa_engine.kernels.activation import Activation, InputForm
 from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.moe import GatedActivation
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.layers.context import LayerContext
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Experts, Projection, Slice, StackedExperts, Weights
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEOptions:
+    """Declares experts whose matrices are stored one by one, with a router named `gate`."""
+
+    num_experts: int
+    expert_size: int  # inner width of each expert
+    routing: Routing
+
+    @property
+    def inner_size(self) -> int:
+        return self.routing.num_chosen * self.expert_size
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 3 * hidden_size * self.expert_size * self.num_experts
+
+    def make(self, weights: Weights, context: LayerContext) -> "SparseMoE":
+        moe, sizes = weights / "mlp", (context.hidden_size, self.expert_size, self.num_experts)
+        router = Router(moe / "gate", context.hidden_size, self.num_experts, self.routing)
+        return SparseMoE(router, load_experts(moe / "experts", *sizes, context.parallel), context.parallel)
 
 
 class Router:
@@ -45,7 +69,7 @@ class SparseMoE:
         self.router = router
         self.experts = experts
         self.parallel = parallel
-        self.input_form = None  # the router needs the plain tensor
+        self.input_form: InputForm | None = None  # the router needs the plain tensor
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""

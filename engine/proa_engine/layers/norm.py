@@ -1,18 +1,33 @@
 """RMSNorm, optionally after a residual add, with its result quantized or deferred as the next product requires."""
 
+from dataclasses import dataclass
+
 import torch
 
 from proa_engine.kernels.activation import Activation, InputForm
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from proa_engine.kernels.skinny_gemm import SkinnyGemm, unnormed_rows
-from proa_engine.layers.weights import Weights
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Slice, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class NormOptions:
+    eps: float
+    offset: float = 0.0  # added to the stored weights (Gemma stores weight - 1)
+
+    def take_weight(self, weights: Weights, size: int, part: Slice | None = None) -> torch.Tensor:
+        """[size], or `part` of it. With an offset in float32, because 16 bits would round the sum coarsely."""
+        if not self.offset:
+            return weights.take("weight", (size,), part)
+        return weights.take("weight", (size,), part, torch.float32) + self.offset
 
 
 class RMSNorm:
-    def __init__(self, weights: Weights, size: int, eps: float) -> None:
-        self.weight = weights.take("weight", (size,))
-        self.eps = eps
+    def __init__(self, weights: Weights, size: int, options: NormOptions) -> None:
+        self.weight = options.take_weight(weights, size)
+        self.eps = options.eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size] -> the same shape, normalised over the last dimension."""
@@ -38,3 +53,33 @@ class RMSNorm:
                 return rms_norm_fp8(x, self.weight, self.eps, form), x
             return add_rms_norm_fp8(x, residual, self.weight, self.eps, form)
         return (self(x), x) if residual is None else self.add(x, residual)
+
+
+class ShardedNorm:
+    """RMSNorm over `size` values of which each rank holds its share."""
+
+    def __init__(self, weights: Weights, size: int, options: NormOptions, parallel: ParallelContext) -> None:
+        share = parallel.share(size, f"size of {weights.prefix}")
+        self.weight = options.take_weight(weights, size, Slice(0, parallel.rank * share, share))
+        self.eps = options.eps
+        self.size = size
+        self.parallel = parallel
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, size / world_size] -> the same shape"""
+        if self.parallel.world_size == 1:
+            return rms_norm(x, self.weight, self.eps)
+        values = x.float()
+        squares = self.parallel.all_reduce(torch.linalg.vector_norm(values, dim=-1, keepdim=True).square())
+        return (values * torch.rsqrt(squares / self.size + self.eps) * self.weight).to(x.dtype)
+
+
+class ResidualSum:
+    """In place of an `RMSNorm` before a layer's part, where the model has none: only the residual add."""
+
+    def into(
+        self, form: InputForm | None, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, size] -> x + residual, twice; may overwrite `x`."""
+        total = x if residual is None else x.add_(residual)
+        return total, total

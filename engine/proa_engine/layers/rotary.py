@@ -7,15 +7,16 @@ from typing import Literal
 
 import torch
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """Fields as in a Hugging Face config's `rope_parameters`; each type reads its own."""
 
+    dim: int  # the first `dim` values of a head are rotated
     theta: float = 10_000.0
-    type: RopeType = "default"
+    type: RopeType = "default"  # none: positions are not encoded
     factor: float = 1.0
     original_max_position_embeddings: int = 0  # llama3, yarn: the context length before extension
     low_freq_factor: float = 1.0  # llama3
@@ -26,61 +27,102 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    llama_4_scaling_beta: float = 0.0  # not zero: queries grow with the logarithm of their position
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A batch's angles, in the layout of `rotate_and_cache`: D/2 values twice, sin with its first half negated."""
+
+    cos: torch.Tensor  # [T, dim] float32
+    sin: torch.Tensor  # [T, dim] float32
+    query_scale: torch.Tensor | None  # [T, 1, 1] float32: factors of the rotated queries
 
 
 class RotaryTable:
-    """cos and sin of each position's angles, [max_positions, head_dim] float32 each, in the layout of
-    `rotate_and_cache`: the D/2 values twice, sin with its first half negated."""
+    """The rotation of each position. None of its rows are kept if it encodes no position."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
-        frequencies = _frequencies(config, head_dim)
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
+    def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
+        num_rows = 0 if config.type == "none" else max_positions
+        angles = torch.arange(num_rows, dtype=torch.float32)[:, None] * _frequencies(config)
         factor = _attention_factor(config)
         cos, sin = angles.cos() * factor, angles.sin() * factor
         self.cos = torch.cat((cos, cos), dim=-1).to(device)
         self.sin = torch.cat((-sin, sin), dim=-1).to(device)
+        self.query_scale: torch.Tensor | None = None
+        if config.llama_4_scaling_beta:
+            self.query_scale = _llama4_scale(config, num_rows)[:, None, None].to(device)
 
-    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [T] -> cos, sin [T, head_dim]"""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+    def __call__(self, positions: torch.Tensor) -> Rotation:
+        """positions [T]"""
+        if not len(self.cos):
+            shape = len(positions), self.cos.shape[1]
+            return Rotation(self.cos.new_ones(shape), self.sin.new_zeros(shape), None)
+        scale = self.query_scale
+        return Rotation(
+            self.cos.index_select(0, positions),
+            self.sin.index_select(0, positions),
+            None if scale is None else scale.index_select(0, positions),
+        )
 
 
-def _frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    plain = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+class RotaryTables:
+    """Builds each table once."""
+
+    def __init__(self, max_positions: int, device: torch.device) -> None:
+        self._max_positions = max_positions
+        self._device = device
+        self._tables: dict[RopeConfig, RotaryTable] = {}
+
+    def table(self, config: RopeConfig) -> RotaryTable:
+        if config not in self._tables:
+            self._tables[config] = RotaryTable(config, self._max_positions, self._device)
+        return self._tables[config]
+
+
+def _frequencies(config: RopeConfig) -> torch.Tensor:
+    """[dim / 2]"""
+    plain = 1.0 / config.theta ** (torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim)
     match config.type:
-        case "default":
+        case "default" | "none":
             return plain
         case "linear":
             return plain / config.factor
         case "llama3":
             return _llama3(config, plain)
         case "yarn":
-            return _yarn(config, plain, head_dim)
+            return _yarn(config, plain)
+
+
+def _llama4_scale(config: RopeConfig, num_positions: int) -> torch.Tensor:
+    """Llama 4's attention scale: 1 within the original context, then it grows with the logarithm. [num_positions]"""
+    lengths = torch.arange(num_positions, dtype=torch.float32) // config.original_max_position_embeddings
+    return 1 + config.llama_4_scaling_beta * torch.log1p(lengths)
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: divide low frequencies by the factor, keep high ones, interpolate between. [head_dim / 2]"""
+    """Llama 3.1: divide low frequencies by the factor, keep high ones, interpolate between. [dim / 2]"""
     turns = config.original_max_position_embeddings * plain / (2 * math.pi)  # over the original context
     blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     blend = blend.clamp(0, 1)
     return (1 - blend) * plain / config.factor + blend * plain
 
 
-def _yarn(config: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
+def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """YaRN (Peng et al., 2023, arXiv 2309.00071, "NTK-by-parts"): as llama3, but blended over the dimension's index."""
 
     def index_of(turns: float) -> float:
         """The (fractional) index of the frequency that makes `turns` turns over the original context."""
         length = config.original_max_position_embeddings
-        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+        return config.dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
     low, high = index_of(config.beta_fast), index_of(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, config.dim - 1)
     if low == high:
         high += 0.001  # avoids a division by zero
-    interpolated = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    interpolated = ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return plain / config.factor * interpolated + plain * (1 - interpolated)
 
 

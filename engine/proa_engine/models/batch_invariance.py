@@ -11,7 +11,7 @@ def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> Mode
     it."""
     if not isinstance(config.linear_method, Unquantized):
         raise ValueError("batch_invariant on a GPU is not supported with quantized weights")
-    if config.moe is not None:
+    if any(layer.mlp.num_experts for layer in config.layers):
         raise ValueError("batch_invariant on a GPU is not supported with a mixture of experts")
     if tensor_parallel_size > 1:
         raise ValueError(

@@ -1,87 +1,55 @@
-"""The pre-norm decoder that all architectures here share. Each architecture defines its attention options, and its
-feed-forward layers if they are not `GatedMLP`."""
+"""The decoder of all architectures here. Each architecture declares its layers, and what is around them, in a
+`DecoderOptions`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
-from proa_engine.layers.attention import Attention, AttentionOptions, AttentionStep
+from proa_engine.layers.attention import AttentionStep
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.context import LayerContext
 from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
-from proa_engine.layers.mlp import GatedMLP
-from proa_engine.layers.moe import SparseMoE
 from proa_engine.layers.norm import RMSNorm
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.rotary import RotaryTable
+from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Weights
-from proa_engine.models.config import ModelConfig
-
-MLP = GatedMLP | SparseMoE
-MakeMLP = Callable[[Weights, ModelConfig, ParallelContext, int], MLP]
-
-
-def make_gated_mlp(weights: Weights, config: ModelConfig, parallel: ParallelContext, layer: int) -> MLP:
-    return GatedMLP(weights, config.hidden_size, config.intermediate_size, parallel, bias=config.mlp_bias)
-
-
-class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the running sum is passed on as `residual`."""
-
-    def __init__(
-        self,
-        weights: Weights,
-        config: ModelConfig,
-        parallel: ParallelContext,
-        options: AttentionOptions,
-        mlp: MakeMLP,
-        number: int,
-    ) -> None:
-        self.input_norm = RMSNorm(weights / "input_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(
-            weights / "self_attn",
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            parallel,
-            options,
-        )
-        self.post_norm = RMSNorm(weights / "post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.mlp = mlp(weights / "mlp", config, parallel, number)
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, residual = self.input_norm.into(self.attention.qkv.input_form, x, residual)
-        x = self.attention(normed, cache, step)
-        normed, residual = self.post_norm.into(self.mlp.input_form, x, residual)
-        return self.mlp(normed), residual
+from proa_engine.models.config import DecoderOptions, ModelConfig
+from proa_engine.models.fields import Fields
 
 
 class DecoderForCausalLM:
-    """A `CausalLM`. The constructor loads all weights."""
+    """A `CausalLM`. The constructor loads all weights.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: Weights,
-        parallel: ParallelContext,
-        options: Callable[[int], AttentionOptions],
-        mlp: MakeMLP = make_gated_mlp,
-    ) -> None:
-        """`options` and `mlp` return the attention options and the feed-forward layer of a layer by its number."""
-        rows = take_vocab_share(weights / "model" / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
+    An architecture is a derived class with `read_options`, which reads and checks its config.json, and `defaults`, the
+    fields that its config.json may omit. It overrides nothing else unless its decoder is more than its layers.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
+    @staticmethod
+    def read_options(fields: Fields) -> DecoderOptions:
+        """Raises ValueError, naming the field, for what is not supported."""
+        raise NotImplementedError
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
+        options = config.decoder
+        inner = weights / "model"
+        rows = take_vocab_share(inner / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
         self.embedding = VocabParallelEmbedding(rows, parallel)
+        # In the weights' type, as in the models' own code.
+        self.embedding_scale = float(torch.tensor(options.embedding_scale, dtype=rows.dtype))
+        tables = RotaryTables(config.max_position_embeddings, rows.device)
+        context = LayerContext(config.hidden_size, parallel, tables)
         self.layers = [
-            DecoderLayer(weights / "model" / "layers" / str(layer), config, parallel, options(layer), mlp, layer)
-            for layer in range(config.num_layers)
+            layer.make(inner / "layers" / str(number), context) for number, layer in enumerate(options.layers)
         ]
-        self.norm = RMSNorm(weights / "model" / "norm", config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
         if not config.tie_word_embeddings:
             rows = take_vocab_share(weights / "lm_head", config.vocab_size, config.hidden_size, parallel)
         self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
-        self.rotary = RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, rows.device)
+        self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap
         self.batch_invariant = config.batch_invariant
 
     def __call__(
@@ -91,18 +59,28 @@ class DecoderForCausalLM:
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        step = AttentionStep(metadata, *self.rotary(positions), self.batch_invariant)
-        x, residual = self.embedding(input_ids), None
+        step = AttentionStep(metadata, positions, self.batch_invariant)
+        x, residual = self.embed(input_ids), None
         for layer, cache in zip(self.layers, caches, strict=True):
             x, residual = layer(x, residual, cache, step)
         assert residual is not None  # there is a layer
         return self.norm.add(x, residual)[0]
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [T] int64 -> [T, hidden_size]"""
+        x = self.embedding(input_ids)
+        return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        if self.logits_scale != 1.0:
+            logits = logits * self.logits_scale
+        if self.logits_soft_cap is not None:
+            logits = (logits / self.logits_soft_cap).tanh_().mul_(self.logits_soft_cap)
+        return logits
 
     def cache_layers(self) -> tuple[CacheLayer, ...]:
-        return tuple(layer.attention.cache_layer for layer in self.layers)
+        return tuple(layer.cache_layer for layer in self.layers)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         seen: set[int] = set()

@@ -1,13 +1,18 @@
 """Llama 2 and 3 (also Proa's built-in model): biases only if the config sets them."""
 
-from proa_engine.layers.attention import AttentionOptions
-from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Weights
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import fields as read
+from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder_layer import LayerOptions
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        options = AttentionOptions(qkv_bias=config.attention_bias, output_bias=config.attention_bias)
-        super().__init__(config, weights, parallel, lambda layer: options)
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        bias = fields.get("attention_bias", False)
+        layer = LayerOptions(
+            attention=read.attention(fields, qkv_bias=bias, output_bias=bias),
+            mlp=read.gated_mlp(fields),
+            norm=read.norm(fields),
+        )
+        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)

@@ -1,15 +1,28 @@
 """Qwen2 and Qwen2.5: biases on q, k and v, none on the output; upper layers may have a sliding window."""
 
-from proa_engine.layers.attention import AttentionOptions
-from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Weights
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import fields as read
+from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder_layer import LayerOptions
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        def options(layer: int) -> AttentionOptions:
-            return AttentionOptions(qkv_bias=True, window=config.layer_windows[layer])
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        norm = read.norm(fields)
+        layers = [
+            LayerOptions(
+                attention=read.attention(fields, qkv_bias=True, window=window), mlp=read.gated_mlp(fields), norm=norm
+            )
+            for window in qwen_windows(fields)
+        ]
+        return DecoderOptions(layers=tuple(layers), norm=norm)
 
-        super().__init__(config, weights, parallel, options)
+
+def qwen_windows(fields: read.Fields) -> tuple[int | None, ...]:
+    """The window of each layer; `use_sliding_window` switches all off."""
+    num_layers: int = fields["num_hidden_layers"]
+    if not fields.get("use_sliding_window", False):
+        return (None,) * num_layers
+    first = fields.get("max_window_layers", 28)
+    return read.windows(fields, read.layer_types(fields, [read.kind(layer >= first) for layer in range(num_layers)]))

@@ -1,21 +1,30 @@
 """Qwen3 (dense): q and k are normalised by head; biases only if the config sets them."""
 
-from proa_engine.layers.attention import AttentionOptions
-from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Weights
-from proa_engine.models.config import ModelConfig
+from collections.abc import Sequence
+
+from proa_engine.layers.attention import AttentionOptions, QkNorm
+from proa_engine.models import fields as read
+from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder_layer import LayerOptions
+from proa_engine.models.qwen2 import qwen_windows
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        super().__init__(config, weights, parallel, lambda layer: attention_options(config, layer))
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        norm = read.norm(fields)
+        layers = [
+            LayerOptions(attention=attention, mlp=read.gated_mlp(fields), norm=norm)
+            for attention in attention_options(fields)
+        ]
+        return DecoderOptions(layers=tuple(layers), norm=norm)
 
 
-def attention_options(config: ModelConfig, layer: int) -> AttentionOptions:
-    return AttentionOptions(
-        qkv_bias=config.attention_bias,
-        output_bias=config.attention_bias,
-        qk_norm_eps=config.rms_norm_eps,
-        window=config.layer_windows[layer],
-    )
+def attention_options(fields: read.Fields) -> Sequence[AttentionOptions]:
+    """Of each layer."""
+    bias, qk_norm = fields.get("attention_bias", False), QkNorm(read.norm(fields))
+    return [
+        read.attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm, window=window)
+        for window in qwen_windows(fields)
+    ]

@@ -1,22 +1,31 @@
 """Qwen3 with a mixture of experts in place of most feed-forward layers (30B-A3B, 235B-A22B)."""
 
-from proa_engine.layers.moe import Router, SparseMoE, load_experts
-from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Weights
-from proa_engine.models.config import ModelConfig
-from proa_engine.models.decoder import MLP, DecoderForCausalLM, make_gated_mlp
+from proa_engine.kernels.moe_route import Routing
+from proa_engine.layers.moe import MoEOptions
+from proa_engine.models import fields as read
+from proa_engine.models.config import DecoderOptions
+from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder_layer import LayerOptions
 from proa_engine.models.qwen3 import attention_options
 
 
 class Qwen3MoeForCausalLM(DecoderForCausalLM):
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        super().__init__(config, weights, parallel, lambda layer: attention_options(config, layer), _make_mlp)
-
-
-def _make_mlp(weights: Weights, config: ModelConfig, parallel: ParallelContext, layer: int) -> MLP:
-    moe = config.moe
-    if moe is None or layer not in moe.layers:
-        return make_gated_mlp(weights, config, parallel, layer)
-    router = Router(weights / "gate", config.hidden_size, moe.num_experts, moe.routing)
-    experts = load_experts(weights / "experts", config.hidden_size, moe.intermediate_size, moe.num_experts, parallel)
-    return SparseMoE(router, experts, parallel)
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        norm = read.norm(fields)
+        experts = MoEOptions(
+            # `num_experts` is the older name, `num_local_experts` that of transformers 5.
+            num_experts=fields["num_experts"] if "num_experts" in fields else fields["num_local_experts"],
+            expert_size=fields["moe_intermediate_size"],
+            routing=Routing(fields["num_experts_per_tok"], normalize=fields.get("norm_topk_prob", False)),
+        )
+        step, plain = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers") or ()
+        layers = [
+            LayerOptions(
+                attention=attention,
+                mlp=experts if number not in plain and (number + 1) % step == 0 else read.gated_mlp(fields),
+                norm=norm,
+            )
+            for number, attention in enumerate(attention_options(fields))
+        ]
+        return DecoderOptions(layers=tuple(layers), norm=norm)

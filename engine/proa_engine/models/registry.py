@@ -1,29 +1,55 @@
 """Supported architectures: the names that config.json gives them, and the modules that define their classes."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from proa_engine.layers.parallel import ParallelContext
     from proa_engine.layers.weights import Weights
     from proa_engine.models.base import CausalLM
-    from proa_engine.models.config import ModelConfig
+    from proa_engine.models.config import DecoderOptions, ModelConfig
 
-# The class has the architecture's name. Modules are imported on use, because they import ModelConfig, which checks
-# architectures by this table.
+# The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
+# its fields.
 MODULES = {
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "Ministral3ForCausalLM": "ministral3",
     "MistralForCausalLM": "mistral",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 
 
-def model_class(architecture: str) -> "Callable[[ModelConfig, Weights, ParallelContext], CausalLM]":
+class ModelClass(Protocol):
+    """An architecture's class: reads its config.json, and builds the model."""
+
+    defaults: Mapping[str, Any]  # fields that its config.json may omit
+
+    @staticmethod
+    def read_options(fields: Mapping[str, Any]) -> "DecoderOptions":
+        """Raises ValueError, naming the field, for what is not supported."""
+        ...
+
+    def __call__(self, config: "ModelConfig", weights: "Weights", parallel: "ParallelContext") -> "CausalLM": ...
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The first of `architectures`. Raises ValueError if it is not supported."""
+    names = config.get("architectures") or ["none named"]
+    if names[0] not in MODULES:
+        raise ValueError(f"architecture {names[0]} is not supported; supported: {', '.join(MODULES)}")
+    return str(names[0])
+
+
+def model_class(architecture: str) -> ModelClass:
     """Return the class of `architecture`, a name in `MODULES`."""
-    model: Callable[[ModelConfig, Weights, ParallelContext], CausalLM]
-    model = getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
+    model: ModelClass = getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
     return model

@@ -1,13 +1,21 @@
-"""Seed-OSS: Llama whose q, k and v may have biases and whose attention output has none."""
+"""Seed-OSS: Llama whose attention has biases on the inputs and the output by two fields."""
 
-from proa_engine.layers.attention import AttentionOptions
-from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Weights
-from proa_engine.models.config import ModelConfig
+from proa_engine.models import fields as read
+from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder_layer import LayerOptions
 
 
 class SeedOssForCausalLM(DecoderForCausalLM):
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
-        options = AttentionOptions(qkv_bias=config.attention_bias)
-        super().__init__(config, weights, parallel, lambda layer: options)
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        layer = LayerOptions(
+            attention=read.attention(
+                fields,
+                qkv_bias=fields.get("attention_bias", False),
+                output_bias=fields.get("attention_out_bias", False),
+            ),
+            mlp=read.gated_mlp(fields),
+            norm=read.norm(fields),
+        )
+        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)

@@ -61,7 +61,8 @@ def cpu_budget(memory: HostMemory, *, utilization: float, ranks_here: int, works
 
 def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype_bytes: int) -> int:
     """Estimated peak bytes of a step of the full token budget: activations per token, copies of the logits per row."""
-    per_token = (6 * model.hidden_size + 3 * model.intermediate_size) * dtype_bytes
+    inner_size = max(layer.mlp.inner_size for layer in model.layers)
+    per_token = (6 * model.hidden_size + 3 * inner_size) * dtype_bytes
     per_row = 6 * model.vocab_size * 4
     max_rows = config.max_num_seqs * (1 + config.num_speculative_tokens)
     return config.max_num_batched_tokens * per_token + max_rows * per_row
@@ -69,14 +70,8 @@ def cpu_workspace(config: EngineConfig, model: ModelConfig, dtype_bytes: int) ->
 
 def num_parameters(model: ModelConfig) -> int:
     """Estimated number of parameters: embeddings and matrices, without norms and biases."""
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    mlp = 3 * model.hidden_size * model.intermediate_size
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    total = embeddings + model.num_layers * (attention + mlp)
-    if model.moe is None:
-        return total
-    experts = 3 * model.hidden_size * model.moe.intermediate_size * model.moe.num_experts
-    return total + len(model.moe.layers) * (experts - mlp)
+    return embeddings + sum(layer.num_parameters(model.hidden_size) for layer in model.layers)
 
 
 def check_room(num_blocks: int, layout: CacheLayout) -> None:

@@ -50,15 +50,10 @@ class MetaWorker(Worker):
 
 def with_one_layer_of_each_kind(config: ModelConfig) -> ModelConfig:
     """The model with the fewest layers that launch all of its kernels."""
-    experts = () if config.moe is None else config.moe.layers
     # The first layer is a kind of its own: it adds no residual.
-    kinds = {(layer == 0, window, layer in experts): layer for layer, window in enumerate(config.layer_windows)}
-    kept = sorted(kinds.values())
-    moe = config.moe
-    if moe is not None:
-        moe = replace(moe, layers=type(moe.layers)(new for new, old in enumerate(kept) if old in experts))
-    windows = tuple(config.layer_windows[layer] for layer in kept)
-    return replace(config, num_layers=len(kept), layer_windows=windows, moe=moe)
+    kinds = {(number == 0, layer): number for number, layer in enumerate(config.layers)}
+    layers = tuple(config.layers[number] for number in sorted(kinds.values()))
+    return replace(config, decoder=replace(config.decoder, layers=layers))
 
 
 class MetaParallel(ParallelContext):

@@ -1,0 +1,150 @@
+"""A decoder's layer, declared by `LayerOptions`: attention and a feed-forward layer, each added to the running sum."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from proa_engine.kernels.activation import Activation, InputForm
+from proa_engine.layers.attention import AttentionStep
+from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.context import LayerContext
+from proa_engine.layers.norm import NormOptions, ResidualSum, RMSNorm
+from proa_engine.layers.weights import Weights
+
+
+class Mixer(Protocol):
+    """The part of a layer that lets tokens see those before: attention, or another with a cache."""
+
+    input_form: InputForm | None
+
+    @property
+    def cache_layer(self) -> CacheLayer: ...
+
+    def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor: ...
+
+
+class MixerOptions(Protocol):
+    """Declares a `Mixer`: a frozen dataclass, equal for equal layers."""
+
+    def num_parameters(self, hidden_size: int) -> int: ...
+
+    def make(self, weights: Weights, context: LayerContext) -> Mixer:
+        """`weights` are those of the layer."""
+        ...
+
+
+class FeedForward(Protocol):
+    input_form: InputForm | None
+
+    def __call__(self, x: Activation) -> torch.Tensor: ...
+
+
+class FeedForwardOptions(Protocol):
+    """Declares a `FeedForward`: a frozen dataclass, equal for equal layers."""
+
+    @property
+    def num_experts(self) -> int:
+        """0: not a mixture of experts."""
+        ...
+
+    @property
+    def inner_size(self) -> int:
+        """Inner values that are computed for a token."""
+        ...
+
+    def num_parameters(self, hidden_size: int) -> int: ...
+
+    def make(self, weights: Weights, context: LayerContext) -> FeedForward:
+        """`weights` are those of the layer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormNames:
+    """Where a layer has norms, and what the checkpoint calls them; None: no norm there."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+PRE_NORM = NormNames(
+    before_attention="input_layernorm",
+    after_attention=None,
+    before_mlp="post_attention_layernorm",
+    after_mlp=None,
+)
+
+
+class Layer(Protocol):
+    @property
+    def cache_layer(self) -> CacheLayer: ...
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size]: what is still to be added to the sum `residual`, or the sum itself where that is None.
+        Returns both for the next layer; may overwrite both."""
+        ...
+
+
+class LayerDeclaration(Protocol):
+    """Declares a `Layer`. `LayerOptions` is enough unless a family computes more than attention and a feed-forward
+    layer."""
+
+    @property
+    def mlp(self) -> FeedForwardOptions: ...
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Of matrices."""
+        ...
+
+    def make(self, weights: Weights, context: LayerContext) -> Layer: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOptions:
+    attention: MixerOptions
+    mlp: FeedForwardOptions
+    norm: NormOptions
+    norms: NormNames = PRE_NORM
+    residual_scale: float = 1.0  # of the outputs of attention and of the feed-forward layer
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size)
+
+    def make(self, weights: Weights, context: LayerContext) -> "DecoderLayer":
+        return DecoderLayer(weights, context, self)
+
+
+class DecoderLayer:
+    def __init__(self, weights: Weights, context: LayerContext, options: LayerOptions) -> None:
+        def norm(name: str | None) -> RMSNorm | None:
+            return None if name is None else RMSNorm(weights / name, context.hidden_size, options.norm)
+
+        names = options.norms
+        self.input_norm = norm(names.before_attention) or ResidualSum()
+        self.attention = options.attention.make(weights, context)
+        self.attention_norm = norm(names.after_attention)
+        self.post_norm = norm(names.before_mlp) or ResidualSum()
+        self.mlp = options.mlp.make(weights, context)
+        self.mlp_norm = norm(names.after_mlp)
+        self.residual_scale = options.residual_scale
+
+    @property
+    def cache_layer(self) -> CacheLayer:
+        return self.attention.cache_layer
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, residual = self.input_norm.into(self.attention.input_form, x, residual)
+        x = self._addend(self.attention(normed, cache, step), self.attention_norm)
+        normed, residual = self.post_norm.into(self.mlp.input_form, x, residual)
+        return self._addend(self.mlp(normed), self.mlp_norm), residual
+
+    def _addend(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        x = x if norm is None else norm(x)
+        return x if self.residual_scale == 1.0 else x.mul_(self.residual_scale)

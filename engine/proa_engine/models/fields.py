@@ -1,0 +1,113 @@
+"""Read layers' options from the fields of config.json, by the names that most architectures share.
+
+Raises ValueError, naming the field, for what is not supported.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proa_engine.layers.attention import AttentionOptions
+from proa_engine.layers.mlp import GatedMLPOptions
+from proa_engine.layers.norm import NormOptions
+from proa_engine.layers.rotary import RopeConfig
+
+Fields = Mapping[str, Any]
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+SCALING_FIELDS = (
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "llama_4_scaling_beta",
+)
+
+
+def require(fields: Fields, name: str, supported: Sequence[object]) -> None:
+    """Refuse another value of the field `name`. A field that is missing or null is not refused."""
+    value = fields.get(name)
+    if value is not None and value not in supported:
+        raise ValueError(f"{name} {value} is not supported; supported: {', '.join(map(str, supported))}")
+
+
+def norm(fields: Fields, offset: float = 0.0) -> NormOptions:
+    return NormOptions(fields.get("rms_norm_eps", 1e-6), offset)
+
+
+def head_dim(fields: Fields) -> int:
+    return int(fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"])
+
+
+def attention(fields: Fields, **options: Any) -> AttentionOptions:
+    """The sizes and the rotation, and `options` of `AttentionOptions`, which replace them."""
+    num_heads = fields["num_attention_heads"]
+    read = {
+        "num_heads": num_heads,
+        "num_kv_heads": fields.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim(fields),
+    }
+    if "rope" not in options:
+        read["rope"] = rope(fields)
+    return AttentionOptions(**(read | options))
+
+
+def gated_mlp(fields: Fields, **options: Any) -> GatedMLPOptions:
+    """The size and the biases, and `options` of `GatedMLPOptions`, which replace them."""
+    activation = fields.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ValueError(f"activation {activation} is not supported; supported: silu")
+    read = {"inner_size": fields["intermediate_size"], "bias": fields.get("mlp_bias", False)}
+    return GatedMLPOptions(**(read | options))
+
+
+def rope(fields: Fields, given: Fields | None = None) -> RopeConfig:
+    """Read `given`, by default the field `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+    if given is None:
+        given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    rope_type = given.get("rope_type", given.get("type", "default"))
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope scaling {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    partial = given.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ValueError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    known = {name: given[name] for name in SCALING_FIELDS if given.get(name) is not None}
+    known.setdefault("original_max_position_embeddings", fields.get("max_position_embeddings", 2048))
+    theta = given.get("rope_theta") or fields.get("rope_theta") or 10_000.0
+    return RopeConfig(dim=head_dim(fields), theta=theta, type=rope_type, **known)
+
+
+def ropes(fields: Fields, sliding_theta: float) -> dict[str, RopeConfig]:
+    """The rotation of each layer type. In the older fields, only that of full attention is scaled."""
+    given = fields.get("rope_parameters") or {}
+    if "full_attention" in given:
+        return {kind: rope(fields, given[kind]) for kind in LAYER_TYPES}
+    return {"full_attention": rope(fields), "sliding_attention": rope(fields, {"rope_theta": sliding_theta})}
+
+
+def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
+    """`full_attention` or `sliding_attention` for each layer. `default`: where the field is missing."""
+    types = tuple(fields.get("layer_types") or default)
+    unknown = set(types) - set(LAYER_TYPES)
+    if unknown:
+        raise ValueError(f"layer type {sorted(unknown)[0]} is not supported; supported: full and sliding attention")
+    return types
+
+
+def kind(is_sliding: bool) -> str:
+    return "sliding_attention" if is_sliding else "full_attention"
+
+
+def every(period: int, fields: Fields) -> list[str]:
+    """Full attention in the last of every `period` layers, a window in the others."""
+    return [kind((layer + 1) % period != 0) for layer in range(fields["num_hidden_layers"])]
+
+
+def windows(fields: Fields, types: Sequence[str]) -> tuple[int | None, ...]:
+    return tuple(fields["sliding_window"] if each == "sliding_attention" else None for each in types)

@@ -1,0 +1,10 @@
+"""Ministral 3: Mistral whose queries grow with the logarithm of their position (a field of `rope_parameters`)."""
+
+from typing import ClassVar
+
+from proa_engine.models import fields as read
+from proa_engine.models.mistral import MistralForCausalLM
+
+
+class Ministral3ForCausalLM(MistralForCausalLM):
+    defaults: ClassVar[read.Fields] = {"rms_norm_eps": 1e-5}
