@@ -53,6 +53,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "mlp_only_layers": [1], "num_experts_per_tok": 1},
     ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+            "attention_bias": True,
+        },
+    ),
+    "ministral 3": (
+        "ministral3",
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 32}},
+    ),
+    "olmo 2": ("olmo2", {}),
+    "olmo 3": (
+        "olmo3",
+        {
+            "sliding_window": 24,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi 3": ("phi3", {"sliding_window": 24}),
+    "phi 4": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "smollm 3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "smollm 3, windows": (
+        "smollm3",
+        {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 20, "attention_bias": True},
+    ),
     "qwen3 tied, bias, yarn": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": YARN}),
 }
 
