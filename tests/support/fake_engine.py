@@ -17,9 +17,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from proa.blocks import BLOCK_HASH_VERSION
+from proa.blocks import BLOCK_HASH_VERSION, root_hash
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
+from support.prefix_cache import FakePrefixCache
 from support.tokenizers import byte_level_tokenizer
 
 SERVICE = "proa.engine.v1.EngineService"
@@ -106,17 +107,23 @@ class _Running:
     length: int  # output tokens, including resumed ones
     queued: float
     position: int
+    num_cached_tokens: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids) // 4
+
+    @property
+    def extra_keys(self) -> tuple[str, ...]:
+        return (self.request.cache_salt,) if self.request.cache_salt else ()
 
 
 class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     """Call `start` and `stop`. Attributes may be changed while it runs.
 
     `step_delay`: seconds before each step; None: steps run only when the test calls `step`.
-    `requests` and `aborted` record requests and aborted request ids, in order.
+    `requests` and `aborted` record requests and aborted request ids, in order. With a `checkpoint_rule`, the engine
+    behaves like one whose model has sliding windows: it has a prefix cache, sends KV events and reports hits.
     """
 
     def __init__(
@@ -131,6 +138,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         num_gpu_blocks: int = 4096,
         max_waiting_requests: int = 4096,
         grammars: bool = True,
+        checkpoint_rule: service_pb2.CheckpointRule | None = None,
     ) -> None:
         self.script = script
         self.step_delay = step_delay
@@ -175,7 +183,11 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             engine_version="0.0.0",
             prefix_caching=True,
             grammars=grammars,
+            checkpoint_rule=checkpoint_rule,
         )
+        self.prefix_cache = None
+        if checkpoint_rule is not None:
+            self.prefix_cache = FakePrefixCache(checkpoint_rule, root_hash(self.info.model, self.info.revision))
         self.instance_id = secrets.token_hex(8)
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> str:
@@ -248,10 +260,15 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     async def step(self) -> None:
         """Send one token for each running request, in one message for each session."""
         room = self.info.max_num_seqs - len(self._running)
-        self._running += self._waiting[:room]
+        joining = self._waiting[:room]
+        self._running += joining
         del self._waiting[:room]
         self.step_count += 1
         now = time.time()
+        if self.prefix_cache is not None:
+            for item in joining:
+                known = [*prompt_ids(item.request), *array("I", item.request.resumed_token_ids)]
+                item.num_cached_tokens = self.prefix_cache.compute(known, item.extra_keys)
         batches = {session: core_pb2.EngineCoreOutputs() for session in self._sessions}
         columns = {session: (array("I"), array("I")) for session in self._sessions}
         calls: list[tuple[_Caller, core_pb2.EngineCoreOutput]] = []
@@ -332,11 +349,11 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 await context.write(service_pb2.GetTokenizerResponse(file_name=name, data=part))
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
-        if self.kv_events is None:
+        if self.kv_events is None and self.prefix_cache is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake engine has no KV events")
         self.num_kv_subscriptions += 1
         self._notify()
-        events = self.kv_events
+        events = self.prefix_cache.subscribe() if self.prefix_cache is not None else self.kv_events
         while events is not None and (message := await events.get()) is not None:
             await context.write(message)
 
@@ -403,7 +420,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
                 prompt = prompt_ids(item.request)[1:]
                 output.prompt_logprobs.extend(_logprobs(other, params.prompt_logprobs) for other in prompt)
         if is_first or is_last:
-            output.num_prompt_tokens, output.num_cached_tokens = item.num_prompt_tokens, 0
+            output.num_prompt_tokens, output.num_cached_tokens = item.num_prompt_tokens, item.num_cached_tokens
+        if is_last and self.prefix_cache is not None:
+            outputs = [reply.token_ids[number % len(reply.token_ids)] for number in range(position)]
+            self.prefix_cache.finish([*prompt_ids(item.request), *outputs], item.extra_keys)
         if is_last:
             at_end = not reply.repeat and item.length == len(reply.token_ids)
             output.finish_reason = reply.finish_reason if at_end else core_pb2.FINISH_REASON_LENGTH

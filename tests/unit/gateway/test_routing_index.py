@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proa_gateway.routing.hints import HashChain
+from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PENDING_TIMEOUT, PrefixIndex
 
 CHAIN = HashChain(b"root", 16)
@@ -20,6 +20,11 @@ def make_index(*addresses: str, capacity: int = 100, max_blocks: int = 1000) -> 
     for address in addresses:
         index.add_replica(address, CHAIN, capacity)
     return index
+
+
+def sent(block_hashes: Sequence[bytes], num_more: int = 1) -> RoutingHints:
+    """Hints for a prompt of these blocks and `num_more` tokens."""
+    return RoutingHints(block_hashes, CHAIN, 16 * len(block_hashes) + num_more)
 
 
 def matched_lengths(index: PrefixIndex, block_hashes: Sequence[bytes]) -> dict[str, int]:
@@ -54,19 +59,19 @@ def test_a_prefix_ends_at_its_first_missing_block() -> None:
 
 def test_a_sent_request_makes_its_blocks_pending() -> None:
     index = make_index("a", "b")
-    index.add_pending("a", CHAIN, PROMPT, now=0.0)
+    index.add_pending("a", sent(PROMPT), now=0.0)
     assert matched_lengths(index, PROMPT) == {"a": 10}
     assert index.count_cached("b", PROMPT) == 0
 
 
 def test_pending_blocks_that_are_never_confirmed_time_out() -> None:
     index = make_index("a")
-    index.add_pending("a", CHAIN, PROMPT, now=0.0)
+    index.add_pending("a", sent(PROMPT), now=0.0)
     index.add_confirmed("a", PROMPT[:4])
-    index.add_pending("a", CHAIN, PROMPT[:6], now=PENDING_TIMEOUT - 1)
-    index.add_pending("a", CHAIN, [], now=PENDING_TIMEOUT)
+    index.add_pending("a", sent(PROMPT[:6]), now=PENDING_TIMEOUT - 1)
+    index.add_pending("a", sent([]), now=PENDING_TIMEOUT)
     assert matched_lengths(index, PROMPT) == {"a": 6}, "confirmed blocks stay, and so do blocks that were sent again"
-    index.add_pending("a", CHAIN, [], now=2 * PENDING_TIMEOUT)
+    index.add_pending("a", sent([]), now=2 * PENDING_TIMEOUT)
     assert matched_lengths(index, PROMPT) == {"a": 4}
     index.check_integrity()
 
@@ -74,11 +79,11 @@ def test_pending_blocks_that_are_never_confirmed_time_out() -> None:
 def test_without_events_pending_blocks_stay_until_the_cache_must_be_full() -> None:
     index = make_index("a", capacity=20)
     index.disable_events("a")
-    index.add_pending("a", CHAIN, PROMPT, now=0.0)
-    index.add_pending("a", CHAIN, [b"x%d" % number for number in range(10)], now=1e6)
+    index.add_pending("a", sent(PROMPT), now=0.0)
+    index.add_pending("a", sent([b"x%d" % number for number in range(10)]), now=1e6)
     assert matched_lengths(index, PROMPT) == {"a": 10}
-    index.add_pending("a", CHAIN, PROMPT, now=2e6)
-    index.add_pending("a", CHAIN, [b"y"], now=3e6)
+    index.add_pending("a", sent(PROMPT), now=2e6)
+    index.add_pending("a", sent([b"y"]), now=3e6)
     assert matched_lengths(index, PROMPT) == {"a": 10}, "used again later than the others"
     assert matched_lengths(index, [b"x0"]) == {}
     index.check_integrity()
@@ -89,9 +94,9 @@ def test_sending_one_prompt_repeatedly_takes_no_more_memory(has_events: bool) ->
     index = make_index("a", capacity=50)
     if not has_events:
         index.disable_events("a")
-    index.add_pending("a", CHAIN, [b"once"], now=0.0)
+    index.add_pending("a", sent([b"once"]), now=0.0)
     for round in range(1000):
-        index.add_pending("a", CHAIN, PROMPT, now=1 + round / 1000)
+        index.add_pending("a", sent(PROMPT), now=1 + round / 1000)
         if round == 100:
             before = index.num_bytes
     assert index.num_bytes == before
@@ -102,14 +107,14 @@ def test_sending_one_prompt_repeatedly_takes_no_more_memory(has_events: bool) ->
 def test_a_request_does_not_change_a_replica_with_another_hash_chain() -> None:
     index = make_index("a")
     index.add_replica("b", OTHER, 100)
-    index.add_pending("b", CHAIN, PROMPT, now=0.0)
+    index.add_pending("b", sent(PROMPT), now=0.0)
     assert matched_lengths(index, PROMPT) == {}
 
 
 def test_a_snapshot_clears_confirmed_but_not_pending_blocks() -> None:
     index = make_index("a")
     index.add_confirmed("a", PROMPT[:5])
-    index.add_pending("a", CHAIN, [b"x", b"y"], now=0.0)
+    index.add_pending("a", sent([b"x", b"y"]), now=0.0)
     index.clear_confirmed("a")
     assert matched_lengths(index, PROMPT) == {}
     assert matched_lengths(index, [b"x", b"y"]) == {"a": 2}
@@ -119,7 +124,7 @@ def test_a_removed_replica_leaves_no_blocks_to_the_next_one() -> None:
     index = make_index("a", "b")
     index.add_confirmed("a", PROMPT)
     index.add_confirmed("b", PROMPT[:2])
-    index.add_pending("a", CHAIN, [b"x"], now=0.0)
+    index.add_pending("a", sent([b"x"]), now=0.0)
     index.remove_replica("a")
     index.add_replica("c", CHAIN, 100)
     assert matched_lengths(index, PROMPT) == {"b": 2}
@@ -133,7 +138,7 @@ def test_the_least_recently_used_blocks_are_evicted() -> None:
     index.add_confirmed("a", PROMPT)
     for number in range(50):
         index.add_confirmed("b", [b"%d.%d" % (number, block) for block in range(8)])
-        index.add_pending("a", CHAIN, PROMPT, now=0.0)
+        index.add_pending("a", sent(PROMPT), now=0.0)
         assert index.num_blocks <= 40 + len(PROMPT), "confirmed and pending blocks are bounded"
         index.check_integrity()
     assert matched_lengths(index, PROMPT) == {"a": 10}
@@ -150,7 +155,7 @@ def test_num_bytes_covers_the_memory_in_use() -> None:
     try:
         for address in addresses:
             index.add_confirmed(address, [os.urandom(16) for _ in range(500)])
-            index.add_pending(address, CHAIN, [os.urandom(16) for _ in range(100)], now=0.0)
+            index.add_pending(address, sent([os.urandom(16) for _ in range(100)]), now=0.0)
         measured, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -27,3 +27,13 @@ class RoutingHints:
     chain: HashChain | None = None  # of `block_hashes`; None if these are not computed
     num_prompt_tokens: int = 0
     session_id: str | None = None  # the client's own name for its conversation, for session affinity
+
+    @property
+    def num_reusable(self) -> int:
+        """How many blocks a cache hit can save: a prompt's last token is always computed, so a full last block is not
+        one."""
+        return 0 if self.chain is None else max(0, self.num_prompt_tokens - 1) // self.chain.block_size
+
+    @property
+    def reusable(self) -> Sequence[bytes]:
+        return self.block_hashes[: self.num_reusable]

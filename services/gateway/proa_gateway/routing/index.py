@@ -1,20 +1,23 @@
 """PrefixIndex: which replica has which KV cache blocks.
 
 A replica's blocks are confirmed (its engine's KV events reported them) or pending (a request was sent that will compute
-them).
+them). A cache hit of a replica with a checkpoint rule ends at a checkpoint.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from itertools import compress
 
-from proa_gateway.routing.hints import HashChain
+from proa.contract import CheckpointRule
+from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.pending_blocks import PendingBlocks
 from proa_gateway.routing.replica_bitmaps import ReplicaBitmaps
+from proa_gateway.routing.replica_checkpoints import ReplicaCheckpoints
 
 MAX_BLOCKS = 1_000_000
 """Maximum number of distinct confirmed blocks over all replicas, evicted by least recent use (approximately), and of
-distinct pending blocks, evicted by age."""
+distinct pending blocks, evicted by age. The same number of checkpoints."""
 
 PENDING_TIMEOUT = 60.0
 """Seconds after which a pending request is dropped if its blocks were not confirmed. Covers the engine's queue. Not
@@ -37,12 +40,14 @@ class _Replica:
 
 
 class PrefixIndex:
-    """Replicas are named by address. Memory is bounded: at most `max_blocks` confirmed and as many pending blocks."""
+    """Replicas are named by address. Memory is bounded: at most `max_blocks` confirmed blocks, as many pending ones and
+    as many checkpoints."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._confirmed = ReplicaBitmaps(max_blocks)
         self._pending = PendingBlocks()
+        self._checkpoints = ReplicaCheckpoints(max_blocks)
         self._replicas: dict[str, _Replica] = {}
         self._by_bit: list[_Replica | None] = []  # by bit number; None: the number is free
         self._addresses: list[str] = []  # by bit number
@@ -53,22 +58,27 @@ class PrefixIndex:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a replica with KV events has pending blocks."""
-        return any(self._pending.num_pending(one.bit) for one in self._replicas.values() if one.has_events)
+        """Whether a replica with KV events has pending blocks or expected checkpoints."""
+        bits = [one.bit for one in self._replicas.values() if one.has_events]
+        return any(self._pending.num_pending(bit) or self._checkpoints.has_expected(bit) for bit in bits)
 
     @property
     def num_bytes(self) -> int:
         """Estimate of the memory in use, from container sizes; takes microseconds."""
         sets = sum([sys.getsizeof(replica.confirmed) for replica in self._replicas.values()])
-        return sets + self._confirmed.num_bytes(len(self._addresses)) + self._pending.num_bytes
+        num_replicas = len(self._addresses)
+        bitmaps = self._confirmed.num_bytes(num_replicas) + self._checkpoints.num_bytes(num_replicas)
+        return sets + bitmaps + self._pending.num_bytes
 
-    def add_replica(self, address: str, chain: HashChain, capacity: int) -> None:
+    def add_replica(self, address: str, chain: HashChain, capacity: int, rule: CheckpointRule | None = None) -> None:
         """Add a replica with an empty prefix cache of `capacity` blocks. Replaces one of the same address."""
         self.remove_replica(address)
         number = self._by_bit.index(None) if None in self._by_bit else len(self._by_bit)
         replica = self._replicas[address] = _Replica(1 << number, chain, capacity)
         self._by_bit[number : number + 1] = [replica]
         self._addresses[number : number + 1] = [address]
+        if rule is not None:
+            self._checkpoints.add_replica(replica.bit, rule, chain)
 
     def remove_replica(self, address: str) -> None:
         """Remove a replica and its blocks. Unknown addresses are ignored."""
@@ -76,6 +86,7 @@ class PrefixIndex:
         if replica is not None:
             self._confirmed.remove(replica.bit, replica.confirmed)
             self._pending.remove_replica(replica.bit)
+            self._checkpoints.remove_replica(replica.bit)
             self._by_bit[self._by_bit.index(replica)] = None
 
     def disable_events(self, address: str) -> None:
@@ -83,13 +94,15 @@ class PrefixIndex:
         self._replicas[address].has_events = False
 
     def match(self, block_hashes: Sequence[bytes]) -> list[tuple[int, list[str]]]:
-        """Return (length, addresses) pairs: which replicas have how many leading blocks of the prompt.
+        """Return (length, addresses) pairs: which replicas can reuse how many leading blocks of the prompt.
 
         Longest first; each replica once; replicas without any block left out. Assumes that a replica with a block has
         the blocks before it. The length is too large if an engine evicted an earlier block first (two requests
         computed it at the same time); `count_cached` is exact.
         """
         found = self._confirmed.match(block_hashes) + self._pending.match(block_hashes)
+        if self._checkpoints.replicas:
+            found = self._checkpoints.shorten(found, block_hashes)
         matched: list[tuple[int, list[str]]] = []
         known = 0
         for length, replicas in sorted(found, reverse=True):
@@ -99,27 +112,29 @@ class PrefixIndex:
         return matched
 
     def count_cached(self, address: str, block_hashes: Sequence[bytes]) -> int:
-        """Return how many leading blocks of the prompt the replica has."""
+        """Return how many leading blocks of the prompt the replica can reuse."""
         replica = self._replicas.get(address)
         if replica is None:
             return 0
-        pending = [length for length, replicas in self._pending.match(block_hashes) if replicas & replica.bit]
-        return max(_count_leading(replica.confirmed, block_hashes), *pending[-1:], 0)
+        return self._checkpoints.count_reusable(replica.bit, self._count_leading(replica, block_hashes), block_hashes)
 
-    def add_pending(self, address: str, chain: HashChain, block_hashes: Sequence[bytes], now: float) -> int:
-        """Record that a request with these blocks is sent to the replica. Ignored if the replica's chain differs.
+    def add_pending(self, address: str, hints: RoutingHints, now: float) -> int:
+        """Record that a request is sent to the replica. Ignored if the replica's chain differs.
 
-        Return how many leading blocks the replica had before.
+        Return how many leading blocks of the prompt the replica could reuse before.
         """
-        replica = self._replicas.get(address)
-        if replica is None or replica.chain != chain:
+        replica, block_hashes = self._replicas.get(address), hints.block_hashes
+        if replica is None or replica.chain != hints.chain:
             return 0
-        num_cached = self.count_cached(address, block_hashes)
+        bit, num_cached = replica.bit, self._count_leading(replica, block_hashes)
+        length = min(num_cached, hints.num_reusable)
+        num_reusable = self._checkpoints.count_reusable(bit, length, block_hashes)
+        self._checkpoints.expect(bit, num_reusable, length, hints, now)
         if num_cached < len(block_hashes) or not replica.confirmed.issuperset(block_hashes[-1:]):
-            self._pending.add(replica.bit, block_hashes, now)
+            self._pending.add(bit, block_hashes, now)
         self._confirmed.touch(block_hashes[:num_cached])
         self._trim_pending(replica, now)
-        return num_cached
+        return num_reusable
 
     def add_confirmed(self, address: str, block_hashes: Sequence[bytes]) -> None:
         """The replica's engine reported that it stored these blocks."""
@@ -139,11 +154,20 @@ class PrefixIndex:
         replica.confirmed -= removed
         self._confirmed.remove(replica.bit, removed)
 
+    def add_checkpoints(self, address: str, checkpoints: Sequence[bytes]) -> None:
+        """The replica's engine reported that it made these checkpoints."""
+        self._checkpoints.confirm(self._replicas[address].bit, checkpoints)
+
+    def remove_checkpoints(self, address: str, checkpoints: Sequence[bytes]) -> None:
+        """The replica's engine reported that these checkpoints no longer exist."""
+        self._checkpoints.remove_confirmed(self._replicas[address].bit, checkpoints)
+
     def clear_confirmed(self, address: str) -> None:
-        """Drop the replica's confirmed blocks, because a snapshot follows. Pending blocks stay."""
+        """Drop the replica's confirmed blocks and checkpoints, because a snapshot follows. Pending blocks stay."""
         replica = self._replicas[address]
         self._confirmed.remove(replica.bit, replica.confirmed)
         replica.confirmed = set()
+        self._checkpoints.clear_confirmed(replica.bit)
 
     def check_integrity(self) -> None:
         """For tests. Raises `AssertionError` if bitmaps and replicas disagree."""
@@ -153,9 +177,16 @@ class PrefixIndex:
                 bitmaps[block_hash] = bitmaps.get(block_hash, 0) | replica.bit
         self._confirmed.check_integrity(bitmaps)
         self._pending.check_integrity()
+        self._checkpoints.check_integrity()
+
+    def _count_leading(self, replica: _Replica, block_hashes: Sequence[bytes]) -> int:
+        """Return how many leading blocks of the prompt the replica has."""
+        pending = [length for length, replicas in self._pending.match(block_hashes) if replicas & replica.bit]
+        return max(_count_leading(replica.confirmed, block_hashes), *pending[-1:], 0)
 
     def _trim_pending(self, replica: _Replica, now: float) -> None:
-        """Drop the replica's oldest pending requests that timed out or exceed its capacity or `max_blocks`."""
+        """Drop the replica's oldest pending requests that timed out or exceed its capacity or `max_blocks`, and
+        expected checkpoints likewise."""
         pending, bit = self._pending, replica.bit
         while (sent_at := pending.oldest(bit)) is not None and (
             (replica.has_events and now - sent_at >= PENDING_TIMEOUT)
@@ -163,6 +194,8 @@ class PrefixIndex:
             or pending.num_blocks > self._max_blocks
         ):
             pending.remove_oldest(bit)
+        timed_out = now - PENDING_TIMEOUT if replica.has_events else -math.inf
+        self._checkpoints.remove_expected(bit, timed_out, replica.capacity)
 
 
 def _count_leading(confirmed: set[bytes], block_hashes: Sequence[bytes]) -> int:

@@ -28,7 +28,8 @@ async def follow_kv_events(index: PrefixIndex, address: str, hello: Hello, subsc
     """
     if not hello.model.prefix_caching:
         return
-    index.add_replica(address, hash_chain(hello.model), hello.model.num_gpu_blocks)
+    model = hello.model
+    index.add_replica(address, hash_chain(model), model.num_gpu_blocks, model.checkpoint_rule)
     try:
         while True:
             try:
@@ -58,6 +59,12 @@ async def _apply(index: PrefixIndex, address: str, events: AsyncGenerator[KvEven
                 await asyncio.sleep(0)
             for batch in _batches(event.stored):
                 index.add_confirmed(address, batch)
+                await asyncio.sleep(0)
+            for batch in _batches(event.checkpoints_removed):
+                index.remove_checkpoints(address, batch)
+                await asyncio.sleep(0)
+            for batch in _batches(event.checkpoints_stored):
+                index.add_checkpoints(address, batch)
                 await asyncio.sleep(0)
 
 

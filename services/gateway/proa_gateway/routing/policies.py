@@ -1,7 +1,7 @@
 """Routing policies: how one of several engines is chosen for a request. `make_policy` finds them by name."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import ClassVar, Protocol
 
@@ -115,7 +115,7 @@ class Prefix:
         self._weights = weights
 
     def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
-        reusable = _reusable(hints)
+        reusable = hints.reusable
         matched = self._index.match(reusable)
         chosen = best(candidates, matched, len(reusable), self._weights, self._rng)
         if not matched or chosen.load <= self._weights.overload:
@@ -130,8 +130,7 @@ class Prefix:
     def record_sent(self, address: str, hints: RoutingHints) -> int:
         if hints.chain is None:
             return 0
-        num_cached = self._index.add_pending(address, hints.chain, hints.block_hashes, self._clock())
-        return min(num_cached, len(_reusable(hints))) * hints.chain.block_size
+        return self._index.add_pending(address, hints, self._clock()) * hints.chain.block_size
 
 
 POLICIES: tuple[str, ...] = (Prefix.name, LeastLoad.name, RoundRobin.name, SessionAffinity.name)
@@ -149,14 +148,6 @@ def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callab
         case SessionAffinity.name:
             return SessionAffinity(rng)
     raise ValueError(f"unknown routing policy {name!r}, must be one of {', '.join(POLICIES)}")
-
-
-def _reusable(hints: RoutingHints) -> Sequence[bytes]:
-    """Return the blocks that a cache hit can save: a prompt's last token is always computed, so a full last block is
-    not one."""
-    if hints.chain is None:
-        return ()
-    return hints.block_hashes[: (hints.num_prompt_tokens - 1) // hints.chain.block_size]
 
 
 def _hash64(text: str) -> int:

@@ -32,6 +32,10 @@ class ReplicaBitmaps:
         bitmap_bytes = sys.getsizeof(1 << max(0, num_replicas - 1))
         return sys.getsizeof(self._young) + sys.getsizeof(self._old) + len(self) * (_KEY_BYTES + bitmap_bytes)
 
+    def get(self, block_hash: bytes) -> int:
+        """Return the bitmap of the replicas that have the block."""
+        return self._young.get(block_hash) or self._old.get(block_hash, 0)
+
     def match(self, block_hashes: Sequence[bytes]) -> list[tuple[int, int]]:
         """Return (length, bitmap) pairs: which replicas have exactly how many leading blocks of the prompt.
 
