@@ -22,7 +22,7 @@ STYLES: list[dict[str, Any]] = [
     {"temperature": 1.5, "logit_bias": {65: 5.0}, "logprobs": 2},
     {"temperature": 1.0, "allowed_token_ids": tuple(range(60, 120))},
 ]
-COUNT = 24
+COUNT = 16
 
 
 def params(index: int) -> SamplingParams:

@@ -15,8 +15,8 @@ from proa.contract import SamplingParams
 from support.engine import build_core, request, run
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 
-NUM_PROMPTS = 32
-NUM_TOKENS = 24
+NUM_PROMPTS = 20
+NUM_TOKENS = 16
 MARGIN = 1e-4
 
 ALL_ON: dict[str, Any] = {

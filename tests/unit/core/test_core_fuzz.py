@@ -12,6 +12,7 @@ from proa_engine.core.operations import ResetPrefixCache
 from support.core import EOS, CoreRun, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
+from support.thorough import seeds
 
 MAX_MODEL_LEN = 60
 Policy = Literal["fcfs", "priority"]
@@ -222,7 +223,7 @@ def random_run(
 @pytest.mark.parametrize("num_speculative_tokens", [0, 1, 5])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("async_scheduling", [True, False])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, thorough=6))
 def test_random_traffic_under_memory_pressure(
     seed: int, async_scheduling: bool, policy: Policy, num_speculative_tokens: int
 ) -> None:
@@ -244,7 +245,7 @@ def test_random_traffic_under_memory_pressure(
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, thorough=6))
 def test_replayed_kv_events_equal_the_cache_after_every_step(seed: int, async_scheduling: bool) -> None:
     rng = random.Random(seed)
     num_blocks = rng.choice([15, 16, 20, 40])

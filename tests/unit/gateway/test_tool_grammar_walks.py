@@ -11,6 +11,7 @@ from proa.grammar import check
 from proa_gateway.parsing.grammar import Reasoning, tool_grammar
 from proa_gateway.parsing.tool import FunctionTool
 from support.format_writers import WRITERS, Writer
+from support.thorough import seeds
 from support.tool_grammars import format_tokenizer, parse_message, random_message
 
 Schema = dict[str, object]
@@ -34,9 +35,6 @@ LEAVES: list[Schema] = [
     {"type": ["string", "integer"]},
     {},
 ]
-
-
-NUM_WALKS = 12  # of each format
 
 
 def random_value(random: Random, depth: int) -> Schema:
@@ -78,7 +76,7 @@ CASES = [(writer, has_tokens) for writer in WRITERS for has_tokens in (True, Fal
     ids=[f"{writer.tool_format.name}-{'tokens' if has_tokens else 'text'}" for writer, has_tokens in CASES],
 )
 def test_every_message_of_the_grammar_is_a_call_that_matches_its_schema(writer: Writer, has_tokens: bool) -> None:
-    for seed in range(NUM_WALKS):
+    for seed in seeds(12, thorough=40):
         random = Random(seed)
         walk(writer, has_tokens, random_object(random), random_object(random), random)
 

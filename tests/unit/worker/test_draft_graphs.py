@@ -12,6 +12,7 @@ from proa_engine.core.types import Drafts
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.step_inputs import DecodeRows, StepInputs
 from support.runner import BLOCK_SIZE, FakeModel, RunnerHarness
+from support.thorough import seeds
 
 GREEDY = SamplingParams(temperature=0)
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=4)
@@ -159,7 +160,7 @@ class Driver:
         assert client.params.logprobs is None or client.logprobs == client.tokens
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, thorough=4))
 def test_random_steps_sample_the_same_tokens_as_each_request_alone(seed: int) -> None:
     driver = Driver(random.Random(seed))
     driver.prepare(0)
