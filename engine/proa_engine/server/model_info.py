@@ -3,7 +3,8 @@
 from importlib.metadata import version
 
 from proa.blocks import BLOCK_HASH_VERSION
-from proa.contract import ModelInfo
+from proa.contract import CheckpointRule, ModelInfo
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.engine_parts import EngineParts
 
 
@@ -28,4 +29,11 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         grammars=parts.limits.grammars,
         model_type=parts.executor.model_config.model_type,
         engine_version=version("proa-engine"),
+        checkpoint_rule=_checkpoint_rule(parts.cache_groups),
     )
+
+
+def _checkpoint_rule(groups: CacheGroups) -> CheckpointRule | None:
+    if not (groups.windows or groups.num_state_slots):
+        return None
+    return CheckpointRule(interval=groups.checkpoint_interval, min_junction=groups.min_junction)

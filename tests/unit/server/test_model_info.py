@@ -1,0 +1,36 @@
+"""The engine's ModelInfo."""
+
+from dataclasses import replace
+
+import pytest
+
+from proa.contract import CheckpointRule
+from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.engine_parts import assemble_engine
+from proa_engine.server.model_info import make_model_info
+from support.engine_server import LoadedFakeExecutor
+
+
+@pytest.mark.parametrize(
+    ("groups", "rule"),
+    [
+        (CacheGroups(num_blocks=8, block_size=4), None),
+        (
+            CacheGroups(num_blocks=8, block_size=4, windows=(6, 6), checkpoint_interval=512, min_junction=256),
+            CheckpointRule(interval=512, min_junction=256),
+        ),
+        (
+            CacheGroups(num_blocks=8, block_size=4, num_state_slots=3, checkpoint_interval=1024, min_junction=64),
+            CheckpointRule(interval=1024, min_junction=64),
+        ),
+    ],
+    ids=["full", "windows", "states"],
+)
+def test_engines_with_windows_or_states_have_a_checkpoint_rule(
+    groups: CacheGroups, rule: CheckpointRule | None
+) -> None:
+    executor = LoadedFakeExecutor()
+    parts = assemble_engine(EngineConfig(model="fake", block_size=executor.block_size), executor, None)
+    info = make_model_info(replace(parts, cache_groups=groups), tokenizer_digest="")
+    assert info.checkpoint_rule == rule
