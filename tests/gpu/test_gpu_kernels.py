@@ -18,7 +18,7 @@ from proa_engine.kernels.ngram import propose_ngrams
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
-from proa_engine.kernels.silu_and_mul import GatedActivation, activate_and_mul
+from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support.kernel_cases import attend, attention_case, dense_attention, mask_cases, padded_case, sampling_cases
@@ -66,8 +66,8 @@ def test_norms(rows: int, size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 7), (37, 3072), (4, 14336)])
-@pytest.mark.parametrize("activation", get_args(GatedActivation))
-def test_activate_and_mul(activation: GatedActivation, rows: int, size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", get_args(ActivationName))
+def test_activate_and_mul(activation: ActivationName, rows: int, size: int, dtype: torch.dtype) -> None:
     x = torch.randn(rows, 2 * size).mul(4).to(dtype)
     close(activate_and_mul(x.cuda(), activation), activate_and_mul(x, activation))
 

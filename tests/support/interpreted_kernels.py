@@ -52,7 +52,7 @@ def check_norms(dtype: torch.dtype) -> None:
 
 
 def check_activate_and_mul(dtype: torch.dtype) -> None:
-    for (rows, size), activation in itertools.product(((1, 7), (3, 1100)), get_args(silu_and_mul.GatedActivation)):
+    for (rows, size), activation in itertools.product(((1, 7), (3, 1100)), get_args(silu_and_mul.ActivationName)):
         x = torch.randn(rows, 2 * size).mul(2).to(dtype)
         ours = silu_and_mul._activate_and_mul_triton(x, activation)
         close(ours, silu_and_mul.activate_and_mul_reference(x, activation))

@@ -24,19 +24,19 @@ from proa_engine.kernels.fp8 import (
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
 
-GatedActivation = Literal["silu", "gelu_tanh"]
+ActivationName = Literal["silu", "gelu_tanh"]
 
 BLOCK = 1024
 GELU_FACTOR = tl.constexpr(2 * math.sqrt(2 / math.pi))
 GELU_CUBIC = tl.constexpr(0.044715)
 
 
-def activate_and_mul(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+def activate_and_mul(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
     """x [T, 2N] -> [T, N]"""
     return activate_and_mul_reference(x, activation) if x.is_cpu else _activate_and_mul_triton(x, activation)
 
 
-def activate_and_mul_fp8(x: torch.Tensor, activation: GatedActivation, form: Fp8Form) -> QuantizedRows:
+def activate_and_mul_fp8(x: torch.Tensor, activation: ActivationName, form: Fp8Form) -> QuantizedRows:
     """x [T, 2N] -> the rows of `activate_and_mul`, [T, N], quantized."""
     if x.is_cpu:
         return quantize_reference(activate_and_mul_reference(x, activation), form)
@@ -53,7 +53,7 @@ def silu_and_mul_fp8(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
     return activate_and_mul_fp8(x, "silu", form)
 
 
-def activate_and_mul_reference(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+def activate_and_mul_reference(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
     """x [T, 2N] -> [T, N]
 
     Computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch begins.
@@ -71,13 +71,13 @@ def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
     return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
 
 
-def _activate_and_mul_triton(x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+def _activate_and_mul_triton(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
     _launch(x, activation, out)
     return out
 
 
-def _activate_and_mul_fp8_triton(x: torch.Tensor, activation: GatedActivation, form: Fp8Form) -> QuantizedRows:
+def _activate_and_mul_fp8_triton(x: torch.Tensor, activation: ActivationName, form: Fp8Form) -> QuantizedRows:
     out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
     _launch(x, activation, out.values, out.scales, form)
     return out
@@ -85,7 +85,7 @@ def _activate_and_mul_fp8_triton(x: torch.Tensor, activation: GatedActivation, f
 
 def _launch(
     x: torch.Tensor,
-    activation: GatedActivation,
+    activation: ActivationName,
     out: torch.Tensor,
     scales: torch.Tensor | None = None,
     form: Fp8Form | None = None,

@@ -18,7 +18,7 @@ from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.norm import NormOptions, ShardedNorm
 from proa_engine.layers.rotary import RopeConfig, RotaryTable, Rotation
-from proa_engine.layers.weights import Weights
+from proa_engine.layers.weights import Projection, Slice, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,35 @@ class AttentionOptions:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm | None = None
+    output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
 
     def num_parameters(self, hidden_size: int) -> int:
-        return 2 * hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        num_heads = 2 * (self.num_heads + self.num_kv_heads) + self.output_gate * self.num_heads
+        return hidden_size * self.head_dim * num_heads
 
     def make(self, weights: Weights, context: LayerContext) -> "Attention":
         return Attention(weights / "self_attn", context, self)
+
+    def projections(self, weights: Weights, context: LayerContext) -> list[Projection]:
+        """This rank's rows of q, k and v, and of the output's gate."""
+        hidden_size, parallel = context.hidden_size, context.parallel
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        if not self.output_gate:
+            stored_as = "qkv_proj" if self.stored_merged else None
+            qkv, sizes = ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size)
+            return column_projections(weights, qkv, hidden_size, sizes, parallel, stored_as)
+        num_heads = parallel.share(self.num_heads, "number of attention heads")
+        starts = [2 * self.head_dim * (parallel.rank * num_heads + head) for head in range(num_heads)]
+        query, gate = (
+            [
+                Projection(weights / "q_proj", 2 * q_size, hidden_size, Slice(0, start + offset, self.head_dim))
+                for start in starts
+            ]
+            for offset in (0, self.head_dim)
+        )
+        kv = column_projections(weights, ("k_proj", "v_proj"), hidden_size, (kv_size, kv_size), parallel)
+        return [*query, *kv, *gate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +134,12 @@ class Attention:
         self.window = options.window
         self.scale = head_dim**-0.5 if options.scale is None else options.scale
         q_size, kv_size = options.num_heads * head_dim, options.num_kv_heads * head_dim
-        projections = column_projections(
-            weights,
-            ("q_proj", "k_proj", "v_proj"),
-            context.hidden_size,
-            (q_size, kv_size, kv_size),
-            parallel,
-            "qkv_proj" if options.stored_merged else None,
-        )
-        self.qkv = MergedColumnParallelLinear(projections, bias=options.qkv_bias)
+        self.qkv = MergedColumnParallelLinear(options.projections(weights, context), bias=options.qkv_bias)
         self.input_form = self.qkv.input_form
         self.output = RowParallelLinear(
             weights / "o_proj", q_size, context.hidden_size, parallel, bias=options.output_bias
         )
+        self.gate_size = self.num_heads * head_dim if options.output_gate else 0
         self.rotary = context.rotary.table(options.rope)
         self.norms: tuple[torch.Tensor, torch.Tensor, float] | None = None  # of each head
         self.whole_norms: tuple[ShardedNorm, ShardedNorm] | None = None
@@ -146,7 +161,8 @@ class Attention:
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
         metadata = step.metadata
-        heads = self._normed(self.qkv(x)).view(x.shape[0], -1, self.head_dim)
+        qkv, gate = self._without_gate(self.qkv(x))
+        heads = self._normed(qkv).view(x.shape[0], -1, self.head_dim)
         key_cache, value_cache = cache.tensors
         table = metadata.tables[cache.table]
         scales = self.cache_scales if key_cache.dtype == FP8 else (1.0, 1.0)
@@ -178,7 +194,15 @@ class Attention:
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])
-        return self.output(out.flatten(1))
+        out = out.flatten(1)
+        if gate is not None:
+            out = out.div_(gate.neg().exp_().add_(1))  # times the sigmoid; with exp, because of the bits on a CPU
+        return self.output(out)
+
+    def _without_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not self.gate_size:
+            return qkv, None
+        return qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
 
     def _normed(self, qkv: torch.Tensor) -> torch.Tensor:
         """Normalise all heads of q, and all of k, together, if the model does. [T, heads * head_dim]"""

@@ -14,7 +14,7 @@ from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, GatedActivation, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
-from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.stacked_experts import load_unquantized
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts, Weights
@@ -87,9 +87,11 @@ class MergedColumnParallelLinear:
         """x [T, in_features] -> [T, this rank's outputs], those of each projection one after the other."""
         return self.linear(x)
 
-    def gated(self, x: Activation) -> torch.Tensor:
-        """x [T, in_features] -> silu(first) * second of two projections of one size, [T, size]"""
-        return silu_and_mul(self.linear(x)) if self._gated is None else self._gated(x)
+    def gated(self, x: Activation, activation: ActivationName = "silu") -> torch.Tensor:
+        """x [T, in_features] -> activation(first) * second of two projections of one size, [T, size]"""
+        if self._gated is None or activation != "silu":
+            return activate_and_mul(self.linear(x), activation)
+        return self._gated(x)
 
 
 class RowParallelLinear:

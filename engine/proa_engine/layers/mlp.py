@@ -1,4 +1,4 @@
-"""The gated feed-forward layer (SwiGLU, Shazeer 2020): down(silu(gate(x)) * up(x))."""
+"""The gated feed-forward layer (Shazeer 2020): down(activation(gate(x)) * up(x))."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 
 from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.silu_and_mul import silu_and_mul_fp8
+from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul_fp8
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.weights import Weights
@@ -15,6 +15,7 @@ from proa_engine.layers.weights import Weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMLPOptions:
     inner_size: int
+    activation: ActivationName = "silu"
     bias: bool = False
     stored_merged: bool = False  # the checkpoint has one matrix gate_up_proj
 
@@ -42,11 +43,12 @@ class GatedMLP:
         )
         self.gate_up = MergedColumnParallelLinear(projections, bias=options.bias)
         self.down = RowParallelLinear(weights / "down_proj", inner_size, hidden_size, parallel, bias=options.bias)
+        self.activation = options.activation
         self.input_form = self.gate_up.input_form
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
         form = self.down.input_form
         if isinstance(form, Fp8Form):
-            return self.down(silu_and_mul_fp8(self.gate_up(x), form))
-        return self.down(self.gate_up.gated(x))
+            return self.down(activate_and_mul_fp8(self.gate_up(x), self.activation, form))
+        return self.down(self.gate_up.gated(x, self.activation))

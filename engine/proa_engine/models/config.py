@@ -46,6 +46,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     torch_dtype: torch.dtype  # type of the unquantized weights on disk
     linear_method: LinearMethod  # how matrices are stored and multiplied
+    is_text_part: bool = False  # the checkpoint also holds models of other inputs, which are not loaded
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
 
     @property
@@ -83,6 +84,7 @@ class ModelConfig:
             decoder=model.read_options(fields),
             eos_token_ids=_eos_token_ids(fields, generation),
             torch_dtype=_torch_dtype(fields),
+            is_text_part="text_config" in config,
             linear_method=linear_method(fields.get("quantization_config"), quantization),
         )
 

@@ -35,7 +35,7 @@ class DecoderForCausalLM:
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
         options = config.decoder
-        inner = weights / "model"
+        inner, head = _text_weights(weights)
         rows = take_vocab_share(inner / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
         self.embedding = VocabParallelEmbedding(rows, parallel)
         # In the weights' type, as in the models' own code.
@@ -47,7 +47,7 @@ class DecoderForCausalLM:
         ]
         self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
         if not config.tie_word_embeddings:
-            rows = take_vocab_share(weights / "lm_head", config.vocab_size, config.hidden_size, parallel)
+            rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
         self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap
         self.batch_invariant = config.batch_invariant
@@ -88,6 +88,14 @@ class DecoderForCausalLM:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
+
+
+def _text_weights(weights: Weights) -> tuple[Weights, Weights]:
+    """The decoder's weights and the LM head's, by the names of a text model's checkpoint, or of a larger model's."""
+    for inner, head in (("model.language_model", "lm_head"), ("language_model.model", "language_model.lm_head")):
+        if weights.has(f"{inner}.embed_tokens.weight"):
+            return weights / inner, weights / head
+    return weights / "model", weights / "lm_head"
 
 
 def _tensors(owner: object) -> Iterator[torch.Tensor]:

@@ -6,6 +6,7 @@ Raises ValueError, naming the field, for what is not supported.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.layers.attention import AttentionOptions
 from proa_engine.layers.mlp import GatedMLPOptions
 from proa_engine.layers.norm import NormOptions
@@ -13,6 +14,7 @@ from proa_engine.layers.rotary import RopeConfig
 
 Fields = Mapping[str, Any]
 
+ACTIVATIONS: Mapping[str, ActivationName] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 SCALING_FIELDS = (
@@ -34,7 +36,8 @@ def require(fields: Fields, name: str, supported: Sequence[object]) -> None:
     """Refuse another value of the field `name`. A field that is missing or null is not refused."""
     value = fields.get(name)
     if value is not None and value not in supported:
-        raise ValueError(f"{name} {value} is not supported; supported: {', '.join(map(str, supported))}")
+        known = ", ".join(map(str, supported)) or "none"
+        raise ValueError(f"{name} {value} is not supported; supported: {known}")
 
 
 def norm(fields: Fields, offset: float = 0.0) -> NormOptions:
@@ -46,12 +49,14 @@ def head_dim(fields: Fields) -> int:
 
 
 def attention(fields: Fields, **options: Any) -> AttentionOptions:
-    """The sizes and the rotation, and `options` of `AttentionOptions`, which replace them."""
-    num_heads = fields["num_attention_heads"]
+    """The sizes, the biases and the rotation, and `options` of `AttentionOptions`, which replace them."""
+    num_heads, bias = fields["num_attention_heads"], fields.get("attention_bias", False)
     read = {
         "num_heads": num_heads,
         "num_kv_heads": fields.get("num_key_value_heads") or num_heads,
         "head_dim": head_dim(fields),
+        "qkv_bias": bias,
+        "output_bias": bias,
     }
     if "rope" not in options:
         read["rope"] = rope(fields)
@@ -60,10 +65,14 @@ def attention(fields: Fields, **options: Any) -> AttentionOptions:
 
 def gated_mlp(fields: Fields, **options: Any) -> GatedMLPOptions:
     """The size and the biases, and `options` of `GatedMLPOptions`, which replace them."""
-    activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ValueError(f"activation {activation} is not supported; supported: silu")
-    read = {"inner_size": fields["intermediate_size"], "bias": fields.get("mlp_bias", False)}
+    activation = fields.get("hidden_activation") or fields.get("hidden_act") or "silu"
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    read = {
+        "inner_size": fields["intermediate_size"],
+        "bias": fields.get("mlp_bias", False),
+        "activation": ACTIVATIONS[activation],
+    }
     return GatedMLPOptions(**(read | options))
 
 

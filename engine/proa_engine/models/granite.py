@@ -9,11 +9,8 @@ from proa_engine.models.decoder_layer import LayerOptions
 class GraniteForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        bias = fields.get("attention_bias", False)
         layer = LayerOptions(
-            attention=read.attention(
-                fields, qkv_bias=bias, output_bias=bias, scale=fields.get("attention_multiplier", 1.0)
-            ),
+            attention=read.attention(fields, scale=fields.get("attention_multiplier", 1.0)),
             mlp=read.gated_mlp(fields),
             norm=read.norm(fields),
             residual_scale=fields.get("residual_multiplier", 1.0),

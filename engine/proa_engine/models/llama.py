@@ -9,10 +9,5 @@ from proa_engine.models.decoder_layer import LayerOptions
 class LlamaForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        bias = fields.get("attention_bias", False)
-        layer = LayerOptions(
-            attention=read.attention(fields, qkv_bias=bias, output_bias=bias),
-            mlp=read.gated_mlp(fields),
-            norm=read.norm(fields),
-        )
+        layer = LayerOptions(attention=read.attention(fields), mlp=read.gated_mlp(fields), norm=read.norm(fields))
         return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)

@@ -81,5 +81,7 @@ def load_model(
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint's tensor is not needed because it can be derived from others."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+    """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text."""
+    if name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name.endswith("lm_head.weight")):
+        return True
+    return config.is_text_part and "language_model" not in name and not name.startswith("lm_head")

@@ -27,11 +27,9 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
 
 
 def layer_options(fields: read.Fields, rope: RopeConfig, window: int | None) -> LayerOptions:
-    bias, norm = fields.get("attention_bias", False), read.norm(fields)
+    norm = read.norm(fields)
     return LayerOptions(
-        attention=read.attention(
-            fields, rope=rope, window=window, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(norm, whole=True)
-        ),
+        attention=read.attention(fields, rope=rope, window=window, qk_norm=QkNorm(norm, whole=True)),
         mlp=read.gated_mlp(fields),
         norm=norm,
         norms=POST_NORM,

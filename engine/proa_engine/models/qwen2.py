@@ -12,7 +12,9 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
         norm = read.norm(fields)
         layers = [
             LayerOptions(
-                attention=read.attention(fields, qkv_bias=True, window=window), mlp=read.gated_mlp(fields), norm=norm
+                attention=read.attention(fields, qkv_bias=True, output_bias=False, window=window),
+                mlp=read.gated_mlp(fields),
+                norm=norm,
             )
             for window in qwen_windows(fields)
         ]

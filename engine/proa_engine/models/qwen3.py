@@ -23,8 +23,5 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
 
 def attention_options(fields: read.Fields) -> Sequence[AttentionOptions]:
     """Of each layer."""
-    bias, qk_norm = fields.get("attention_bias", False), QkNorm(read.norm(fields))
-    return [
-        read.attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm, window=window)
-        for window in qwen_windows(fields)
-    ]
+    qk_norm = QkNorm(read.norm(fields))
+    return [read.attention(fields, qk_norm=qk_norm, window=window) for window in qwen_windows(fields)]

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
 # its fields.
 MODULES = {
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "ministral3",
+    "Mistral3ForConditionalGeneration": "ministral3",
     "MistralForCausalLM": "mistral",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",

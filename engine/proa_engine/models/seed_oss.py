@@ -12,7 +12,6 @@ class SeedOssForCausalLM(DecoderForCausalLM):
         layer = LayerOptions(
             attention=read.attention(
                 fields,
-                qkv_bias=fields.get("attention_bias", False),
                 output_bias=fields.get("attention_out_bias", False),
             ),
             mlp=read.gated_mlp(fields),

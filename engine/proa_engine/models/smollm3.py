@@ -14,7 +14,7 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        rope, norm, bias = read.rope(fields), read.norm(fields), fields.get("attention_bias", False)
+        rope, norm = read.rope(fields), read.norm(fields)
         interval, num_layers = fields.get("no_rope_layer_interval", 4), fields["num_hidden_layers"]
         rotated = fields.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(num_layers)]
         has_windows = fields.get("use_sliding_window", False)
@@ -26,8 +26,6 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
                     fields,
                     rope=rope if is_rotated else replace(rope, type="none"),
                     window=window,
-                    qkv_bias=bias,
-                    output_bias=bias,
                 ),
                 mlp=read.gated_mlp(fields),
                 norm=norm,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from proa_engine.kernels.cache_rows import cache_rows, write_to_cache
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate
-from proa_engine.kernels.silu_and_mul import GatedActivation, activate_and_mul
+from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
 from support.kernel_cases import attend, attention_case, padded_case
 
 
@@ -97,7 +97,7 @@ def test_rotary_turns_pairs_by_their_angles() -> None:
 def test_gated_activations() -> None:
     x = torch.randn(3, 14) * 50  # far enough for exp to overflow
     gate, up = x.double().chunk(2, dim=-1)
-    expected: dict[GatedActivation, torch.Tensor] = {
+    expected: dict[ActivationName, torch.Tensor] = {
         "silu": F.silu(gate) * up,
         "gelu_tanh": F.gelu(gate, approximate="tanh") * up,
     }

@@ -1,12 +1,15 @@
 """The same folder gives the same logits in Proa and in transformers, in float32, for each architecture and option."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
@@ -22,6 +25,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -53,6 +57,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "mlp_only_layers": [1], "num_experts_per_tok": 1},
     ),
+    "gemma 3": (
+        "gemma3_text",
+        {"num_hidden_layers": 4, "sliding_window": 24, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": TWO_ROPES},
+    ),
     "granite": (
         "granite",
         {
@@ -72,10 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {
             "sliding_window": 24,
-            "rope_parameters": {
-                "full_attention": YARN,
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
+            "rope_parameters": TWO_ROPES,
         },
     ),
     "phi 3": ("phi3", {"sliding_window": 24}),
@@ -95,11 +101,7 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
 
     folder = make_tiny_model(tmp_path, architecture, seed=3, **overrides)
     theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    config = ModelConfig.from_folder(folder)
-    cpu = torch.device("cpu")
-    ours = load_model(
-        folder, config, dtype=torch.float32, device=cpu, parallel=ParallelContext(), report=lambda line: None
-    )
+    ours = load(folder)
     tokens = torch.randint(0, VOCAB_SIZE, (2, 150), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         expected = theirs(tokens).logits
@@ -111,6 +113,31 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
                 part.append(hidden)
         for part, logits in zip(parts, expected, strict=True):
             torch.testing.assert_close(ours.compute_logits(torch.cat(part)), logits, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("names", [("model.", "model.language_model."), ("model.", "language_model.model.")])
+def test_the_text_model_of_a_larger_checkpoint_is_loaded(names: tuple[str, str], tmp_path: Path) -> None:
+    text = make_tiny_model(tmp_path / "text", "gemma3_text", tie_word_embeddings=True)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    tensors = {name.replace(*names): tensor for name, tensor in load_file(text / "model.safetensors").items()}
+    save_file(tensors | {"vision_tower.weight": torch.zeros(3)}, whole / "model.safetensors")
+    fields = json.loads((text / "config.json").read_text())
+    both = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": fields}
+    (whole / "config.json").write_text(json.dumps(both))
+    logits = [model.compute_logits(PagedModel(model).prefill([1, 2, 3])) for model in (load(text), load(whole))]
+    assert torch.equal(*logits)
+
+
+def load(folder: Path) -> CausalLM:
+    return load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=ParallelContext(),
+        report=lambda line: None,
+    )
 
 
 def test_bfloat16_runs_on_a_cpu_and_stays_near_float32(tmp_path: Path) -> None:
