@@ -6,7 +6,7 @@ The server and the offline `LLMEngine` both start here. Torch is imported only w
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,7 +41,12 @@ class LoadedExecutor(Executor, Protocol):
     def max_model_len(self) -> int: ...
 
     @property
-    def num_gpu_blocks(self) -> int: ...
+    def cache_groups(self) -> CacheGroups: ...
+
+    @property
+    def max_num_seqs(self) -> int:
+        """At most as configured: fewer if states of recurrent layers take too much memory."""
+        ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
@@ -73,7 +78,6 @@ class EngineParts:
     executor: LoadedExecutor
     core: EngineCore
     limits: ModelLimits
-    cache_groups: CacheGroups
     tokenizer_folder: Path | None
     grammars: LLGuidanceGrammars | None = None
 
@@ -114,7 +118,7 @@ def load_engine(
         grammars = LLGuidanceGrammars(
             tokenizer,
             executor.eos_token_ids,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=executor.max_num_seqs,
             make_buffer=executor.make_host_buffer,
             num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,
@@ -133,14 +137,13 @@ def assemble_engine(
     grammars: LLGuidanceGrammars | None = None,
 ) -> EngineParts:
     """Build an engine on an executor that has loaded its model. `grammars` None: it refuses grammars."""
-    groups = cache_groups(config, executor)
     manager = KVCacheManager(
-        groups,
+        executor.cache_groups,
         hash_block=hash_block if config.enable_prefix_caching else None,
         root_hash=root_hash(config.model, config.revision or ""),
     )
     scheduler = Scheduler(
-        scheduler_config(config, executor.max_model_len),
+        scheduler_config(replace(config, max_num_seqs=executor.max_num_seqs), executor.max_model_len),
         manager,
         eos_token_ids=frozenset(executor.eos_token_ids),
         grammars=grammars,
@@ -152,16 +155,7 @@ def assemble_engine(
         max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
         grammars=grammars is not None,
     )
-    return EngineParts(config, executor, core, limits, groups, tokenizer_folder, grammars)
-
-
-def cache_groups(config: EngineConfig, executor: LoadedExecutor) -> CacheGroups:
-    """The KV cache that the workers have allocated."""
-    return CacheGroups(
-        num_blocks=executor.num_gpu_blocks,
-        block_size=config.block_size,
-        max_step_tokens=max(config.max_num_batched_tokens, 2 * (1 + config.num_speculative_tokens)),
-    )
+    return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
 
 
 def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:

@@ -62,7 +62,7 @@ class LLMEngine:
         parts = load(config, _log.info)
         self._core = parts.core
         self._limits = parts.limits
-        self._admission = Limits(parts.limits.max_model_len, parts.cache_groups.capacity)
+        self._admission = Limits(parts.limits.max_model_len, parts.executor.cache_groups.capacity)
         files = read_tokenizer_files(parts.tokenizer_folder)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._processor = OutputProcessor(self.tokenizer)

@@ -28,6 +28,7 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa.engine.v1 import service_pb2
 from proa.text import TextStream, Vocabulary
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
@@ -66,13 +67,14 @@ class HostExecutor:
 
     model_config = SimpleNamespace(vocab_size=151_936, model_type="fake")
     max_model_len = 4096
-    num_gpu_blocks = 40_000
+    cache_groups = CacheGroups(num_blocks=40_000, block_size=16)
     eos_token_ids = frozenset({151_645})
     longest_warm_up_step = 0.0
     failure: str | None = None
 
     def __init__(self, config: EngineConfig, token_id: int) -> None:
         self.seconds = 0.0
+        self.max_num_seqs = config.max_num_seqs
         self._token_ids = torch.full((config.max_num_seqs,), token_id)
         graphs = DecodeGraphs(graph_shapes(config.max_num_seqs), torch.device("cpu"))
         graphs.capture(lambda rows, _: rows, NoCapture())
@@ -194,7 +196,7 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
     config = EngineConfig(model="m", max_num_seqs=num_requests)
     executor = HostExecutor(config, tokenizer.encode(" and").ids[0])
     parts = assemble_engine(config, executor, None)
-    metrics = EngineMetrics(CollectorRegistry(), config, num_gpu_blocks=executor.num_gpu_blocks)
+    metrics = EngineMetrics(CollectorRegistry(), config, num_gpu_blocks=executor.cache_groups.num_blocks)
     observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
     router, cable = RequestRouter(), Cable()
     router.start(LoadedEngine(parts.core, info, config, (), lambda request: None, observer))

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
@@ -45,7 +46,8 @@ class InstantExecutor:
 
     model_config = SimpleNamespace(vocab_size=1000, model_type="fake")
     max_model_len = MAX_MODEL_LEN
-    num_gpu_blocks = 1 << 16
+    cache_groups = CacheGroups(num_blocks=1 << 16, block_size=16)
+    max_num_seqs = NUM_REQUESTS
     eos_token_ids: frozenset[int] = frozenset()
     longest_warm_up_step = 0.0
     failure: str | None = None

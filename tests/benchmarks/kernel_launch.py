@@ -58,8 +58,9 @@ def launches_of_a_step() -> list[Launch]:
         model = str(models.make_shape_model(Path(folder), fields))
         worker = WholeMetaWorker(EngineConfig(model=model, dtype="bfloat16"))
         worker.init_device()
-        runner = worker._make_model_runner(worker.load_model().num_blocks, [])
-    inputs = runner.prepare_inputs(prefill_step(LENGTHS, block_size=16, num_blocks=999))
+        sizes = worker.load_model().cache
+        runner = worker._make_model_runner(sizes, [])
+    inputs = runner.prepare_inputs(prefill_step(LENGTHS, worker.cache_groups(sizes)))
     assert inputs is not None
     launch = Kernel._launch
     Kernel._launch = note  # type: ignore[assignment, method-assign]

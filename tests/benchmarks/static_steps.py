@@ -53,7 +53,7 @@ class StepCounter:
         step = Step.of_workload(workload, CONTEXT)
         runner = self._worker.model_runner
         length = step.context or step.new_tokens
-        requests = prefill_step([length] * step.sequences, block_size=16, num_blocks=1 << 20, params=_SAMPLING)
+        requests = prefill_step([length] * step.sequences, self._worker.groups, _SAMPLING)
         names = list(requests.num_scheduled_tokens)
         last = requests
         if step.context:
@@ -76,7 +76,9 @@ class _AllLayers(MetaWorker):
         self.init_device()
         steps = [Step.of_workload(workload, CONTEXT) for workload in WORKLOADS]
         shapes = [GraphShape(step.rows, 1) for step in steps if step.context]
-        self._runner = self._make_model_runner(self.load_model().num_blocks, shapes)
+        sizes = self.load_model().cache
+        self.groups = self.cache_groups(sizes)
+        self._runner = self._make_model_runner(sizes, shapes)
         self.model_runner.capture_graphs(_RunAgain())
 
     def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:

@@ -177,16 +177,16 @@ def test_decodes_cut_into_many_splits_equal_those_in_one(dtype: torch.dtype, mon
 
 def test_inputs_of_decodes() -> None:
     token_ids = torch.randint(500, (6, 3000), dtype=torch.int32)
-    block_table = torch.randint(40, (6, 2100), dtype=torch.int32)
+    block_tables = torch.randint(40, (3, 6, 2100), dtype=torch.int32)
     for width, counts in ((1, [1, 1, 1, 0]), (5, [5, 1, 3, 0])):
         rows = torch.tensor([[5, 0, 2, 0], [2801, 1, 38, 0], counts])
-        ours = decode_inputs(rows.cuda(), token_ids.cuda(), block_table.cuda(), 4, width)
-        theirs = decode_inputs_reference(rows, token_ids, block_table, 4, width)
-        for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+        ours = decode_inputs(rows.cuda(), token_ids.cuda(), block_tables.cuda(), 4, width)
+        theirs = decode_inputs_reference(rows, token_ids, block_tables, 4, width)
+        for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
             assert torch.equal(getattr(ours, name).cpu(), getattr(theirs, name)), name
         for row, seq_len in enumerate(theirs.seq_lens.tolist()):
             used = -(-seq_len // 4)
-            assert torch.equal(ours.block_table[row, :used].cpu(), theirs.block_table[row, :used])
+            assert torch.equal(ours.block_tables[:, row, :used].cpu(), theirs.block_tables[:, row, :used])
 
 
 def test_drafts_and_their_acceptance() -> None:

@@ -189,8 +189,8 @@ def test_experts() -> None:
 def test_inputs_samples_and_drafts() -> None:
     token_ids, table = torch.randint(500, (6, 90), dtype=torch.int32), torch.randint(40, (6, 23), dtype=torch.int32)
     places = torch.tensor([[5, 0, 2, 0], [88, 1, 37, 0], [1, 1, 1, 0]])
-    inputs = decode_inputs(places.to(DEVICE), token_ids.to(DEVICE), table.to(DEVICE), 4)
-    assert torch.equal(inputs.input_ids.cpu(), decode_inputs_reference(places, token_ids, table, 4).input_ids)
+    inputs = decode_inputs(places.to(DEVICE), token_ids.to(DEVICE), table[None].to(DEVICE), 4)
+    assert torch.equal(inputs.input_ids.cpu(), decode_inputs_reference(places, token_ids, table[None], 4).input_ids)
     for masked in mask_cases(SIZES.dtype):
         logits = masked.logits.to(DEVICE)
         token_bitmask(logits, masked.rows.to(DEVICE), masked.bits.to(DEVICE))

@@ -18,6 +18,7 @@ from typing import Any
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.worker.kv_cache import CacheSizes
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_step, finish_step, prefill_step
 from support import shape_models as models
@@ -86,10 +87,11 @@ def variants_of(case: Case) -> set[Variant]:
 
 def run_odd_steps(worker: MetaWorker, num_drafts: int) -> None:
     runner = worker.model_runner
+    groups = worker.cache_groups(CacheSizes(num_blocks=999, num_state_slots=999, max_num_seqs=999))
     masks = masks_of({0: [1, 5]}, worker.model_config.vocab_size)
     for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17, [4000, 777]):
         for params in (GREEDY, LIMITED, PENALIZED):
-            prefill = prefill_step(sorted(lengths), block_size=16, num_blocks=999, params=params)
+            prefill = prefill_step(sorted(lengths), groups, params)
             names = list(prefill.num_scheduled_tokens)
             prefill.grammar_rows = [0]
             drafted = decode_step(names[:1], min(lengths), 1 + num_drafts)

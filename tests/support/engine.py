@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ from proa_engine.core.grammar import GrammarMasks, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.engine_parts import cache_groups, scheduler_config
+from proa_engine.engine_parts import scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.layers.cache_layers import StateLayer
 
 DEADLINE = 60.0  # seconds for one run
 
 
 class Watched:
-    """An executor that records scheduler outputs. With `poison`, newly allocated blocks are filled with NaN."""
+    """An executor that records scheduler outputs. With `poison`, new blocks and states are filled with NaN."""
 
     def __init__(self, inner: UniProcExecutor, *, poison: bool) -> None:
         self.inner = inner
@@ -37,12 +38,12 @@ class Watched:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self.plans.append(scheduler_output)
         if self._poison:
-            blocks = self._fresh_blocks(scheduler_output)
+            blocks, states = self._fresh_blocks(scheduler_output), _fresh_states(scheduler_output)
             # In the order of the steps, which a GPU executor launches on this thread.
             if self.inner._worker.device.type == "cuda":
-                self._fill(blocks)
+                self._fill(blocks, states)
             else:
-                self.inner._device_thread.submit(lambda: self._fill(blocks))
+                self.inner._device_thread.submit(lambda: self._fill(blocks, states))
         self.inner.execute_model(scheduler_output)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
@@ -61,13 +62,21 @@ class Watched:
         """Newly allocated blocks, without those from the prefix cache."""
         blocks = [block for cached in plan.cached_requests for table in cached.new_block_ids for block in table]
         for new in plan.new_requests:
-            blocks += new.block_ids[0][new.num_computed_tokens // self.inner.block_size :]
+            for table in new.block_ids:
+                blocks += table[new.num_computed_tokens // self.inner.cache_groups.block_size :]
         return blocks
 
-    def _fill(self, blocks: list[int]) -> None:
-        for cache in self.inner._worker.model_runner.caches:
+    def _fill(self, blocks: list[int], states: list[int]) -> None:
+        model = self.inner._worker._model
+        assert model is not None
+        for layer, cache in zip(model.cache_layers(), self.inner._worker.model_runner.caches, strict=True):
             for tensor in cache.tensors:
-                tensor[blocks] = torch.nan
+                tensor[states if isinstance(layer, StateLayer) else blocks] = torch.nan
+
+
+def _fresh_states(plan: SchedulerOutput) -> list[int]:
+    """Slots that the step writes and does not read before."""
+    return [slot for steps in plan.states.values() for _, slot in steps.cuts if slot != steps.read]
 
 
 @dataclass
@@ -117,16 +126,17 @@ def engine_over(
     """A new core for an executor, which must be idle and may have run another core before."""
     order = None
     if block_seed is not None:
-        order = random.Random(block_seed).sample(range(executor.num_gpu_blocks), executor.num_gpu_blocks)
+        num_blocks = executor.cache_groups.num_blocks
+        order = random.Random(block_seed).sample(range(num_blocks), num_blocks)
     watched = Watched(executor, poison=poison)
     manager = KVCacheManager(
-        cache_groups(config, executor),
+        executor.cache_groups,
         hash_block=hash_block if config.enable_prefix_caching else None,
         root_hash=root_hash(config.model, ""),
         block_order=order,
     )
     scheduler = Scheduler(
-        scheduler_config(config, executor.max_model_len),
+        scheduler_config(replace(config, max_num_seqs=executor.max_num_seqs), executor.max_model_len),
         manager,
         eos_token_ids=executor.eos_token_ids,
         grammars=grammars,

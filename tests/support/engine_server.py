@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from proa.engine.v1 import service_pb2_grpc
 from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import Executor
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.uniproc import UniProcExecutor
@@ -39,9 +40,11 @@ class LoadedFakeExecutor(FakeExecutor):
     longest_warm_up_step: float = 0.0
     failure: str | None = None
 
+    max_num_seqs: int = 256
+
     @property
-    def num_gpu_blocks(self) -> int:
-        return self.num_blocks
+    def cache_groups(self) -> CacheGroups:
+        return CacheGroups(num_blocks=self.num_blocks, block_size=self.block_size)
 
     def fail(self, reason: str) -> None:
         self.failure = self.failure or reason
@@ -99,7 +102,7 @@ def running_server(
     With `tls`, `health_port` is needed to wait for it.
     """
     executor = executor or LoadedFakeExecutor()
-    choices: dict[str, Any] = {"block_size": executor.block_size, "max_num_batched_tokens": 64, **config}
+    choices: dict[str, Any] = {"block_size": executor.cache_groups.block_size, "max_num_batched_tokens": 64, **config}
     options = ServeOptions(
         config=EngineConfig(model="fake", **choices),
         host="127.0.0.1",

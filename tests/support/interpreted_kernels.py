@@ -190,16 +190,16 @@ def ordered_dot(_builder: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
 
 def check_decode_inputs(dtype: torch.dtype) -> None:
     token_ids = torch.randint(500, (6, 90), dtype=torch.int32)
-    block_table = torch.randint(40, (6, 23), dtype=torch.int32)
+    block_tables = torch.randint(40, (3, 6, 23), dtype=torch.int32)
     for width, counts in ((1, [1, 1, 1, 0]), (3, [1, 2, 3, 0])):
         rows = torch.tensor([[5, 0, 2, 0], [89, 2, 37, 0], counts])
-        ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_table, 4, width)
-        theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_table, 4, width)
-        for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+        ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_tables, 4, width)
+        theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_tables, 4, width)
+        for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
         for row, seq_len in enumerate(theirs.seq_lens.tolist()):
             used = -(-seq_len // 4)
-            assert torch.equal(ours.block_table[row, :used], theirs.block_table[row, :used])
+            assert torch.equal(ours.block_tables[:, row, :used], theirs.block_tables[:, row, :used])
 
 
 def check_propose_ngrams(_dtype: torch.dtype) -> None:

@@ -9,7 +9,8 @@ import torch
 from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.models.base import CausalLM
-from proa_engine.worker.cache_plan import allocate_caches
+from proa_engine.worker.cache_memory import allocate_caches
+from proa_engine.worker.cache_plan import plan_caches
 
 
 def attention_metadata(
@@ -48,7 +49,9 @@ def nan_caches(
     device: torch.device | str = "cpu",
 ) -> list[LayerCache]:
     """The caches of a model's layers, filled with NaN, so that anything read before it is written shows."""
-    caches = allocate_caches(model.cache_layers(), num_blocks, block_size, dtype, torch.device(device))
+    layers = model.cache_layers()
+    plan = plan_caches(layers, block_size, dtype, max_model_len=1)  # one table: no window is shorter
+    caches = allocate_caches(layers, plan, num_blocks, dtype, torch.device(device))
     for cache in caches:
         for tensor in cache.tensors:
             tensor.fill_(torch.nan)

@@ -14,7 +14,6 @@ from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
-NUM_LAYERS = 2
 VARIANTS = {
     "llama, KV heads shared by two": ("llama", {}),
     "llama, no sharing, odd sizes": (

@@ -19,10 +19,10 @@ from support.fake_grammar import fake_grammar
 
 def engine_over(run: CoreRun) -> LLMEngine:
     config = EngineConfig(model="m", skip_tokenizer_init=True, block_size=4)
-    executor: Any = SimpleNamespace(num_gpu_blocks=64, shutdown=lambda: None)
+    executor: Any = SimpleNamespace(cache_groups=run.groups, shutdown=lambda: None)
     limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=run.max_model_len, grammars=True)
     folder: Path | None = None
-    return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, run.groups, folder))
+    return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, folder))
 
 
 def finish(engine: LLMEngine) -> dict[str, tuple[str | None, int]]:

@@ -65,6 +65,18 @@ class CachedRequestData:
     new_block_ids: Sequence[Sequence[int]]  # by table, each behind those that it has; empty if no table has any
 
 
+@dataclass(frozen=True, slots=True)
+class StateSteps:
+    """Where a row's recurrent state is read and written.
+
+    A row that has none reads and writes the slot that it wrote last.
+    """
+
+    read: int  # slot; -1: the row begins at position 0, where the state is zero
+    # Position (tokens before it) and slot of each state that is written, in order; the last one is the chunk's end.
+    cuts: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class SchedulerOutput:
     """One step, as the core schedules it and the executor sends it to every worker.
@@ -87,6 +99,7 @@ class SchedulerOutput:
     preempted_request_ids: list[str]  # likewise; they come back as new requests
     # Indices of rows that sample a token under a grammar, ascending; rank 0 alone samples all rows of such a step.
     grammar_rows: list[int] = field(default_factory=list)
+    states: Mapping[str, StateSteps] = field(default_factory=dict)  # by request id; empty without recurrent layers
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import torch
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread
-from proa_engine.worker.kv_cache import WorkerSizes
+from proa_engine.worker.kv_cache import WorkerSizes, fewest
 from proa_engine.worker.step_inputs import StepInputs
 from proa_engine.worker.warmup import first_steps
 from proa_engine.worker.worker import Worker
@@ -35,8 +36,8 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
         spawns = config.tensor_parallel_size > 1 and not config.worker_sockets
-        self.block_size = config.block_size
-        self.num_gpu_blocks = 0
+        self.cache_groups: CacheGroups  # set by the start, as is the next
+        self.max_num_seqs: int
         self.rank_sizes: list[WorkerSizes] = []  # by rank
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
         self._log = log
@@ -131,17 +132,18 @@ class UniProcExecutor:
     def _start_worker(self, rank_sizes: list[WorkerSizes]) -> None:
         """Allocate the KV cache, limited by the rank with the least room, and warm up."""
         self.rank_sizes = rank_sizes
-        self.num_gpu_blocks = min(sizes.num_blocks for sizes in rank_sizes)
-        self._call(lambda: self._worker.start(self.num_gpu_blocks))
-        tokens = self.num_gpu_blocks * self.block_size
-        self._log(f"KV cache: {self.num_gpu_blocks} blocks, {tokens} tokens")
+        sizes = fewest(each.cache for each in rank_sizes)
+        self._call(lambda: self._worker.start(sizes))
+        self.max_num_seqs = sizes.max_num_seqs
+        self.cache_groups = self._worker.cache_groups(sizes)
+        self._log(_describe(self.cache_groups, sizes.max_num_seqs))
 
     def _run_first_steps(self, max_num_tokens: int) -> None:
         """Run a request on the calling thread, where a GPU's steps are launched.
 
         The warm-up ran on another one, and cuBLAS has a handle and a workspace for each thread.
         """
-        plans = first_steps(block_size=self.block_size, num_blocks=self.num_gpu_blocks, max_num_tokens=max_num_tokens)
+        plans = first_steps(self.cache_groups, max_num_tokens=max_num_tokens)
         for plan in plans:
             self.execute_model(plan)
             self.sample_tokens().result()
@@ -210,3 +212,12 @@ class _SmallStepFuture:
         if not self.future.done():
             self.thread.help(self.job)
         return self.future.result(timeout)
+
+
+def _describe(groups: CacheGroups, max_num_seqs: int) -> str:
+    text = f"KV cache: {groups.num_blocks} blocks, {groups.capacity} tokens in one request"
+    if groups.windows:
+        text += f", {len(groups.windows)} tables of windows"
+    if groups.num_state_slots:
+        text += f", {groups.num_state_slots} states, at most {max_num_seqs} requests at a time"
+    return text

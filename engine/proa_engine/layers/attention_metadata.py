@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.layers.state_rows import StateRows
+
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
@@ -30,3 +32,9 @@ class AttentionMetadata:
     tables: tuple[TableRows, ...]  # by `LayerCache.table`
     num_decodes: int  # leading requests with `decode_width` tokens each
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
+    states: StateRows | None = None  # set if the model has recurrent layers
+
+
+def table_rows(block_tables: torch.Tensor, slot_mappings: torch.Tensor) -> tuple[TableRows, ...]:
+    """The tables of block_tables [tables, R, max_blocks] int32 and slot_mappings [tables, T] int64."""
+    return tuple(map(TableRows, block_tables.unbind(), slot_mappings.unbind()))

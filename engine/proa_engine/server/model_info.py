@@ -17,7 +17,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         max_model_len=parts.limits.max_model_len,
         vocab_size=parts.limits.vocab_size,
         block_size=config.block_size,
-        num_gpu_blocks=parts.executor.num_gpu_blocks,
+        num_gpu_blocks=parts.executor.cache_groups.num_blocks,
         block_hash_version=BLOCK_HASH_VERSION,
         tokenizer_digest=tokenizer_digest,
         eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),

@@ -125,7 +125,7 @@ class EngineServer:
             metrics = EngineMetrics(
                 self._registry,
                 parts.config,
-                num_gpu_blocks=parts.executor.num_gpu_blocks,
+                num_gpu_blocks=parts.executor.cache_groups.num_blocks,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
             )
             loop = EngineLoop(parts.core, self._make_output_queue(), metrics.observe_step)

@@ -1,46 +1,116 @@
-"""Where each layer's cache lies in memory: bytes of a block and the tensors, from what the layers declare."""
+"""Where each layer's cache lies: tables of layers that share block ids, and bytes of a block. Arithmetic only.
 
-from collections.abc import Sequence
+All attention layers share one pool of blocks of equal bytes. A block of table 0 holds the tokens of all layers that
+keep every token. Layers with a window are packed into further tables, each of as many layers as fit into a block.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, LayerCache, SharedLayer, StateLayer
+from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
+
+_MAX_TABLES = 16  # a block table of every request for each
+_MIN_INTERVAL = 512
 
 
-def block_bytes(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block of `block_size` tokens of all layers together."""
-    return sum(_token_values(layer) for layer in layers) * block_size * dtype.itemsize
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A layer's position in the blocks of its table."""
+
+    table: int
+    offset: int  # bytes
 
 
-def allocate_caches(
-    layers: Sequence[CacheLayer], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[LayerCache]:
-    """Allocate every layer's cache, without setting its values: only positions that tokens were written to are read.
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What one rank stores. Each rank has the same tables: only sizes of heads are cut by rank."""
 
-    On a CPU unused pages stay untouched.
+    block_size: int  # tokens
+    block_bytes: int
+    windows: tuple[int, ...]  # tokens, of the tables behind table 0
+    places: tuple[Place | None, ...]  # by layer; None: a state
+    state_bytes: int  # of one slot, all layers together
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Tokens: the least power of two for which a checkpoint takes at most a quarter of table 0's bytes between
+        two."""
+        tails = sum(-(-(window - 1) // self.block_size) for window in self.windows)
+        checkpoint_bytes = tails * self.block_bytes + self.state_bytes
+        interval = _MIN_INTERVAL
+        while interval // self.block_size * self.block_bytes < 4 * checkpoint_bytes:
+            interval *= 2
+        return interval
+
+
+def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, max_model_len: int) -> CachePlan:
+    """Plan the caches of `layers`, with keys, values and latent rows of type `dtype`.
+
+    A window of `max_model_len` or more is none. If every layer has a window, all are in table 0 and nothing is freed.
     """
-    caches: list[LayerCache] = []
-    for layer in layers:
-        match layer:
-            case KeyValueLayer(num_kv_heads, head_dim):
-                shape = (2, num_blocks, num_kv_heads, block_size, head_dim)
-                caches.append(LayerCache(0, torch.empty(shape, dtype=dtype, device=device).unbind()))
-            case LatentLayer(rank, rope_dim):
-                rows = torch.empty(num_blocks, block_size, rank + rope_dim, dtype=dtype, device=device)
-                caches.append(LayerCache(0, (rows,)))
-            case SharedLayer(shared):
-                caches.append(caches[shared])
-            case StateLayer():
-                raise ValueError("layers with a recurrent state are not supported")
-    return caches
+    sizes = {index: _block_bytes(layer, block_size, dtype) for index, layer in enumerate(layers)}
+    windows = {
+        index: max(layer.window, 2)  # with a window of 1 a checkpoint would need no block
+        for index, layer in enumerate(layers)
+        if isinstance(layer, KeyValueLayer) and layer.window is not None and layer.window < max_model_len
+    }
+    kept = [index for index, layer in enumerate(layers) if isinstance(layer, KeyValueLayer | LatentLayer)]
+    full = [index for index in kept if index not in windows]
+    if not full:
+        full, windows = kept, {}
+    tables = [full, *_pack(windows, sizes, sum(sizes[index] for index in full))]
+    placed = {
+        index: Place(table, sum(sizes[before] for before in indices[:number]))
+        for table, indices in enumerate(tables)
+        for number, index in enumerate(indices)
+    }
+    return CachePlan(
+        block_size=block_size,
+        block_bytes=max(sum(sizes[index] for index in indices) for indices in tables),
+        windows=tuple(windows[indices[0]] for indices in tables[1:]),
+        places=tuple(placed.get(_stored_by(layers, index)) for index in range(len(layers))),
+        state_bytes=sum(sizes[index] for index, layer in enumerate(layers) if isinstance(layer, StateLayer)),
+    )
 
 
-def _token_values(layer: CacheLayer) -> int:
-    """Values that the layer keeps for each token."""
+def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int) -> list[list[int]]:
+    """Layers with a window, by table: as many of one window as fit into a block.
+
+    A block takes the largest of them at least. It grows until there are few enough tables.
+    """
+    if not windows:
+        return []
+    largest = max(sizes[index] for index in windows)
+    room = max(block_bytes, largest)
+    while True:
+        tables: list[list[int]] = []
+        for window in sorted(set(windows.values())):
+            tables.append([])
+            for index in (index for index, own in windows.items() if own == window):
+                if sum(sizes[each] for each in tables[-1]) + sizes[index] > room:
+                    tables.append([])
+                tables[-1].append(index)
+        if len(tables) < _MAX_TABLES or room >= sum(sizes[index] for index in windows):
+            return tables
+        room += largest
+
+
+def _stored_by(layers: Sequence[CacheLayer], index: int) -> int:
+    """The layer that stores what this layer reads."""
+    layer = layers[index]
+    return _stored_by(layers, layer.layer) if isinstance(layer, SharedLayer) else index
+
+
+def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of the layer, or of one state."""
     match layer:
         case KeyValueLayer(num_kv_heads, head_dim):
-            return 2 * num_kv_heads * head_dim
+            return 2 * num_kv_heads * head_dim * block_size * dtype.itemsize
         case LatentLayer(rank, rope_dim):
-            return rank + rope_dim
-        case SharedLayer() | StateLayer():
+            return (rank + rope_dim) * block_size * dtype.itemsize
+        case StateLayer(parts):
+            return sum(torch.Size(shape).numel() * part_dtype.itemsize for shape, part_dtype in parts)
+        case SharedLayer():
             return 0

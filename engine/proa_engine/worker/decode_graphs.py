@@ -18,6 +18,7 @@ from torch import Tensor
 
 from proa_engine.worker.staging import IntArray
 
+NO_STATE = -1  # slot of a state that is not read, or not written
 _SIZE_STEP = 8  # rows between capture sizes
 # Tokens of the largest graph with drafts. The device computes more tokens for longer than the host launches kernels.
 _MAX_TOKENS = 2048
@@ -48,12 +49,22 @@ def graph_shapes(max_num_seqs: int, max_drafts: int = 0, max_num_batched_tokens:
     )
 
 
-def pad_rows(slots: IntArray, ends: IntArray, num_tokens: IntArray | int, size: int) -> IntArray:
-    """[3 * size]: slots, ends and numbers of tokens, as `DecodeGraphs.replay` takes them. Padding has no tokens."""
-    rows = np.zeros((3, size), np.int64)
+def pad_rows(
+    slots: IntArray,
+    ends: IntArray,
+    num_tokens: IntArray | int,
+    size: int,
+    states: tuple[IntArray, IntArray] | None = None,
+) -> IntArray:
+    """[3 * size] or, with states, [5 * size]: slots, ends and numbers of tokens, slots of the states that are read and
+    written, as `DecodeGraphs.replay` takes them. Padding has no tokens and no states."""
+    rows = np.zeros((3 if states is None else 5, size), np.int64)
     rows[0, : slots.size] = slots
     rows[1, : slots.size] = ends
     rows[2, : slots.size] = num_tokens
+    if states is not None:
+        rows[3:] = NO_STATE
+        rows[3:, : slots.size] = states
     return rows.reshape(-1)
 
 
@@ -64,24 +75,26 @@ class GraphCapture(Protocol):
 
 
 class DecodeGraphs:
-    def __init__(self, shapes: Sequence[GraphShape], device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[GraphShape], device: torch.device, *, has_states: bool = False) -> None:
         self._shapes = sorted(shapes, key=lambda shape: shape.num_tokens)
         self._sizes: dict[int, list[int]] = {}  # width -> numbers of rows, ascending
         for shape in self._shapes:
             self._sizes.setdefault(shape.width, []).append(shape.num_rows)
         most = max(shape.num_rows for shape in shapes)
-        self._rows = torch.empty(3 * most, dtype=torch.int64, device=device)
+        self._num_columns = 5 if has_states else 3
+        self._rows = torch.empty(self._num_columns * most, dtype=torch.int64, device=device)
         self._graphs: dict[GraphShape, tuple[Callable[[], None], Tensor]] = {}
 
     def capture(self, decode: Callable[[Tensor, int], Tensor], capture: GraphCapture) -> None:
-        """Capture `decode` for every shape. It takes rows [3, num_rows] int64 (slots, ends, numbers of tokens) and the
-        width, and returns [num_rows * width, …].
+        """Capture `decode` for every shape. It takes rows [3, num_rows] int64 (slots, ends, numbers of tokens), or
+        [5, num_rows] with the slots of states, and the width, and returns [num_rows * width, …].
 
         The largest shape comes first, so that the smaller graphs reuse its memory.
         """
         for shape in reversed(self._shapes):
-            rows = self._rows[: 3 * shape.num_rows].view(3, -1)
+            rows = self._rows[: self._num_columns * shape.num_rows].view(self._num_columns, -1)
             rows.zero_()  # padding of a slot that exists
+            rows[3:] = NO_STATE
             self._graphs[shape] = capture.capture(lambda rows=rows, width=shape.width: decode(rows, width))  # type: ignore[misc]
 
     def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
@@ -93,11 +106,11 @@ class DecodeGraphs:
         return GraphShape(sizes[bisect_left(sizes, num_rows)], width)
 
     def replay(self, shape: GraphShape, rows: Tensor) -> Tensor:
-        """Run the graph of this shape on `rows` [3 * num_rows] int64, as made by `pad_rows`.
+        """Run the graph of this shape on `rows`, as made by `pad_rows`.
 
         Returns [num_rows * width, …]; the next replay overwrites it.
         """
-        self._rows[: 3 * shape.num_rows].copy_(rows)
+        self._rows[: rows.numel()].copy_(rows)
         replay, result = self._graphs[shape]
         replay()
         return result

@@ -36,7 +36,7 @@ class BatchEdits:
 
     token_starts: list[int] = field(default_factory=list)  # flat positions in the token table
     token_rows: list[IntArray] = field(default_factory=list)
-    block_positions: list[int] = field(default_factory=list)  # flat positions in the block table
+    block_positions: list[int] = field(default_factory=list)  # flat positions in the block tables
     block_ids: list[int] = field(default_factory=list)
     param_slots: list[int] = field(default_factory=list)
     param_rows: list[list[float]] = field(default_factory=list)
@@ -67,6 +67,8 @@ class InputBatch:
         eos_token_ids: Collection[int],
         device: torch.device,
         max_drafts: int = 0,
+        num_tables: int = 1,
+        has_states: bool = False,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -84,9 +86,11 @@ class InputBatch:
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
         self.rules: dict[int, TokenRules] = {}  # by slot; only slots that have rules
         self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
-        self.block_table = torch.zeros(max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(num_tables, max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
         self.params = torch.zeros(max_num_seqs, columns.NUM_COLUMNS, dtype=torch.float64, device=device)
-        self._num_blocks = [0] * max_num_seqs
+        self.has_states = has_states  # of recurrent layers
+        self.state_slots = np.zeros(max_num_seqs, np.int64)  # where each request's state is
+        self._num_blocks = [[0] * num_tables for _ in range(max_num_seqs)]
         self._eos_token_ids = eos_token_ids
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(max_num_seqs))[::-1]
@@ -115,15 +119,15 @@ class InputBatch:
         edits.token_rows.append(np.array(request.token_ids, np.int64))
         edits.param_slots.append(slot)
         edits.param_rows.append(self._add_params(request, slot))
-        self._num_blocks[slot] = 0
-        self._append_blocks(slot, request.block_ids[0], edits)
+        self._num_blocks[slot] = [0] * len(self._num_blocks[slot])
+        self._append_blocks(slot, request.block_ids, edits)
 
     def update(self, requests: Sequence[CachedRequestData], edits: BatchEdits) -> None:
         slots = self.slots_of([request.request_id for request in requests])
         self.num_computed_tokens[slots] = [request.num_computed_tokens for request in requests]
         for request in requests:
             if request.new_block_ids:
-                self._append_blocks(self._slots[request.request_id], request.new_block_ids[0], edits)
+                self._append_blocks(self._slots[request.request_id], request.new_block_ids, edits)
 
     def remove(self, request_id: str) -> None:
         """Free the request's slot. Ids of requests that were never scheduled are ignored."""
@@ -139,16 +143,19 @@ class InputBatch:
             flat[start : start + arrays[index].numel()] = arrays[index]
         if edits.blocks is not None:
             positions, ids = edits.blocks
-            self.block_table.view(-1).index_copy_(0, arrays[positions], arrays[ids].int())
+            self.block_tables.view(-1).index_copy_(0, arrays[positions], arrays[ids].int())
         if edits.params is not None:
             slots, rows = edits.params
             self.params.index_copy_(0, arrays[slots], arrays[rows].view(torch.float64).view(-1, columns.NUM_COLUMNS))
 
-    def _append_blocks(self, slot: int, block_ids: Sequence[int], edits: BatchEdits) -> None:
-        start = slot * self.max_blocks + self._num_blocks[slot]
-        edits.block_positions += range(start, start + len(block_ids))
-        edits.block_ids += block_ids
-        self._num_blocks[slot] += len(block_ids)
+    def _append_blocks(self, slot: int, block_ids: Sequence[Sequence[int]], edits: BatchEdits) -> None:
+        """Append to the slot's tables. -1, a block that the request does not hold, is stored as 0 and never read."""
+        num_blocks = self._num_blocks[slot]
+        for table, ids in enumerate(block_ids):
+            start = (table * len(self._num_blocks) + slot) * self.max_blocks + num_blocks[table]
+            edits.block_positions += range(start, start + len(ids))
+            edits.block_ids += ids if table == 0 else [max(block_id, 0) for block_id in ids]
+            num_blocks[table] += len(ids)
 
     def _add_params(self, request: NewRequestData, slot: int) -> list[float]:
         """The request's row of the parameter table, [NUM_COLUMNS]; also notes which operations its slot needs."""

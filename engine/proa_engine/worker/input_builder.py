@@ -38,7 +38,7 @@ class InputBuilder:
         if self._last is not None and _continues(scheduler_output, self._last.inputs.request_ids):
             return self._build_next(scheduler_output, self._last)
         inputs = build_step_inputs(scheduler_output, self._batch, self._graphs)
-        self._last = None if inputs is None else self._decodes(inputs)
+        self._last = None if inputs is None or scheduler_output.states else self._decodes(inputs)
         return inputs
 
     def _build_next(self, scheduler_output: SchedulerOutput, last: _Decodes) -> StepInputs:
@@ -84,7 +84,7 @@ class InputBuilder:
         ends = np.cumsum(lengths)
         values = inputs.arrays.values[: ends[-1]]
         increments = np.zeros_like(values)
-        first_end = ends[rows.rows] - 2 * rows.shape.num_rows  # behind the slots
+        first_end = ends[rows.rows] - lengths[rows.rows] + rows.shape.num_rows  # behind the slots
         increments[first_end : first_end + num_rows] = 1
         for index in (sampling.positions, sampling.write_to):
             increments[ends[index] - num_rows : ends[index]] = 1
@@ -99,4 +99,5 @@ def _continues(scheduler_output: SchedulerOutput, request_ids: list[str]) -> boo
         or scheduler_output.new_requests
         or scheduler_output.finished_request_ids
         or scheduler_output.preempted_request_ids
+        or scheduler_output.states
     )

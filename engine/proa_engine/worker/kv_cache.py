@@ -1,51 +1,110 @@
-"""How many KV cache blocks fit into memory: arithmetic on byte counts, and errors that name what to change."""
+"""How many KV cache blocks and states fit into memory: arithmetic on byte counts, and errors that name what to
+change."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.models.config import ModelConfig
+from proa_engine.worker.cache_plan import CachePlan
 from proa_engine.worker.host import HostMemory
 
 # Share of the machine's available memory to use where there is no container limit: other programs need some too.
 _SHARE_OF_MACHINE = 0.5
 
 
+# Of the memory that live states leave: for states of cached prefixes. The rest is for blocks.
+_SHARE_OF_CACHED_STATES = 0.25
+# A junction, where a prompt leaves what others have computed, is worth a checkpoint if it saves this many tokens.
+_MIN_JUNCTION = 256
+
+
 @dataclass(frozen=True, slots=True)
-class WorkerSizes:
-    """What one rank holds, in bytes, and how many KV cache blocks fit beside it."""
+class CacheSizes:
+    """How the memory of the KV cache is divided, the same on every rank."""
 
     num_blocks: int
-    block_bytes: int  # of one block on this rank, all layers together
+    num_state_slots: int  # 0: no layer has a state
+    max_num_seqs: int  # at most as configured
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSizes:
+    """What one rank holds, in bytes, and what of the KV cache fits beside it."""
+
+    cache: CacheSizes
+    block_bytes: int  # of one block on this rank
     weight_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
-    """Sizes of the KV cache on one rank."""
-
-    block_size: int  # tokens
-    block_bytes: int  # of one block, all layers together
-    max_model_len: int
-    max_num_seqs: int
-
-    @property
-    def blocks_per_request(self) -> int:
-        """Blocks of a request of `max_model_len` tokens."""
-        return -(-self.max_model_len // self.block_size)
-
-    @property
-    def max_useful_blocks(self) -> int:
-        """Blocks with which every slot can hold a request of `max_model_len` tokens."""
-        return self.blocks_per_request * self.max_num_seqs
+def fewest(sizes: Iterable[CacheSizes]) -> CacheSizes:
+    """What fits on every rank."""
+    blocks, slots, seqs = zip(
+        *((each.num_blocks, each.num_state_slots, each.max_num_seqs) for each in sizes), strict=True
+    )
+    return CacheSizes(min(blocks), min(slots), min(seqs))
 
 
-def configured_blocks(config: EngineConfig, layout: CacheLayout) -> int | None:
-    """The number of blocks that `config` sets, directly or in bytes; None where it sets neither."""
+def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> CacheGroups:
+    """What the core divides among requests."""
+    step_of_drafts = 2 * (1 + config.num_speculative_tokens)  # two steps in flight
+    return CacheGroups(
+        num_blocks=sizes.num_blocks,
+        block_size=plan.block_size,
+        windows=plan.windows,
+        num_state_slots=sizes.num_state_slots,
+        checkpoint_interval=plan.checkpoint_interval,
+        min_junction=_MIN_JUNCTION,
+        max_step_tokens=max(config.max_num_batched_tokens, step_of_drafts),
+    )
+
+
+def divide(num_bytes: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
+    """Divide memory between blocks and states.
+
+    If a state for each of `max_num_seqs` requests, and one to write while another is read, would take more than half,
+    fewer requests run. Raises ValueError if not even one could.
+    """
+    if not plan.state_bytes:
+        return CacheSizes(num_bytes // plan.block_bytes, 0, max_num_seqs)
+    max_num_seqs = min(max_num_seqs, num_bytes // (2 * plan.state_bytes) - 1)
+    if max_num_seqs < 1:
+        raise ValueError(
+            f"the KV cache has {_gib(max(num_bytes, 0))} on this rank, but the state of one request takes "
+            f"{_gib(plan.state_bytes)}: raise kv_cache_memory_bytes (gpu_memory_utilization), or give the engine more "
+            "memory"
+        )
+    left = num_bytes - (max_num_seqs + 1) * plan.state_bytes
+    num_cached = int(left * _SHARE_OF_CACHED_STATES) // plan.state_bytes
+    num_blocks = (left - num_cached * plan.state_bytes) // plan.block_bytes
+    return CacheSizes(num_blocks, max_num_seqs + 1 + num_cached, max_num_seqs)
+
+
+def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSizes:
+    """The sizes with this number of blocks, with states in the same proportion as `divide` has."""
+    if not plan.state_bytes:
+        return CacheSizes(num_blocks, 0, max_num_seqs)
+    share = _SHARE_OF_CACHED_STATES / (1 - _SHARE_OF_CACHED_STATES)
+    num_cached = int(num_blocks * plan.block_bytes * share) // plan.state_bytes
+    return CacheSizes(num_blocks, max_num_seqs + 1 + num_cached, max_num_seqs)
+
+
+def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None:
+    """The sizes that `config` sets, by a number of blocks or in bytes; None where it sets neither."""
     if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
+        return with_blocks(config.num_gpu_blocks_override, plan, config.max_num_seqs)
     if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes // layout.block_bytes
+        return divide(config.kv_cache_memory_bytes, plan, config.max_num_seqs)
     return None
+
+
+def cpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
+    """The sizes for memory of a CPU, which are no larger than requests of `max_model_len` in every slot can use."""
+    sizes = divide(num_bytes, plan, config.max_num_seqs)
+    longest = cache_groups(config, plan, sizes).blocks_of(max_model_len)
+    useful = with_blocks(longest * config.max_num_seqs, plan, config.max_num_seqs)
+    return fewest((sizes, useful))
 
 
 def cpu_budget(memory: HostMemory, *, utilization: float, ranks_here: int, workspace: int) -> int:
@@ -74,17 +133,17 @@ def num_parameters(model: ModelConfig) -> int:
     return embeddings + sum(layer.num_parameters(model.hidden_size) for layer in model.layers)
 
 
-def check_room(num_blocks: int, layout: CacheLayout) -> None:
-    """Raise `ValueError` unless one request of `max_model_len` tokens fits into `num_blocks` blocks."""
-    needed = layout.blocks_per_request
+def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int) -> None:
+    """Raise `ValueError` unless one request of `max_model_len` tokens fits."""
+    num_blocks, needed = max(groups.num_blocks, 0), groups.blocks_of(max_model_len)
     if num_blocks >= needed:
         return
-    longest = max(num_blocks, 0) * layout.block_size
+    longest = groups.capacity
     shorter = f"lower max_model_len to at most {longest}" if longest else "take a smaller model"
     raise ValueError(
-        f"the KV cache has room for {max(num_blocks, 0)} blocks, but one request of max_model_len "
-        f"{layout.max_model_len} tokens needs {needed} ({_gib(needed * layout.block_bytes)} on this rank): {shorter}, "
-        "raise kv_cache_memory_bytes (num_gpu_blocks_override, gpu_memory_utilization), or give the engine more memory"
+        f"the KV cache has room for {num_blocks} blocks, but one request of max_model_len {max_model_len} tokens needs "
+        f"{needed} ({_gib(needed * block_bytes)} on this rank): {shorter}, raise kv_cache_memory_bytes "
+        "(num_gpu_blocks_override, gpu_memory_utilization), or give the engine more memory"
     )
 
 

@@ -6,11 +6,12 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
-from proa_engine.worker.cache_plan import allocate_caches
+from proa_engine.worker.cache_memory import allocate_caches
+from proa_engine.worker.cache_plan import CachePlan
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.kv_cache import num_parameters
+from proa_engine.worker.kv_cache import CacheSizes, num_parameters
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker_spans import WorkerTracer
@@ -23,14 +24,17 @@ def make_model_runner(
     *,
     parallel: ParallelContext,
     max_model_len: int,
-    num_blocks: int,
+    plan: CachePlan,
+    sizes: CacheSizes,
     cache_dtype: torch.dtype,
     device: torch.device,
     shapes: list[GraphShape],
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
     """Allocate the KV cache, the input batch and what the configuration needs beside them."""
-    caches = allocate_caches(model.cache_layers(), num_blocks, config.block_size, cache_dtype, device)
+    caches = allocate_caches(
+        model.cache_layers(), plan, sizes.num_blocks, cache_dtype, device, num_state_slots=sizes.num_state_slots
+    )
     batch = InputBatch(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
@@ -39,6 +43,8 @@ def make_model_runner(
         eos_token_ids=model_config.eos_token_ids,
         device=device,
         max_drafts=config.num_speculative_tokens,
+        num_tables=1 + len(plan.windows),
+        has_states=plan.state_bytes > 0,
     )
     return ModelRunner(
         model,
@@ -46,7 +52,7 @@ def make_model_runner(
         batch,
         max_logprobs=config.num_top_logprobs(model_config.vocab_size),
         parallel=parallel,
-        graphs=DecodeGraphs(shapes, device) if shapes else None,
+        graphs=DecodeGraphs(shapes, device, has_states=batch.has_states) if shapes else None,
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         tracer=tracer,

@@ -32,7 +32,7 @@ class MetaWorker(Worker):
     def run_start(self) -> None:
         """Do everything that a worker does before it takes requests."""
         self.init_device()
-        self.start(self.load_model().num_blocks)
+        self.start(self.load_model().cache)
 
     def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
         super().init_device(rendezvous, store)

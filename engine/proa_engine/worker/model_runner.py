@@ -8,9 +8,10 @@ from torch import Tensor
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
-from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
+from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.state_rows import StateRows
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture
@@ -156,34 +157,38 @@ class ModelRunner:
         """Hidden states [tokens, hidden_size] of any batch."""
         batch = self._batch
         input_ids = batch.token_ids.view(-1).index_select(0, arrays[rows.token_positions]).long()
-        blocks = batch.block_table.view(-1).index_select(0, arrays[rows.block_positions]).long()
+        blocks = batch.block_tables.flatten(1).index_select(1, arrays[rows.block_positions]).long()
         num_blocks = -(-rows.max_seq_len // batch.block_size)
-        block_table = batch.block_table[:, :num_blocks].index_select(0, arrays[rows.slots])
+        block_tables = batch.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
+        slot_mappings = blocks * batch.block_size + arrays[rows.block_offsets]
         metadata = AttentionMetadata(
             query_start_loc=arrays[rows.query_start_loc].int(),
             seq_lens=arrays[rows.seq_lens].int(),
-            tables=(TableRows(block_table, blocks * batch.block_size + arrays[rows.block_offsets]),),
+            tables=table_rows(block_tables, slot_mappings),
             num_decodes=rows.num_decodes,
+            states=None if rows.states is None else rows.states.on_device(arrays),
         )
         return self._model(input_ids, arrays[rows.positions], self.caches, metadata)
 
     def _decode(self, rows: Tensor, width: int) -> Tensor:
         """Hidden states [rows * width, hidden_size] of decodes only, from rows [3, rows] int64: slots, ends and numbers
-        of tokens. With drafts these are moved to their true ends and get draft tokens.
+        of tokens; with states [5, rows], the slots that are read and written. With drafts rows are moved to their true
+        ends and get draft tokens.
 
         Can be captured: reads fixed memory and does not synchronize with the host.
         """
         if self._drafter is not None:
             self._drafter.propose(rows)
         batch, num_rows = self._batch, rows.shape[1]
-        inputs = decode_inputs(rows, batch.token_ids, batch.block_table, batch.block_size, width)
+        inputs = decode_inputs(rows[:3], batch.token_ids, batch.block_tables, batch.block_size, width)
         starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
         metadata = AttentionMetadata(
             query_start_loc=starts,
             seq_lens=inputs.seq_lens,
-            tables=(TableRows(inputs.block_table, inputs.slot_mapping),),
+            tables=table_rows(inputs.block_tables, inputs.slot_mappings),
             num_decodes=num_rows,
             decode_width=width,
+            states=StateRows(rows[3].int(), rows[4].int(), starts, starts) if batch.has_states else None,
         )
         return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
 

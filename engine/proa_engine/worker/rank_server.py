@@ -54,7 +54,7 @@ class RankServer:
         self._send(wire.Ready(init.generation, worker.load_model(compile_pool)))
         start = self._inbox.get()
         assert isinstance(start, wire.Start)
-        worker.start(start.num_blocks)
+        worker.start(start.sizes)
         self._send(wire.Started())
         self._is_started = True
         return worker

@@ -21,6 +21,7 @@ from proa_engine.worker.sampling_inputs import (
     sampling_inputs,
 )
 from proa_engine.worker.staging import IntArray, PackedArrays, Packer
+from proa_engine.worker.state_inputs import Segments, StateInputs, cut_into_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,12 @@ class TokenRows:
     max_seq_len: int
     positions: int
     token_positions: int  # flat in the token table
-    block_positions: int  # flat in the block table: the block of each token
+    block_positions: int  # flat in each block table: the block of each token
     block_offsets: int
     slots: int  # [rows]
     query_start_loc: int  # [rows + 1]
     seq_lens: int  # [rows]
+    states: StateInputs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class DecodeRows:
     """A batch of decodes only, for which a graph of this shape was captured; the device computes the rest."""
 
     shape: GraphShape
-    rows: int  # staged index of what `pad_rows` made, [3 * shape.num_rows]
+    rows: int  # staged index of what `pad_rows` made
 
 
 @dataclass(slots=True)
@@ -80,12 +82,14 @@ def build_step_inputs(
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
     num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
     shape = _graph_shape(counts, num_planned, graphs) if prompt_logprobs is None else None
+    segments = cut_into_segments(rows, scheduler_output.states, batch) if batch.has_states else None
     token_rows: TokenRows | DecodeRows
     if shape is None:
-        token_rows = _token_rows(rows, counts, batch, packer)
+        token_rows = _token_rows(rows, counts, segments, batch, packer)
     else:
         rows = replace(rows, query_start_loc=np.arange(0, (counts.size + 1) * shape.width, shape.width))
-        token_rows = DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, counts, shape.num_rows)))
+        states = None if segments is None else (segments.read, segments.write)
+        token_rows = DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, counts, shape.num_rows, states)))
     drafts, samples = None, last_samples(rows, sampled_rows)
     if num_planned is not None:
         moves = token_moves(rows, counts, num_planned, packer) if shape is None else None
@@ -118,7 +122,9 @@ def _graph_shape(counts: IntArray, num_planned: IntArray | None, graphs: DecodeG
     return graphs.shape_for(counts.size, int(counts.max()))
 
 
-def _token_rows(rows: Rows, counts: IntArray, batch: InputBatch, packer: Packer) -> TokenRows:
+def _token_rows(
+    rows: Rows, counts: IntArray, segments: Segments | None, batch: InputBatch, packer: Packer
+) -> TokenRows:
     positions = np.arange(rows.query_start_loc[-1]) - np.repeat(rows.query_start_loc[:-1] - rows.starts, counts)
     token_slots = np.repeat(rows.slots, counts)
     return TokenRows(
@@ -131,6 +137,7 @@ def _token_rows(rows: Rows, counts: IntArray, batch: InputBatch, packer: Packer)
         slots=packer.add(rows.slots),
         query_start_loc=packer.add(rows.query_start_loc),
         seq_lens=packer.add(rows.ends),
+        states=None if segments is None else segments.pack(packer),
     )
 
 

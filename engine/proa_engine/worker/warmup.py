@@ -1,7 +1,7 @@
 """Warm-up: run made-up steps, to compile and time them and to find how much memory the largest ones take."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput, StateSteps
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.worker import token_rules
@@ -29,10 +30,10 @@ _CPU_TIMED_TOKENS = 256
 
 
 class WarmUp:
-    """Runs made-up steps on a runner whose KV cache has `num_blocks` blocks."""
+    """Runs made-up steps on a runner with this KV cache."""
 
     def __init__(
-        self, runner: ModelRunner, config: EngineConfig, *, vocab_size: int, max_model_len: int, num_blocks: int
+        self, runner: ModelRunner, config: EngineConfig, *, vocab_size: int, max_model_len: int, groups: CacheGroups
     ) -> None:
         self._runner = runner
         self._device = runner.device
@@ -42,8 +43,7 @@ class WarmUp:
         self._max_num_seqs = config.max_num_seqs
         self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
         self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
-        self._block_size = config.block_size
-        self._num_blocks = num_blocks
+        self._groups = groups
 
     def run(self) -> float:
         """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget.
@@ -135,7 +135,7 @@ class WarmUp:
         return [rest] * (rest > 0) + [longest] * count
 
     def _prefill_step(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
-        return prefill_step(lengths, block_size=self._block_size, num_blocks=self._num_blocks, params=params)
+        return prefill_step(lengths, self._groups, params)
 
     def _run(self, scheduler_output: SchedulerOutput, masks: GrammarMasks | None = None) -> float:
         """Run one step and wait for the device; returns seconds."""
@@ -149,31 +149,31 @@ class WarmUp:
         return time.monotonic() - started
 
 
-def prefill_step(
-    lengths: Sequence[int], *, block_size: int, num_blocks: int, params: SamplingParams = GREEDY
-) -> SchedulerOutput:
+def prefill_step(lengths: Sequence[int], groups: CacheGroups, params: SamplingParams = GREEDY) -> SchedulerOutput:
     """A step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
 
     All share the same blocks, some more than once: what they write is never read.
     """
+    tables = range(groups.num_tables)
     requests = [
         NewRequestData(
             request_id=f"warm-up-{index}",
             token_ids=[0] * length,
             num_prompt_tokens=length,
             num_computed_tokens=0,
-            block_ids=[[block % num_blocks for block in range(-(-(length + 1) // block_size))]],
+            block_ids=[_blocks(length + 1, groups) for _ in tables],
             sampling_params=params,
         )
         for index, length in enumerate(lengths)
     ]
-    return _step(new=requests, scheduled={request.request_id: len(request.token_ids) for request in requests})
+    lengths_by_id = {request.request_id: len(request.token_ids) for request in requests}
+    return _step(new=requests, scheduled=lengths_by_id, states=_states(lengths_by_id, groups))
 
 
-def first_steps(*, block_size: int, num_blocks: int, max_num_tokens: int) -> list[SchedulerOutput]:
+def first_steps(groups: CacheGroups, *, max_num_tokens: int) -> list[SchedulerOutput]:
     """A prefill of at most `max_num_tokens` tokens, a decode of its request, and the end of that request."""
     num_tokens = min(_FIRST_TOKENS, max_num_tokens)
-    prefill = prefill_step([num_tokens], block_size=block_size, num_blocks=num_blocks)
+    prefill = prefill_step([num_tokens], groups)
     request_ids = list(prefill.num_scheduled_tokens)
     return [prefill, decode_step(request_ids, num_tokens), finish_step(request_ids)]
 
@@ -192,12 +192,27 @@ def finish_step(request_ids: list[str]) -> SchedulerOutput:
     return _step(finished=request_ids)
 
 
+def _blocks(num_tokens: int, groups: CacheGroups) -> list[int]:
+    return [block % groups.num_blocks for block in range(-(-num_tokens // groups.block_size))]
+
+
+def _states(lengths: Mapping[str, int], groups: CacheGroups) -> dict[str, StateSteps]:
+    """A slot for each prompt, some for more than one: what they write is never checked."""
+    if not groups.num_state_slots:
+        return {}
+    return {
+        request_id: StateSteps(-1, ((length, index % groups.num_state_slots),))
+        for index, (request_id, length) in enumerate(lengths.items())
+    }
+
+
 def _step(
     *,
     new: list[NewRequestData] | None = None,
     cached: list[CachedRequestData] | None = None,
     scheduled: dict[str, int] | None = None,
     finished: list[str] | None = None,
+    states: Mapping[str, StateSteps] | None = None,
 ) -> SchedulerOutput:
     counts = scheduled or {}
     return SchedulerOutput(
@@ -208,4 +223,5 @@ def _step(
         num_chunk_tokens={request_id: num_tokens for request_id, num_tokens in counts.items() if num_tokens > 1},
         finished_request_ids=finished or [],
         preempted_request_ids=[],
+        states=states or {},
     )

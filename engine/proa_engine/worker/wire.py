@@ -13,7 +13,7 @@ import msgspec
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.worker.kv_cache import WorkerSizes
+from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
 _HEADER = struct.Struct("<I")
 T = TypeVar("T")
@@ -35,9 +35,9 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """Allocate the KV cache, with the fewest blocks that fit on any rank, and warm up."""
+    """Allocate the KV cache, of what fits on every rank, and warm up."""
 
-    num_blocks: int
+    sizes: CacheSizes
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):

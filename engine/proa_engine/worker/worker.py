@@ -3,23 +3,26 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, resolve_model
-from proa_engine.worker import auto_config, cache_plan, distributed, kv_cache
+from proa_engine.worker import auto_config, distributed, kv_cache
+from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
-from proa_engine.worker.kv_cache import CacheLayout, WorkerSizes
+from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.make_model_runner import make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import WarmUp
@@ -47,7 +50,8 @@ class Worker:
         self._at_exit = ExitStack()
         self._model: CausalLM | None = None  # None until loaded, and while it sleeps at level 2
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
-        self._num_blocks = 0
+        self._plan: CachePlan
+        self._sizes: CacheSizes  # since the start
         self._dtype: torch.dtype
         self._cache_dtype: torch.dtype
 
@@ -56,6 +60,10 @@ class Worker:
         """Runs steps, between `start` and `shutdown`, except while the worker sleeps."""
         assert self._runner is not None
         return self._runner
+
+    def cache_groups(self, sizes: CacheSizes) -> CacheGroups:
+        """A KV cache of these sizes as the core sees it, once the model is loaded."""
+        return kv_cache.cache_groups(self._config, self._plan, sizes)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks."""
@@ -92,27 +100,23 @@ class Worker:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: other ranks must not compile what rank 0 is compiling for them
             self._parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        layout = CacheLayout(
-            block_size=config.block_size,
-            block_bytes=cache_plan.block_bytes(model.cache_layers(), config.block_size, self._cache_dtype),
-            max_model_len=self.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-        )
-        num_blocks = kv_cache.configured_blocks(config, layout)
-        if num_blocks is None:
-            num_blocks = self._blocks_that_fit(layout)
-        kv_cache.check_room(num_blocks, layout)
+        # One table (no window is shorter): the core does not free blocks behind windows yet.
+        plan = plan_caches(model.cache_layers(), config.block_size, self._cache_dtype, max_model_len=1)
+        self._plan = plan
+        sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
+        kv_cache.check_room(self.cache_groups(sizes), plan.block_bytes, self.max_model_len)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-        return WorkerSizes(num_blocks, layout.block_bytes, weight_bytes)
+        return WorkerSizes(sizes, plan.block_bytes, weight_bytes)
 
     @explain_out_of_memory()
-    def start(self, num_blocks: int) -> None:
-        """Allocate a KV cache of `num_blocks`, the same number on every rank, warm up and capture CUDA graphs."""
+    def start(self, sizes: CacheSizes) -> None:
+        """Allocate a KV cache of these sizes, the same on every rank, warm up and capture CUDA graphs."""
         started = time.monotonic()
-        self._num_blocks = num_blocks
-        self._runner = self._make_model_runner(num_blocks, self._graph_shapes())
+        self._sizes = sizes
+        self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
+        self._runner = self._make_model_runner(sizes, self._graph_shapes())
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
-        self.longest_step_seconds = self._warm_up(self.model_runner, num_blocks).run()
+        self.longest_step_seconds = self._warm_up(self.model_runner, sizes).run()
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
         self._capture_graphs()
         if self.device.type == "cuda":
@@ -143,7 +147,7 @@ class Worker:
             self._model = self._load_weights()
         else:
             move_weights(self._model, self.device)
-        self._runner = self._make_model_runner(self._num_blocks, self._graph_shapes())
+        self._runner = self._make_model_runner(self._sizes, self._graph_shapes())
         self._capture_graphs()
         self._log(f"woke up in {time.monotonic() - started:.1f} s")
 
@@ -174,7 +178,7 @@ class Worker:
             self.model_runner.capture_graphs(self._graph_capture())
             self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
 
-    def _make_model_runner(self, num_blocks: int, shapes: list[GraphShape]) -> ModelRunner:
+    def _make_model_runner(self, sizes: CacheSizes, shapes: list[GraphShape]) -> ModelRunner:
         assert self._model is not None, "load the model first"
         return make_model_runner(
             self._config,
@@ -182,20 +186,21 @@ class Worker:
             self._model,
             parallel=self._parallel,
             max_model_len=self.max_model_len,
-            num_blocks=num_blocks,
+            plan=self._plan,
+            sizes=sizes,
             cache_dtype=self._cache_dtype,
             device=self.device,
             shapes=shapes,
             tracer=self._tracer,
         )
 
-    def _warm_up(self, runner: ModelRunner, num_blocks: int) -> WarmUp:
+    def _warm_up(self, runner: ModelRunner, sizes: CacheSizes) -> WarmUp:
         return WarmUp(
             runner,
             self._config,
             vocab_size=self.model_config.vocab_size,
             max_model_len=self.max_model_len,
-            num_blocks=num_blocks,
+            groups=self.cache_groups(sizes),
         )
 
     def _resolve_device(self) -> torch.device:
@@ -211,23 +216,24 @@ class Worker:
     def _graph_capture(self) -> GraphCapture:
         return CudaGraphCapture()
 
-    def _blocks_that_fit(self, layout: CacheLayout) -> int:
+    def _sizes_that_fit(self, plan: CachePlan) -> CacheSizes:
         if self.device.type == "cuda":
-            return self._cuda_budget() // layout.block_bytes
+            return kv_cache.divide(self._cuda_budget(), plan, self._config.max_num_seqs)
         budget = kv_cache.cpu_budget(
             read_memory(),
             utilization=self._config.gpu_memory_utilization,
             ranks_here=self._ranks_here,
             workspace=kv_cache.cpu_workspace(self._config, self.model_config, self._dtype.itemsize),
         )
-        return min(budget // layout.block_bytes, layout.max_useful_blocks)
+        return kv_cache.cpu_sizes(budget, self._config, plan, self.max_model_len)
 
     def _cuda_budget(self) -> int:
-        """Bytes for the KV cache, measured with a cache of one block and the two largest graphs."""
+        """Bytes for the KV cache, measured with the smallest cache and the two largest graphs."""
         shapes = self._graph_shapes()
-        runner = self._make_model_runner(1, shapes[-2:])
+        smallest = CacheSizes(num_blocks=1, num_state_slots=2, max_num_seqs=self._config.max_num_seqs)
+        runner = self._make_model_runner(smallest, shapes[-2:])
         usage = measure_memory(
-            self._warm_up(runner, num_blocks=1).run_largest,
+            self._warm_up(runner, smallest).run_largest,
             runner.capture_graphs if shapes else None,
             num_graphs=len(shapes),
             utilization=self._config.gpu_memory_utilization,

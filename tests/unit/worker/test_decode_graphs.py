@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from proa.contract import SamplingParams
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
@@ -90,22 +91,23 @@ def test_a_step_with_a_prefill_or_prompt_logprobs_is_not_replayed() -> None:
 
 def test_padding_rows_read_nothing_and_write_nothing() -> None:
     token_ids = torch.arange(40, dtype=torch.int32).view(4, 10)
-    table = torch.tensor([[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
-    inputs = decode_inputs(torch.tensor([[1, 0, 0], [5, 1, 0], [1, 1, 0]]), token_ids, table, BLOCK_SIZE)
+    tables = torch.tensor([[[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]]], dtype=torch.int32)
+    inputs = decode_inputs(torch.tensor([[1, 0, 0], [5, 1, 0], [1, 1, 0]]), token_ids, tables, BLOCK_SIZE)
     assert inputs.input_ids.tolist() == [14, 0, 0]
     assert inputs.positions.tolist() == [4, 0, 0]
     assert inputs.seq_lens.tolist() == [5, 1, 0]
-    assert inputs.slot_mapping.tolist() == [2 * BLOCK_SIZE, 3 * BLOCK_SIZE, -1]
+    assert inputs.slot_mappings.tolist() == [[2 * BLOCK_SIZE, 3 * BLOCK_SIZE, -1]]
 
 
 def test_padding_before_a_rows_own_tokens_reads_nothing_and_writes_nothing() -> None:
     token_ids = torch.arange(40, dtype=torch.int32).view(4, 10)
-    table = torch.tensor([[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
-    inputs = decode_inputs(torch.tensor([[1, 0, 0], [5, 1, 0], [2, 1, 0]]), token_ids, table, BLOCK_SIZE, 3)
+    tables = torch.tensor([[[3, 5, 9], [1, 2, 9], [9, 9, 9], [9, 9, 9]]], dtype=torch.int32)
+    inputs = decode_inputs(torch.tensor([[1, 0, 0], [5, 1, 0], [2, 1, 0]]), token_ids, tables, BLOCK_SIZE, 3)
     assert inputs.input_ids.tolist() == [0, 13, 14, 0, 0, 0, 0, 0, 0]
     assert inputs.positions.tolist() == [0, 3, 4, 0, 0, 0, 0, 0, 0]
     assert inputs.seq_lens.tolist() == [5, 1, 0]
-    assert inputs.slot_mapping.tolist() == [-1, BLOCK_SIZE + 3, 2 * BLOCK_SIZE, -1, -1, 3 * BLOCK_SIZE, -1, -1, -1]
+    own = [-1, BLOCK_SIZE + 3, 2 * BLOCK_SIZE, -1, -1, 3 * BLOCK_SIZE, -1, -1, -1]
+    assert inputs.slot_mappings.tolist() == [own]
 
 
 def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
             runner.capture_graphs(FakeCapture())
             assert all(tensor.isnan().all() for cache in caches for tensor in cache.tensors)
         tokens = []
-        for step in [prefill_step([20], block_size=16, num_blocks=8)] + [
+        for step in [prefill_step([20], CacheGroups(num_blocks=8, block_size=16))] + [
             decode_step(["warm-up-0"], 20 + count) for count in range(5)
         ]:
             inputs = runner.prepare_inputs(step)

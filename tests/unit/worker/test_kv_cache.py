@@ -1,23 +1,31 @@
 """How many KV cache blocks fit, and the error when too few do."""
 
+from dataclasses import replace
+
 import pytest
 
 from proa_engine.config import EngineConfig
+from proa_engine.worker.cache_plan import CachePlan, Place
 from proa_engine.worker.host import HostMemory
 from proa_engine.worker.kv_cache import (
-    CacheLayout,
+    CacheSizes,
+    cache_groups,
     check_room,
     check_weights,
-    configured_blocks,
+    configured_sizes,
     cpu_budget,
+    cpu_sizes,
+    divide,
+    fewest,
     weights_room,
 )
 
 GIB = 2**30
+CONFIG = EngineConfig(model="m", max_num_seqs=4)
 
 
-def layout(**changes: int) -> CacheLayout:
-    return CacheLayout(**{"block_size": 16, "block_bytes": 1024, "max_model_len": 100, "max_num_seqs": 4} | changes)
+def plan(windows: tuple[int, ...] = (), state_bytes: int = 0) -> CachePlan:
+    return CachePlan(16, 1024, windows, (Place(0, 0),), state_bytes)
 
 
 def test_the_container_limit_covers_the_process_and_its_cache() -> None:
@@ -37,22 +45,46 @@ def test_without_a_container_half_of_the_available_memory_is_used() -> None:
 
 
 def test_a_configured_number_of_blocks_wins_over_bytes() -> None:
-    assert configured_blocks(EngineConfig(model="m"), layout()) is None
-    assert configured_blocks(EngineConfig(model="m", kv_cache_memory_bytes=10_000), layout()) == 9
-    given = EngineConfig(model="m", kv_cache_memory_bytes=10_000, num_gpu_blocks_override=7)
-    assert configured_blocks(given, layout()) == 7
+    assert configured_sizes(CONFIG, plan()) is None
+    in_bytes = replace(CONFIG, kv_cache_memory_bytes=10_000)
+    assert configured_sizes(in_bytes, plan()) == CacheSizes(9, 0, 4)
+    assert configured_sizes(replace(in_bytes, num_gpu_blocks_override=7), plan()) == CacheSizes(7, 0, 4)
 
 
-def test_useful_blocks_are_those_of_full_requests_in_every_slot() -> None:
-    assert layout().max_useful_blocks == 7 * 4
+def test_blocks_and_cached_states_share_what_live_states_leave() -> None:
+    with_states = plan(state_bytes=2048)
+    assert divide(5 * 2048 + 80 * 1024, with_states, 4) == CacheSizes(60, 5 + 10, 4)
+    configured = configured_sizes(replace(CONFIG, num_gpu_blocks_override=60), with_states)
+    assert configured == CacheSizes(60, 5 + 10, 4)
+
+
+def test_fewer_requests_run_where_their_states_would_take_more_than_half() -> None:
+    assert divide(16 * 1024, plan(state_bytes=2048), 4) == CacheSizes(6, 4 + 1, 3)
+    with pytest.raises(ValueError, match=r"state of one request takes 0.00 GiB: raise kv_cache_memory_bytes"):
+        divide(8191, plan(state_bytes=4096), 4)
+
+
+def test_a_cpu_gets_no_more_than_full_requests_in_every_slot_use() -> None:
+    assert cpu_sizes(GIB, CONFIG, plan(), 100) == CacheSizes(7 * 4, 0, 4)
+    assert cpu_sizes(10 * 1024, CONFIG, plan(), 100) == CacheSizes(10, 0, 4)
+    small_steps = replace(CONFIG, max_num_batched_tokens=16)
+    assert cpu_sizes(GIB, small_steps, plan((33,)), 1000) == CacheSizes((63 + 5) * 4, 0, 4)
+    assert cpu_sizes(GIB, CONFIG, plan(state_bytes=1024), 100) == CacheSizes(28, 5 + 9, 4)
+
+
+def test_ranks_use_what_fits_on_each() -> None:
+    assert fewest([CacheSizes(7, 5, 4), CacheSizes(8, 4, 3)]) == CacheSizes(7, 4, 3)
 
 
 def test_a_cache_below_one_full_request_is_rejected_with_what_to_change() -> None:
-    check_room(7, layout())
+    def check(num_blocks: int) -> None:
+        check_room(cache_groups(CONFIG, plan(), CacheSizes(num_blocks, 0, 4)), 1024, 100)
+
+    check(7)
     with pytest.raises(ValueError, match=r"room for 6 blocks.* needs 7 .*lower max_model_len to at most 96.*raise"):
-        check_room(6, layout())
+        check(6)
     with pytest.raises(ValueError, match=r"room for 0 blocks.*take a smaller model"):
-        check_room(-5, layout())
+        check(-5)
 
 
 def test_weights_that_do_not_fit_are_rejected_before_loading() -> None:

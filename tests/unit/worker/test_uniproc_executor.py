@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
@@ -14,13 +15,14 @@ from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.kv_cache import WorkerSizes
+from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
 from proa_engine.worker.warmup import decode_step, finish_step, prefill_step
 from support.masks import masks_of
 
 DEADLINE = 10.0
-PREFILL = prefill_step([5], block_size=4, num_blocks=8)
+GROUPS = CacheGroups(num_blocks=8, block_size=4)
+PREFILL = prefill_step([5], GROUPS)
 
 
 class FakeWorker:
@@ -48,10 +50,13 @@ class FakeWorker:
         pass
 
     def load_model(self, _compile_pool: None) -> WorkerSizes:
-        return WorkerSizes(num_blocks=8, block_bytes=1, weight_bytes=1)
+        return WorkerSizes(CacheSizes(8, 0, 2), block_bytes=1, weight_bytes=1)
 
-    def start(self, num_blocks: int) -> None:
+    def start(self, sizes: CacheSizes) -> None:
         pass
+
+    def cache_groups(self, _sizes: CacheSizes) -> CacheGroups:
+        return GROUPS
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         self.log.append("prepare")

@@ -3,6 +3,7 @@
 import pytest
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.worker.warmup import WarmUp
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
 
@@ -18,7 +19,8 @@ def warm_up(budget: int, max_num_seqs: int) -> tuple[WarmUp, FakeModel]:
         max_logprobs=2,
         block_size=BLOCK_SIZE,
     )
-    work = WarmUp(harness.runner, config, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, num_blocks=3)
+    groups = CacheGroups(num_blocks=3, block_size=BLOCK_SIZE)
+    work = WarmUp(harness.runner, config, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, groups=groups)
     return work, harness.model
 
 

@@ -9,7 +9,7 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.worker import wire
-from proa_engine.worker.kv_cache import WorkerSizes
+from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
 SCHEDULER_OUTPUT = SchedulerOutput(
     step=9,
@@ -34,11 +34,15 @@ SCHEDULER_OUTPUT = SchedulerOutput(
 )
 TO_WORKER: list[wire.ToWorker] = [
     wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, 4711),
-    wire.Start(12),
+    wire.Start(CacheSizes(12, 3, 2)),
     wire.Step(SCHEDULER_OUTPUT),
     wire.Shutdown(),
 ]
-TO_ENGINE: list[wire.ToEngine] = [wire.Ready(3, WorkerSizes(1, 2, 3)), wire.Started(), wire.Failed("no memory")]
+TO_ENGINE: list[wire.ToEngine] = [
+    wire.Ready(3, WorkerSizes(CacheSizes(12, 3, 2), 2, 3)),
+    wire.Started(),
+    wire.Failed("no memory"),
+]
 
 
 def test_messages_are_decoded_as_they_were_encoded() -> None:
@@ -57,7 +61,7 @@ def test_messages_are_decoded_as_they_were_encoded() -> None:
 def test_end_of_stream_is_none_even_within_a_frame(kept: int) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        ours.sendall(wire.encode(wire.Start(1))[:kept])
+        ours.sendall(wire.encode(wire.Start(CacheSizes(1, 0, 2)))[:kept])
         ours.close()
         assert wire.worker_reader(theirs).read() is None
 

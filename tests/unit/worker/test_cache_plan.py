@@ -1,0 +1,91 @@
+"""Tables of layers, bytes of a block and distances of checkpoints, for layers of real models."""
+
+import torch
+
+from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LatentLayer, SharedLayer, StateLayer
+from proa_engine.worker.cache_memory import allocate_caches
+from proa_engine.worker.cache_plan import CachePlan, Place, plan_caches
+
+BFLOAT16 = torch.bfloat16
+KIB, MIB = 2**10, 2**20
+
+
+def plan(layers: list[CacheLayer], max_model_len: int = 131_072) -> CachePlan:
+    return plan_caches(layers, 16, BFLOAT16, max_model_len)
+
+
+def alternating(full: KeyValueLayer, window: KeyValueLayer, num_windows: int, periods: int) -> list[CacheLayer]:
+    return [layer for _ in range(periods) for layer in (*[window] * num_windows, full)]
+
+
+def test_layers_of_one_kind_have_one_table() -> None:
+    llama = plan([KeyValueLayer(8, 128)] * 3)
+    assert (llama.block_bytes, llama.windows) == (3 * 64 * KIB, ())
+    assert llama.places == (Place(0, 0), Place(0, 64 * KIB), Place(0, 128 * KIB))
+
+
+def test_gpt_oss_has_a_table_of_full_layers_and_one_of_windows() -> None:
+    result = plan(alternating(KeyValueLayer(8, 64), KeyValueLayer(8, 64, 128), 1, 12))
+    assert (result.block_bytes, result.windows, result.checkpoint_interval) == (384 * KIB, (128,), 512)
+    assert [place.table for place in result.places if place] == [1, 0] * 12
+
+
+def test_window_layers_are_packed_into_as_many_tables_as_they_need() -> None:
+    result = plan(alternating(KeyValueLayer(8, 256), KeyValueLayer(8, 256, 1024), 5, 8))  # Gemma 3 12B
+    assert (result.block_bytes, result.windows) == (MIB, (1024,) * 5)
+    assert result.checkpoint_interval == 32_768
+    uneven = plan(alternating(KeyValueLayer(16, 128), KeyValueLayer(16, 128, 1024), 26, 2))
+    assert uneven.windows == (1024,) * 13  # more would not fit: a block grows by a window layer
+    assert uneven.block_bytes == 4 * 128 * KIB
+
+
+def test_a_window_layer_larger_than_all_full_layers_sets_the_bytes_of_a_block() -> None:
+    result = plan([KeyValueLayer(1, 64), KeyValueLayer(4, 64, 512), KeyValueLayer(4, 64, 32)])
+    assert (result.block_bytes, result.windows) == (16 * KIB, (32, 512))
+    assert result.places == (Place(0, 0), Place(2, 0), Place(1, 0))
+
+
+def test_windows_of_the_whole_context_and_of_all_layers_are_masks_only() -> None:
+    assert plan([KeyValueLayer(1, 64), KeyValueLayer(1, 64, 4096)], max_model_len=4096).windows == ()
+    assert plan([KeyValueLayer(1, 64, 4096)] * 2).windows == ()
+    assert plan([KeyValueLayer(1, 64), KeyValueLayer(1, 64, 1)]).windows == (2,)
+
+
+def test_states_take_no_blocks_and_shared_layers_nothing() -> None:
+    state = StateLayer((((32, 128, 128), torch.float32), ((8192, 3), BFLOAT16)))
+    result = plan([state, state, state, KeyValueLayer(2, 256)] * 10)  # Qwen3.5 35B-A3B
+    assert result.block_bytes == 320 * KIB
+    assert result.state_bytes == 30 * (2 * MIB + 48 * KIB)
+    assert result.checkpoint_interval == 16_384
+    shared = plan([KeyValueLayer(1, 64), KeyValueLayer(1, 64, 32), SharedLayer(1), SharedLayer(0), SharedLayer(2)])
+    assert shared.places == (Place(0, 0), Place(1, 0), Place(1, 0), Place(0, 0), Place(1, 0))
+    assert shared.block_bytes == 4 * KIB
+
+
+def test_latent_rows_are_one_for_all_heads() -> None:
+    assert plan([LatentLayer(512, 64)] * 47).block_bytes == 47 * 16 * 1152
+
+
+def test_layers_of_one_shape_use_the_same_memory_in_every_table() -> None:
+    layers = alternating(KeyValueLayer(2, 8), KeyValueLayer(2, 8, 32), 2, 1)
+    caches = allocate_caches(layers, plan(layers), 5, BFLOAT16, torch.device("cpu"))
+    assert [cache.table for cache in caches] == [1, 2, 0]
+    assert len({cache.tensors[0].data_ptr() for cache in caches}) == 1
+    keys, values = caches[0].tensors
+    assert keys.shape == values.shape == (5, 2, 16, 8)
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+
+
+def test_layers_of_several_shapes_are_views_of_the_same_bytes() -> None:
+    layers: list[CacheLayer] = [KeyValueLayer(1, 8), KeyValueLayer(2, 16, 32), KeyValueLayer(1, 8), SharedLayer(1)]
+    result = plan(layers)
+    caches = allocate_caches(layers, result, 5, BFLOAT16, torch.device("cpu"))
+    for number, cache in enumerate(caches[:3]):
+        for tensor in cache.tensors:
+            tensor[3 if cache.table else 1] = number
+    assert caches[3] is caches[1]
+    for number, cache in enumerate(caches[:3]):
+        assert cache.tensors[0].stride(0) * 2 == result.block_bytes
+        for tensor in cache.tensors:
+            assert (tensor[3 if cache.table else 1] == number).all()
