@@ -103,6 +103,8 @@ def running_server(
     """
     executor = executor or LoadedFakeExecutor()
     choices: dict[str, Any] = {"block_size": executor.cache_groups.block_size, "max_num_batched_tokens": 64, **config}
+    if isinstance(executor, LoadedFakeExecutor):
+        executor.max_num_seqs = choices.get("max_num_seqs", executor.max_num_seqs)
     options = ServeOptions(
         config=EngineConfig(model="fake", **choices),
         host="127.0.0.1",

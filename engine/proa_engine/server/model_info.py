@@ -21,7 +21,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         block_hash_version=BLOCK_HASH_VERSION,
         tokenizer_digest=tokenizer_digest,
         eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=parts.executor.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logprobs=parts.limits.max_logprobs,
         max_waiting_requests=config.max_waiting_requests,
@@ -29,7 +29,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         grammars=parts.limits.grammars,
         model_type=parts.executor.model_config.model_type,
         engine_version=version("proa-engine"),
-        checkpoint_rule=_checkpoint_rule(parts.cache_groups),
+        checkpoint_rule=_checkpoint_rule(parts.executor.cache_groups),
     )
 
 

@@ -1,6 +1,8 @@
 """The engine's ModelInfo."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,9 @@ from support.engine_server import LoadedFakeExecutor
 def test_engines_with_windows_or_states_have_a_checkpoint_rule(
     groups: CacheGroups, rule: CheckpointRule | None
 ) -> None:
-    executor = LoadedFakeExecutor()
-    parts = assemble_engine(EngineConfig(model="fake", block_size=executor.block_size), executor, None)
-    info = make_model_info(replace(parts, cache_groups=groups), tokenizer_digest="")
+    parts = assemble_engine(EngineConfig(model="fake", block_size=4), LoadedFakeExecutor(), None)
+    executor: Any = SimpleNamespace(
+        cache_groups=groups, max_num_seqs=8, eos_token_ids=frozenset(), model_config=parts.executor.model_config
+    )
+    info = make_model_info(replace(parts, executor=executor), tokenizer_digest="")
     assert info.checkpoint_rule == rule
