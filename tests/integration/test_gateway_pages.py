@@ -63,6 +63,14 @@ async def test_the_access_log_has_a_line_for_each_request_but_not_for_probes(
     assert (refused["status"], unknown["status"]) == (400, 404)
 
 
+async def test_probes_under_a_root_path_are_not_logged(access_log: pytest.LogCaptureFixture) -> None:
+    async with FakeEngine() as engine, running_gateway(engine, access_log=True, root_path="/llm") as gateway:
+        for path in ("/health", "/llm/health", "/llm/metrics", "/llm/nothing"):
+            await gateway.http.get(path)
+    (line,) = lines_of(access_log)
+    assert (line["path"], line["status"]) == ("/llm/nothing", 404)
+
+
 async def test_a_client_that_leaves_is_logged_as_incomplete(access_log: pytest.LogCaptureFixture) -> None:
     script = say("one", repeat=True)
     async with FakeEngine(script=script) as engine, running_gateway(engine, access_log=True) as gateway:

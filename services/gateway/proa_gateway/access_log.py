@@ -9,6 +9,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proa_gateway.http import route_path
+
 _log = logging.getLogger(__name__)
 _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
@@ -49,7 +51,7 @@ class AccessLogMiddleware:
             status = 500  # the response is made further out
             raise
         finally:
-            if status != 200 or scope["path"] not in _PROBES:
+            if status != 200 or route_path(scope) not in _PROBES:
                 _log.info(_line(scope, status, complete, time.perf_counter() - started))
 
 
