@@ -16,7 +16,6 @@ from proa_gateway.messages.blocks import (
     ToolUseBlock,
 )
 from proa_gateway.messages.protocol import CountTokensRequest, MessagesRequest
-from proa_gateway.openai.chat_prompt import THINKING_SWITCHES
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.protocol import ChatMessage, GenerationRequest
 from proa_gateway.openai.tools import Tool, ToolChoice
@@ -47,7 +46,6 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
         raise InvalidRequest("messages: all of them are empty.", param="messages")
     continues = messages[-1].role == "assistant"
     thinking, choice = body.thinking, body.tool_choice
-    switches = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking.type != "disabled")
     return Conversation(
         messages=messages,
         tools=[_tool(tool) for tool in body.tools or ()],
@@ -55,7 +53,6 @@ def conversation_of(body: CountTokensRequest) -> Conversation:
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         includes_reasoning=not (thinking and thinking.display == "omitted"),
         reasoning_effort=body.output_config.effort if body.output_config else None,
-        template_kwargs=switches,
         opens_message=not continues,
         continues_message=continues,
     )

@@ -1,7 +1,6 @@
 """MessagesHandler: a request to `/v1/messages`, and the number of tokens that one would have."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from proa_gateway.engines.model_registry import ServedModel
@@ -29,22 +28,9 @@ class _Handler(ConversationHandler):
         self._body = body
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
-        self._drop_unused(model)
+        thinking = None if self._body.thinking is None else self._body.thinking.is_on
+        self._fit_reasoning(model, thinking, thinking_field="thinking", effort_field="output_config.effort")
         return await super().tokenize(model)
-
-    def _drop_unused(self, model: ServedModel) -> None:
-        """Clients of this API send these fields to any model, so those that the model's template does not use are
-        ignored."""
-        conversation, variables = self.conversation, self._template(model).variables
-        switches = {name: on for name, on in conversation.template_kwargs.items() if name in variables}
-        ignored = ["thinking"] if conversation.template_kwargs and not switches else []
-        effort = conversation.reasoning_effort
-        if effort is not None and "reasoning_effort" not in variables:
-            effort = None
-            ignored.append("output_config.effort")
-        self.conversation = replace(conversation, template_kwargs=switches, reasoning_effort=effort)
-        if ignored and self._on_ignored is not None:
-            self._on_ignored(ignored)
 
 
 class MessagesHandler(_Handler):

@@ -29,6 +29,10 @@ class Thinking(BaseModel):
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
+    @property
+    def is_on(self) -> bool:
+        return self.type != "disabled"
+
 
 class JsonFormat(BaseModel):
     type: Literal["json_schema"]

@@ -2,6 +2,7 @@
 
 from bisect import bisect
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.errors import InvalidRequest, UnsupportedField
@@ -49,6 +50,26 @@ def _render(conversation: Conversation, template: ChatTemplate, *, opens_message
 def unused_variables(conversation: Conversation, template: ChatTemplate) -> list[str]:
     """Paths of the variables that are sent and that the template does not use."""
     return [f"chat_template_kwargs.{name}" for name in conversation.template_kwargs if name not in template.variables]
+
+
+def fit_reasoning(
+    conversation: Conversation, template: ChatTemplate, thinking: bool | None, *, thinking_field: str, effort_field: str
+) -> tuple[Conversation, list[str]]:
+    """Return the conversation with what the template uses of its reasoning fields, and the paths of the unused ones.
+
+    For APIs whose clients send these fields to any model. `thinking` is the value for the template's switch, unless
+    `template_kwargs` has one; None: not sent. Both fields may be the same one.
+    """
+    switches = {} if thinking is None else {name: thinking for name in THINKING_SWITCHES if name in template.variables}
+    effort = conversation.reasoning_effort if "reasoning_effort" in template.variables else None
+    used: dict[str, bool] = {}
+    if thinking is not None:
+        used[thinking_field] = bool(switches)
+    if conversation.reasoning_effort is not None:
+        used[effort_field] = used.get(effort_field, False) or effort is not None
+    kwargs = {**switches, **conversation.template_kwargs}
+    unused = [field for field, is_used in used.items() if not is_used]
+    return replace(conversation, reasoning_effort=effort, template_kwargs=kwargs), unused
 
 
 def response_role(request: ChatCompletionRequest) -> str:

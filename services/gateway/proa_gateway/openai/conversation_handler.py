@@ -9,7 +9,7 @@ from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.openai.chat_prompt import generation_prompt, render_prompt, unused_variables
+from proa_gateway.openai.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.message_constraint import MessageConstraint
@@ -131,6 +131,20 @@ class ConversationHandler:
         if model_format is None or model_format.tool_format.reasoning is None:
             return Reasoning.CLOSED
         return model_format.reasoning_after(generation_prompt(self.conversation, template, prompt))
+
+    def _fit_reasoning(
+        self, model: ServedModel, thinking: bool | None, *, thinking_field: str, effort_field: str
+    ) -> None:
+        """Drop the reasoning fields that the model's template does not use. Call it before `tokenize`."""
+        self.conversation, ignored = fit_reasoning(
+            self.conversation,
+            self._template(model),
+            thinking,
+            thinking_field=thinking_field,
+            effort_field=effort_field,
+        )
+        if ignored and self._on_ignored is not None:
+            self._on_ignored(ignored)
 
     def _template(self, model: ServedModel) -> ChatTemplate:
         source = self.conversation.chat_template

@@ -1,12 +1,10 @@
 """ResponsesHandler: a request to `/v1/responses`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.openai.chat_prompt import THINKING_SWITCHES
 from proa_gateway.openai.conversation_handler import ConversationHandler, ConversationSettings
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.logprobs import chat_logprobs
@@ -65,7 +63,9 @@ class ResponsesHandler(ConversationHandler):
         return params
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
-        self._adapt_effort(model)
+        effort = self.conversation.reasoning_effort
+        thinking = None if effort is None else effort != "none"
+        self._fit_reasoning(model, thinking, thinking_field="reasoning.effort", effort_field="reasoning.effort")
         return await super().tokenize(model)
 
     def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> ResponsesAnswer:
@@ -79,19 +79,6 @@ class ResponsesHandler(ConversationHandler):
         )
         message_format = self.message_format(model, prompts[0])
         return ResponsesAnswer(ResponsesChoice(response, items), message_format, self.keep, wants_tokens=wants_logprobs)
-
-    def _adapt_effort(self, model: ServedModel) -> None:
-        """Clients of this API send an effort to any model. A template that can only switch reasoning on or off gets
-        that; with any other one, the field is ignored."""
-        conversation, variables = self.conversation, self._template(model).variables
-        effort = conversation.reasoning_effort
-        if effort is None or "reasoning_effort" in variables:
-            return
-        switches = {name: effort != "none" for name in THINKING_SWITCHES if name in variables}
-        if not switches and self._on_ignored is not None:
-            self._on_ignored(["reasoning.effort"])
-        kwargs = {**switches, **conversation.template_kwargs}
-        self.conversation = replace(conversation, reasoning_effort=None, template_kwargs=kwargs)
 
     def _logprobs_of(self, model: ServedModel) -> LogprobsOf:
         vocabulary = model.tokenizer.vocabulary

@@ -85,9 +85,10 @@ def test_parallel_calls_can_be_disabled() -> None:
 
 
 @pytest.mark.parametrize(("kind", "on"), [("enabled", True), ("adaptive", True), ("disabled", False)])
-def test_thinking_switches_the_template(kind: str, on: bool) -> None:
-    conversation = conversation_of(body(thinking={"type": kind, "budget_tokens": 1024}))
-    assert conversation.template_kwargs == {"enable_thinking": on, "thinking": on}
+def test_thinking_is_on_unless_it_is_disabled(kind: str, on: bool) -> None:
+    thinking = body(thinking={"type": kind, "budget_tokens": 1024}).thinking
+    assert thinking is not None
+    assert thinking.is_on == on
 
 
 def test_parameters_have_the_names_of_openai() -> None:
