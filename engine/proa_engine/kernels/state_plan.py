@@ -1,0 +1,84 @@
+"""The states of a step's rows as indices, for the CPU.
+
+The tokens of all rows are computed in steps: step i computes token i of every row that is so long. Rows are ordered by
+their length, so the rows of a step are the first ones.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+TAPS = 3  # inputs before a token that the convolution reads
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """States to write after a step."""
+
+    rows: torch.Tensor  # [N] int64: in the plan's order
+    slots: torch.Tensor  # [N] int64
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """Computed once a step, used by every recurrent layer. R rows, T tokens, S segments whose states are written.
+
+    The convolution sees the batch with `TAPS` inputs before each row, the state: T + TAPS * R inputs in all.
+    """
+
+    token_order: torch.Tensor  # [T] int64: tokens by step
+    row_counts: tuple[int, ...]  # rows of each step
+    cuts: dict[int, Cut]  # by step
+    read: torch.Tensor  # [R] int64: slots, in the plan's order of rows; 0 where nothing is read
+    is_first: torch.Tensor  # [R] bool, in the plan's order: the row begins at position 0
+    conv_states: torch.Tensor  # [R, TAPS] int64: inputs that are states, in the plan's order of rows
+    conv_inputs: torch.Tensor  # [T] int64: inputs that are tokens, in the order of the batch
+    conv_ends: torch.Tensor  # [S, TAPS] int64: the last inputs of each segment
+    conv_slots: torch.Tensor  # [S] int64: slots of `conv_ends`
+
+
+def plan_states(
+    query_start_loc: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    first_segments: torch.Tensor,
+    segment_start_loc: torch.Tensor,
+) -> StatePlan:
+    """The batch as `StateRows` and `AttentionMetadata` describe it."""
+    starts = query_start_loc.long()
+    lengths = starts.diff()
+    order = lengths.argsort(descending=True, stable=True)
+    rank = order.argsort()
+    row_of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    tokens = torch.arange(len(row_of))
+    step_of = tokens - starts[row_of]
+    token_order = (step_of * len(lengths) + rank[row_of]).argsort()
+    taps = torch.arange(TAPS)
+
+    ends, slots = segment_start_loc[1:].long(), write.long()
+    row_of_segment = torch.repeat_interleave(torch.arange(len(lengths)), first_segments.diff().long())
+    written = (slots >= 0).nonzero().flatten()
+    ends, slots, segment_rows = ends[written], slots[written], row_of_segment[written]
+    cuts: dict[int, list[tuple[int, int]]] = {}
+    for step, row, slot in zip(
+        (ends - starts[segment_rows] - 1).tolist(), rank[segment_rows].tolist(), slots.tolist(), strict=True
+    ):
+        cuts.setdefault(step, []).append((row, slot))
+    return StatePlan(
+        token_order=token_order,
+        row_counts=tuple(step_of.bincount().tolist()),
+        cuts={step: Cut(*torch.tensor(pairs).unbind(1)) for step, pairs in cuts.items()},
+        read=read[order].clamp(min=0).long(),
+        is_first=read[order] < 0,
+        conv_states=(starts[:-1] + TAPS * torch.arange(len(lengths)))[order, None] + taps,
+        conv_inputs=tokens + TAPS * (row_of + 1),
+        conv_ends=(ends + TAPS * segment_rows)[:, None] + taps,
+        conv_slots=slots,
+    )
+
+
+def read_states(cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+    """The states [R, ...] of a cache [slots, ...] before the step, in the plan's order of rows."""
+    states = cache.index_select(0, plan.read)
+    states[plan.is_first] = 0
+    return states

@@ -1,0 +1,69 @@
+"""Kernels of recurrent layers in Triton's interpreter, against naive results in float64."""
+
+from typing import Any
+
+import torch
+
+from proa_engine.kernels import gated_rms_norm
+from support.interpreter import TOLERANCE, close, run_checks
+from support.state_cases import BATCHES, DECODES, LONG, MIXED, SHORT, conv_case, delta_case
+
+SHAPES: list[dict[str, Any]] = [
+    {"key_heads": 2, "heads": 4, "key_dim": 16, "value_dim": 16},
+    {"key_heads": 1, "heads": 3, "key_dim": 20, "value_dim": 36},
+]
+
+
+def check_short_conv(dtype: torch.dtype) -> None:
+    for rows in BATCHES.values():
+        case = conv_case(rows, 300, dtype)
+        out, cache = case.compute(on_cpu=False)
+        close(out.float(), case.expected, TOLERANCE[dtype])
+        torch.testing.assert_close(cache, case.expected_cache, rtol=0, atol=0, equal_nan=True)
+
+
+def check_delta_rule(dtype: torch.dtype) -> None:
+    for rows in (MIXED, DECODES):
+        check_delta_case(rows, SHAPES[0], dtype)
+    check_delta_case(LONG, SHAPES[1], dtype)
+
+
+def check_delta_rule_of_similar_keys(dtype: torch.dtype) -> None:
+    check_delta_case(LONG, SHAPES[0], dtype, similar=True)
+
+
+def check_delta_case(rows: Any, shape: dict[str, Any], dtype: torch.dtype, *, similar: bool = False) -> None:
+    case = delta_case(rows, dtype=dtype, similar=similar, **shape)
+    out, cache = case.compute(on_cpu=False)
+    close(out.float(), case.expected, TOLERANCE[dtype])
+    torch.testing.assert_close(cache, case.expected_cache, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
+
+
+def check_invariant_delta_rule(dtype: torch.dtype) -> None:
+    case = delta_case(SHORT, dtype=dtype, **SHAPES[1])
+    out, cache = case.compute(on_cpu=False, batch_invariant=True)
+    close(out.float(), case.expected, TOLERANCE[dtype])
+    torch.testing.assert_close(cache, case.expected_cache, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def check_gated_rms_norm(dtype: torch.dtype) -> None:
+    x, gate = torch.randn(5, 3 * 20).to(dtype), torch.randn(5, 90).to(dtype)[:, 7:67]
+    weight = torch.randn(20).to(dtype)
+    values = x.double().view(5, 3, 20)
+    expected = values / (values.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    expected = (expected.flatten(1) * torch.nn.functional.silu(gate.double())).to(dtype)
+    close(gated_rms_norm.gated_rms_norm_reference(x, gate, weight, 1e-6), expected)
+    close(gated_rms_norm._gated_rms_norm_triton(x, gate, weight, 1e-6), expected)
+
+
+CHECKS = (
+    check_short_conv,
+    check_delta_rule,
+    check_delta_rule_of_similar_keys,
+    check_invariant_delta_rule,
+    check_gated_rms_norm,
+)
+
+
+if __name__ == "__main__":
+    run_checks(CHECKS)

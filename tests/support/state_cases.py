@@ -1,0 +1,219 @@
+"""Batches of rows with states, cut into segments, with expected outputs and states computed naively in float64."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from proa_engine.kernels.delta_rule import gated_delta_rule
+from proa_engine.kernels.short_conv import short_conv
+from proa_engine.kernels.state_plan import plan_states
+from proa_engine.layers.state_rows import StateRows
+
+NUM_SLOTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    segments: tuple[int, ...]  # tokens of each
+    has_state: bool = True
+    in_place: bool = False  # the last segment writes the slot that the row reads
+    is_padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    query_start_loc: Tensor
+    states: StateRows
+    num_decodes: int
+    row_segments: list[list[int]]  # lengths
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.query_start_loc[-1])
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        states = self.states
+        return states.read, states.write, states.first_segments, states.segment_start_loc
+
+
+def batch_of(rows: Sequence[Row]) -> Batch:
+    """Decodes must come first. Slots are drawn at random."""
+    free = torch.randperm(NUM_SLOTS).tolist()
+    starts, first_segments, segment_starts, read, write = [0], [0], [0], [], []
+    for row in rows:
+        read.append(free.pop() if row.has_state else -1)
+        for length in row.segments:
+            segment_starts.append(segment_starts[-1] + length)
+            write.append(-1 if row.is_padding else free.pop())
+        if row.in_place:
+            write[-1] = read[-1]
+        starts.append(segment_starts[-1])
+        first_segments.append(len(write))
+    num_decodes = next((i for i, row in enumerate(rows) if row.segments != (1,)), len(rows))
+    tensors = (torch.tensor(each, dtype=torch.int32) for each in (read, write, first_segments, segment_starts))
+    return Batch(
+        torch.tensor(starts, dtype=torch.int32), StateRows(*tensors), num_decodes, [[*row.segments] for row in rows]
+    )
+
+
+MIXED = (
+    Row((1,)),
+    Row((1,), in_place=True),
+    Row((1,), has_state=False),
+    Row((5,), has_state=False),
+    Row((2, 1, 4), in_place=True),
+    Row((64, 3)),
+    Row((70, 1)),
+    Row((3,), in_place=True),
+)
+SHORT = (*MIXED[:5], MIXED[-1])
+DECODES = (Row((1,)), Row((1,), in_place=True), Row((1,), has_state=False), Row((1,), has_state=False, is_padding=True))
+LONG = (Row((150, 17), has_state=False),)
+BATCHES = {"mixed": MIXED, "decodes": DECODES, "long": LONG}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvCase:
+    batch: Batch
+    x: Tensor  # [T, C], a view of wider rows
+    weight: Tensor
+    cache: Tensor  # NaN where nothing is read
+    expected: Tensor  # [T, C] float32
+    expected_cache: Tensor
+
+    def compute(self, *, on_cpu: bool) -> tuple[Tensor, Tensor]:
+        """The output, and the cache after the step."""
+        cache, batch = self.cache.clone(), self.batch
+        plan = plan_states(batch.query_start_loc, *batch.tensors()) if on_cpu else None
+        out = short_conv(
+            self.x,
+            self.weight,
+            cache,
+            batch.query_start_loc,
+            *batch.tensors(),
+            num_decodes=batch.num_decodes,
+            plan=plan,
+        )
+        return out, cache
+
+
+def conv_case(rows: Sequence[Row], channels: int, dtype: torch.dtype) -> ConvCase:
+    batch = batch_of(rows)
+    x = torch.randn(batch.num_tokens, channels + 7).to(dtype)[:, 3:-4]
+    weight = torch.randn(channels, 4).to(dtype)
+    cache = torch.full((NUM_SLOTS, channels, 3), torch.nan, dtype=dtype)
+    expected, after, start, segment = [], [], 0, 0
+    for row, lengths in enumerate(batch.row_segments):
+        slot = int(batch.states.read[row])
+        state = torch.zeros(channels, 3, dtype=torch.float64)
+        if slot >= 0:
+            cache[slot] = torch.randn(channels, 3).to(dtype)
+            state = cache[slot].double()
+        for length in lengths:
+            inputs = torch.cat((state, x[start : start + length].double().T), dim=1)
+            expected.append(F.silu((inputs.unfold(1, 4, 1) * weight.double()[:, None]).sum(2)).T.float())
+            state = inputs[:, -3:]
+            after.append((int(batch.states.write[segment]), state))
+            start, segment = start + length, segment + 1
+    expected_cache = cache.clone()
+    for slot, state in after:
+        if slot >= 0:
+            expected_cache[slot] = state.to(dtype)
+    return ConvCase(batch, x, weight, cache, torch.cat(expected), expected_cache)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaCase:
+    batch: Batch
+    qkv: Tensor
+    gates: Tensor  # a view of wider rows
+    a_log: Tensor
+    dt_bias: Tensor
+    cache: Tensor  # NaN where nothing is read
+    expected: Tensor  # [T, heads * value_dim] float32
+    expected_cache: Tensor
+
+    def compute(self, *, on_cpu: bool, batch_invariant: bool = False) -> tuple[Tensor, Tensor]:
+        """The output, and the cache after the step."""
+        cache, batch = self.cache.clone(), self.batch
+        plan = plan_states(batch.query_start_loc, *batch.tensors()) if on_cpu else None
+        out = gated_delta_rule(
+            self.qkv,
+            self.gates,
+            self.a_log,
+            self.dt_bias,
+            cache,
+            *batch.tensors(),
+            num_decodes=batch.num_decodes,
+            batch_invariant=batch_invariant,
+            plan=plan,
+        )
+        return out, cache
+
+
+def delta_case(
+    rows: Sequence[Row],
+    *,
+    key_heads: int,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    similar: bool = False,
+) -> DeltaCase:
+    """`similar`: keys that hardly differ, beta near 1 and little decay, which is worst for the chunked form."""
+    batch = batch_of(rows)
+    num_tokens = batch.num_tokens
+    qkv = torch.randn(num_tokens, 2 * key_heads * key_dim + heads * value_dim)
+    gates = torch.randn(num_tokens, 2 * heads + 5)
+    if similar:
+        keys = slice(key_heads * key_dim, 2 * key_heads * key_dim)
+        qkv[:, keys] = qkv[:1, keys] + 0.05 * qkv[:, keys]
+        gates[:, 2 : 2 + heads] += 4.0
+        gates[:, 2 + heads :] -= 6.0
+    qkv, gates = qkv.to(dtype), gates.to(dtype)[:, 2:-3]
+    a_log, dt_bias = torch.empty(heads).uniform_(0.01, 16).log(), torch.randn(heads)
+    cache = torch.full((NUM_SLOTS, heads, value_dim, key_dim), torch.nan)
+    expected, after, start, segment = [], [], 0, 0
+    for row, lengths in enumerate(batch.row_segments):
+        slot = int(batch.states.read[row])
+        state = torch.zeros(heads, value_dim, key_dim, dtype=torch.float64)
+        if slot >= 0:
+            cache[slot] = torch.randn(heads, value_dim, key_dim)
+            state = cache[slot].double()
+        for length in lengths:
+            part = slice(start, start + length)
+            out, state = naive_delta_rule(qkv[part].double(), gates[part].double(), a_log, dt_bias, state)
+            expected.append(out.float())
+            after.append((int(batch.states.write[segment]), state))
+            start, segment = start + length, segment + 1
+    expected_cache = cache.clone()
+    for slot, state in after:
+        if slot >= 0:
+            expected_cache[slot] = state.float()
+    return DeltaCase(batch, qkv, gates, a_log, dt_bias, cache, torch.cat(expected), expected_cache)
+
+
+def naive_delta_rule(
+    qkv: Tensor, gates: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One sequence, as the formulas of `delta_rule_reference` say. Returns the output and the last state."""
+    heads, value_dim, key_dim = state.shape
+    value_width = heads * value_dim
+    key_width = (qkv.shape[1] - value_width) // 2
+    query, key, value = qkv.split((key_width, key_width, value_width), 1)
+    b, a = gates.chunk(2, 1)
+    beta, decay = b.sigmoid(), (-a_log.double().exp() * F.softplus(a + dt_bias.double())).exp()
+    group = heads // (key_width // key_dim)
+    rows = []
+    for t in range(len(qkv)):
+        q, k = (each[t].view(-1, key_dim).repeat_interleave(group, 0) for each in (query, key))
+        q, k = (each / (each.square().sum(1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+        state = state * decay[t, :, None, None]
+        change = (value[t].view(heads, value_dim) - torch.einsum("hvk,hk->hv", state, k)) * beta[t, :, None]
+        state = state + change[:, :, None] * k[:, None]
+        rows.append(torch.einsum("hvk,hk->hv", state, q).flatten() * key_dim**-0.5)
+    return torch.stack(rows), state
