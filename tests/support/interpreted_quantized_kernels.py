@@ -24,8 +24,10 @@ from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
+from proa_engine.layers.quant_mxfp4 import DequantizedLinear
 from support.interpreter import TOLERANCE, close, run_checks
 from support.kernel_cases import AttentionCase, attention_case
 from support.quantized_cases import (
@@ -36,6 +38,7 @@ from support.quantized_cases import (
     expert_case,
     int4_case,
     matrix_in_blocks,
+    mxfp4_case,
     routing,
 )
 
@@ -197,6 +200,22 @@ def check_clamped_swiglu(dtype: torch.dtype) -> None:
     close(clamped_swiglu._clamped_swiglu_triton(x, options), clamped_swiglu.clamped_swiglu_reference(x, options))
 
 
+def check_experts_in_4_bits(dtype: torch.dtype) -> None:
+    for tokens, hidden, inner in ((1, 96, 32), (9, 128, 160), (100, 192, 64)):
+        case = expert_case(tokens, hidden=hidden, inner=inner, experts=6, k=2, dtype=dtype)
+        stored = mxfp4_case(6, 2 * inner, hidden // 32), mxfp4_case(6, hidden, inner // 32)
+        biases = torch.randn(6, 2 * inner).to(dtype), torch.randn(6, hidden).to(dtype)
+        gate_up, down = (pack_mxfp4(*each, bias) for each, bias in zip(stored, biases, strict=True))
+        fused = FusedExperts(gate_up, down)
+        first, second = (
+            [DequantizedLinear(*one) for one in zip(*each, bias, strict=True)]
+            for each, bias in zip(stored, biases, strict=True)
+        )
+        arguments = (case.x, case.weights, case.experts)
+        ours, theirs = fused(*arguments), LoopedExperts(first, second)(*arguments)
+        close(ours / theirs.abs().max(), theirs / theirs.abs().max(), 5 * TOLERANCE[dtype])
+
+
 def check_experts_in_8_bits(dtype: torch.dtype) -> None:
     case = expert_case(40, hidden=256, inner=128, experts=6, k=2, dtype=dtype)
     arguments = (case.x, case.weights, case.experts)
@@ -234,6 +253,7 @@ CHECKS = (
     check_experts,
     check_experts_with_biases,
     check_experts_in_8_bits,
+    check_experts_in_4_bits,
 )
 
 

@@ -16,7 +16,7 @@ from proa_engine.kernels.moe_matmul import rows_per_block
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
-GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2N] of [gate | up] -> [rows, N]
+ExpertActivation = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2N] of [gate | up] -> [rows, N]
 
 
 class StackedMatrices(Protocol):
@@ -40,7 +40,7 @@ class FusedExperts:
         gate_up: StackedMatrices,
         down: StackedMatrices,
         form: Fp8Form | None = None,
-        activation: GatedActivation = silu_and_mul,
+        activation: ExpertActivation = silu_and_mul,
     ) -> None:
         self.gate_up = gate_up
         self.down = down
@@ -66,7 +66,7 @@ class LoopedExperts:
     """The CPU's experts, and the reference: one product for `gate_up` and one for `down` of each expert."""
 
     def __init__(
-        self, gate_up: Sequence[Product], down: Sequence[Product], activation: GatedActivation = silu_and_mul
+        self, gate_up: Sequence[Product], down: Sequence[Product], activation: ExpertActivation = silu_and_mul
     ) -> None:
         self.gate_up = list(gate_up)
         self.down = list(down)

@@ -12,7 +12,7 @@ import torch
 from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, GatedActivation, LoopedExperts
+from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
 from proa_engine.layers.parallel import ParallelContext
@@ -38,7 +38,7 @@ class Unquantized:
             return LoopedExperts([Linear(weight) for weight in first], [Linear(weight) for weight in second])
         return FusedExperts(ExpertMatrices(torch.stack(first)), ExpertMatrices(torch.stack(second)))
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return load_unquantized(experts, activation)
 
 
@@ -116,4 +116,8 @@ class RowParallelLinear:
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, in_features / world_size] -> [T, out_features], on every rank."""
-        return self.parallel.all_reduce(self.linear(x))
+        return self.parallel.all_reduce(self.partial(x))
+
+    def partial(self, x: Activation) -> torch.Tensor:
+        """x [T, in_features / world_size] -> [T, out_features], whose sum over the ranks is the output."""
+        return self.linear(x)

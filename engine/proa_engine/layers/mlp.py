@@ -44,11 +44,16 @@ class GatedMLP:
         self.gate_up = MergedColumnParallelLinear(projections, bias=options.bias)
         self.down = RowParallelLinear(weights / "down_proj", inner_size, hidden_size, parallel, bias=options.bias)
         self.activation = options.activation
+        self.parallel = parallel
         self.input_form = self.gate_up.input_form
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
+        return self.parallel.all_reduce(self.partial(x))
+
+    def partial(self, x: Activation) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size], whose sum over the ranks is the output."""
         form = self.down.input_form
         if isinstance(form, Fp8Form):
-            return self.down(activate_and_mul_fp8(self.gate_up(x), self.activation, form))
-        return self.down(self.gate_up.gated(x, self.activation))
+            return self.down.partial(activate_and_mul_fp8(self.gate_up(x), self.activation, form))
+        return self.down.partial(self.gate_up.gated(x, self.activation))

@@ -1,4 +1,4 @@
-"""Mixture of experts in place of the feed-forward layer; every rank holds a share of each expert's width."""
+"""Mixture of experts in place of the feed-forward layer: routed experts, and shared ones that every token uses."""
 
 from dataclasses import dataclass
 
@@ -6,125 +6,111 @@ import torch
 
 from proa_engine.kernels.activation import Activation, InputForm
 from proa_engine.kernels.gpu_linear import make_linear
-from proa_engine.kernels.moe import GatedActivation
 from proa_engine.kernels.moe_route import Routing, route
-from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.context import LayerContext
+from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
+from proa_engine.layers.mlp import GatedMLP, GatedMLPOptions
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Experts, Projection, Slice, StackedExperts, Weights
+from proa_engine.layers.weights import Experts, Weights
 
-GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    routing: Routing
+    name: str = "gate"
+    bias: bool = False
+    correction: str | None = None  # name of the tensor that is added to the scores for the choice alone
+
+    def make(self, weights: Weights, hidden_size: int, num_experts: int) -> "Router":
+        return Router(weights / self.name, hidden_size, num_experts, self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertOptions:
+    """A feed-forward layer whose output is added to that of the routed experts."""
+
+    mlp: GatedMLPOptions
+    name: str = "shared_experts"
+    gate: str | None = None  # name of the matrix [1, hidden_size]: sigmoid(gate(x)) scales the output
+
+    def make(self, weights: Weights, context: LayerContext) -> "SharedExpert":
+        gate = None if self.gate is None else (weights / self.gate).take("weight", (1, context.hidden_size))
+        return SharedExpert(GatedMLP(weights / self.name, context, self.mlp), gate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEOptions:
-    """Declares experts whose matrices are stored one by one, with a router named `gate`."""
-
     num_experts: int
     expert_size: int  # inner width of each expert
-    routing: Routing
+    router: RouterOptions
+    experts: ExpertStorage = PLAIN_EXPERTS
+    shared: SharedExpertOptions | None = None
+    name: str = "mlp"
 
     @property
     def inner_size(self) -> int:
-        return self.routing.num_chosen * self.expert_size
+        shared = 0 if self.shared is None else self.shared.mlp.inner_size
+        return self.router.routing.num_chosen * self.expert_size + shared
 
     def num_parameters(self, hidden_size: int) -> int:
-        return 3 * hidden_size * self.expert_size * self.num_experts
+        shared = 0 if self.shared is None else self.shared.mlp.num_parameters(hidden_size)
+        return 3 * hidden_size * self.expert_size * self.num_experts + shared
 
     def make(self, weights: Weights, context: LayerContext) -> "SparseMoE":
-        moe, sizes = weights / "mlp", (context.hidden_size, self.expert_size, self.num_experts)
-        router = Router(moe / "gate", context.hidden_size, self.num_experts, self.routing)
-        return SparseMoE(router, load_experts(moe / "experts", *sizes, context.parallel), context.parallel)
+        moe = weights / self.name
+        return SparseMoE(
+            self.router.make(moe, context.hidden_size, self.num_experts),
+            self.experts.load(moe / "experts", context, self.num_experts, self.expert_size),
+            None if self.shared is None else self.shared.make(moe, context),
+            context.parallel,
+        )
 
 
 class Router:
     """Chooses the experts of each token, on every rank alike."""
 
-    def __init__(
-        self,
-        weights: Weights,
-        hidden_size: int,
-        num_experts: int,
-        routing: Routing,
-        *,
-        bias: bool = False,
-        correction: str | None = None,
-    ) -> None:
-        """`correction`: name of the tensor [num_experts] that is added to the scores for the choice alone."""
-        routing.check(num_experts)
-        offset = weights.take("bias", (num_experts,)) if bias else None
-        self.linear = make_linear(weights.take("weight", (num_experts, hidden_size)), offset)
-        self.correction = weights.take(correction, (num_experts,), dtype=torch.float32) if correction else None
-        self.routing = routing
+    def __init__(self, weights: Weights, hidden_size: int, num_experts: int, options: RouterOptions) -> None:
+        self.routing = options.routing
+        self.routing.check(num_experts)
+        bias = weights.take("bias", (num_experts,)) if options.bias else None
+        self.linear = make_linear(weights.take("weight", (num_experts, hidden_size)), bias)
+        self.correction = None
+        if options.correction is not None:
+            self.correction = weights.take(options.correction, (num_experts,), dtype=torch.float32)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> weights [T, k] float32 and experts [T, k] int32"""
         return route(self.linear(x), self.routing, self.correction)
 
 
-class SparseMoE:
-    """The weighted sum of the outputs of the experts that the router chooses for each token."""
+class SharedExpert:
+    def __init__(self, mlp: GatedMLP, gate: torch.Tensor | None) -> None:
+        self.mlp = mlp
+        self.gate = None if gate is None else make_linear(gate)
 
-    def __init__(self, router: Router, experts: Experts, parallel: ParallelContext) -> None:
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size], whose sum over the ranks is the output."""
+        y = self.mlp.partial(x)
+        # Computed with exp, for the reason given in `activate_and_mul_reference`.
+        return y if self.gate is None else y.div_(self.gate(x).neg_().exp_().add_(1))
+
+
+class SparseMoE:
+    """The weighted sum of the outputs of the experts that the router chooses for each token, and the shared output."""
+
+    def __init__(
+        self, router: Router, experts: Experts, shared: SharedExpert | None, parallel: ParallelContext
+    ) -> None:
         self.router = router
         self.experts = experts
+        self.shared = shared
         self.parallel = parallel
         self.input_form: InputForm | None = None  # the router needs the plain tensor
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
         assert isinstance(x, torch.Tensor)
-        return self.parallel.all_reduce(self.experts(x, *self.router(x)))
-
-
-def load_experts(
-    weights: Weights,
-    hidden_size: int,
-    intermediate_size: int,
-    num_experts: int,
-    parallel: ParallelContext,
-    names: tuple[str, str, str] = GATE_UP_DOWN,
-) -> Experts:
-    """Load down(silu(gate(x)) * up(x)), stored by expert: matrices `names` (gate, up, down) under each number.
-
-    `intermediate_size` is that of one expert.
-    """
-    size = parallel.share(intermediate_size, "inner width of an expert")
-    start = parallel.rank * size
-    gate_up, down = [], []
-    for number in range(num_experts):
-        expert = weights / str(number)
-        gate_up.append(
-            [Projection(expert / name, intermediate_size, hidden_size, Slice(0, start, size)) for name in names[:2]]
-        )
-        down.append(Projection(expert / names[2], hidden_size, intermediate_size, Slice(1, start, size)))
-    return weights.method.load_experts(gate_up, down)
-
-
-def load_stacked_experts(
-    weights: Weights,
-    hidden_size: int,
-    intermediate_size: int,
-    num_experts: int,
-    parallel: ParallelContext,
-    activation: GatedActivation = silu_and_mul,
-    *,
-    interleaved: bool = False,
-    inputs_first: bool = False,
-    bias: bool = False,
-) -> Experts:
-    """Load down(activation([gate(x) | up(x)])), each matrix stored as one tensor of all experts; see
-    `StackedExperts`."""
-    size = parallel.share(intermediate_size, "inner width of an expert")
-    stacked = StackedExperts(
-        weights=weights,
-        num_experts=num_experts,
-        hidden_size=hidden_size,
-        inner_size=intermediate_size,
-        start=parallel.rank * size,
-        length=size,
-        interleaved=interleaved,
-        inputs_first=inputs_first,
-        bias=bias,
-    )
-    return weights.method.load_stacked_experts(stacked, activation)
+        y = self.experts(x, *self.router(x))
+        if self.shared is not None:
+            y += self.shared.partial(x)
+        return self.parallel.all_reduce(y)

@@ -12,7 +12,7 @@ import torch
 from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
 from proa_engine.kernels.fp8_block_matmul import BLOCK
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.moe import FusedExperts, GatedActivation, LoopedExperts
+from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.layers.linear import take_weight
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
@@ -35,7 +35,7 @@ class OnlineFp8:
             Fp8Form(),
         )
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor cannot be quantized to 8-bit floats")
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
@@ -68,7 +68,7 @@ class StoredFp8:
             Fp8Form(),
         )
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
@@ -101,7 +101,7 @@ class BlockFp8:
             Fp8Form(group=BLOCK),
         )
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:

@@ -12,7 +12,7 @@ import torch
 
 from proa_engine.kernels.int4_linear import Int4Linear, Int4Weight
 from proa_engine.kernels.int4_matmul import PACKED
-from proa_engine.kernels.moe import GatedActivation
+from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where of eight, from the lowest bits on, AWQ keeps outputs 0 to 7
@@ -29,7 +29,7 @@ class Awq:
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         raise ValueError("experts quantized by awq are not supported; supported: 8-bit floats, or none")
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return self.load_experts((), ())
 
     def _weight(self, projection: Projection) -> Int4Weight:
@@ -75,7 +75,7 @@ class Gptq:
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         raise ValueError("experts quantized by gptq are not supported; supported: 8-bit floats, or none")
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         return self.load_experts((), ())
 
     def _weight(self, projection: Projection) -> Int4Weight:

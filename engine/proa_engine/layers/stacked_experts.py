@@ -3,20 +3,20 @@
 import torch
 
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, GatedActivation, LoopedExperts
+from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.layers.weights import Experts, Slice, StackedExperts
 
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]  # of gate and up, and of down
 
 
-def load_unquantized(experts: StackedExperts, activation: GatedActivation) -> Experts:
+def load_unquantized(experts: StackedExperts, activation: ExpertActivation) -> Experts:
     """Load experts that are stored and multiplied in the model's own type."""
     return make_experts(take_matrices(experts), take_biases(experts), activation)
 
 
 def make_experts(
-    matrices: tuple[torch.Tensor, torch.Tensor], biases: Biases, activation: GatedActivation
+    matrices: tuple[torch.Tensor, torch.Tensor], biases: Biases, activation: ExpertActivation
 ) -> FusedExperts | LoopedExperts:
     """`matrices`: gate and up [experts, 2N, hidden_size], and down [experts, hidden_size, N]."""
     if not matrices[0].is_cpu:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.activation import InputForm
-from proa_engine.kernels.moe import GatedActivation
+from proa_engine.kernels.moe import ExpertActivation
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,6 @@ class LinearMethod(Protocol):
         sharded so."""
         ...
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         """Load experts that are stored together. Raises ValueError as `load_experts`."""
         ...

@@ -14,8 +14,9 @@ from proa_engine.layers.weights import Slice
 PROGRESS_SECONDS = 2.0  # between progress lines
 DUMMY_STD = 0.02
 DUMMY_SCALE = 0.005  # scale of dummy quantized weights
+DUMMY_EXPONENT = 120  # of dummy mxfp4 weights, biased by 127: random bits then have a deviation of 0.02
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
-STORED_AS = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",)}  # all other types: FLOATS
+STORED_AS = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",), torch.uint8: ("U8",)}  # all other types: FLOATS
 
 
 class SafetensorsCheckpoint:
@@ -122,6 +123,9 @@ class RandomWeights:
 def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if name.endswith("g_idx"):
         return torch.zeros(shape, dtype=dtype, device=generator.device)
+    if dtype == torch.uint8:
+        low, high = (DUMMY_EXPONENT, DUMMY_EXPONENT + 1) if name.endswith("scales") else (0, 256)
+        return torch.randint(low, high, shape, dtype=dtype, device=generator.device, generator=generator)
     if dtype == torch.int32:
         bits = torch.iinfo(dtype)
         return torch.randint(bits.min, bits.max, shape, dtype=dtype, device=generator.device, generator=generator)

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from proa_engine.kernels.moe import GatedActivation
+from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.quant_fp8 import BlockFp8, OnlineFp8, StoredFp8
 from proa_engine.layers.quant_int4 import Awq, Gptq
+from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, StackedExperts
 
-STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
+STORED_METHODS = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 
 
 def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> LinearMethod:
@@ -38,6 +39,8 @@ def linear_method(stored: Mapping[str, Any] | None, wanted: str | None) -> Linea
             return _gptq(stored)
         case "fp8":
             return _except_for(_ignored(stored, "modules_to_not_convert", "ignored_layers"), _fp8(stored))
+        case "mxfp4":
+            return _except_for(_ignored(stored, "modules_to_not_convert"), Mxfp4())
         case "compressed-tensors":
             return _except_for(_ignored(stored, "ignore"), _compressed_tensors(stored))
     raise ValueError(f"quantization {name} is not supported; supported: none, {', '.join(STORED_METHODS)}")
@@ -57,7 +60,7 @@ class ExceptFor:
         everything = [projection for pair in gate_up for projection in pair]
         return self._method([*everything, *down]).load_experts(gate_up, down)
 
-    def load_stacked_experts(self, experts: StackedExperts, activation: GatedActivation) -> Experts:
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         method = Unquantized() if self.ignores(experts.weights.prefix) else self.inner
         return method.load_stacked_experts(experts, activation)
 

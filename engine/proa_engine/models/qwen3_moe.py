@@ -1,7 +1,7 @@
 """Qwen3 with a mixture of experts in place of most feed-forward layers (30B-A3B, 235B-A22B)."""
 
 from proa_engine.kernels.moe_route import Routing
-from proa_engine.layers.moe import MoEOptions
+from proa_engine.layers.moe import MoEOptions, RouterOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
@@ -17,7 +17,9 @@ class Qwen3MoeForCausalLM(DecoderForCausalLM):
             # `num_experts` is the older name, `num_local_experts` that of transformers 5.
             num_experts=fields["num_experts"] if "num_experts" in fields else fields["num_local_experts"],
             expert_size=fields["moe_intermediate_size"],
-            routing=Routing(fields["num_experts_per_tok"], normalize=fields.get("norm_topk_prob", False)),
+            router=RouterOptions(
+                routing=Routing(fields["num_experts_per_tok"], normalize=fields.get("norm_topk_prob", False))
+            ),
         )
         step, plain = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers") or ()
         layers = [

@@ -7,14 +7,21 @@ import torch
 
 from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.moe_route import Routing
+from proa_engine.layers.context import LayerContext
+from proa_engine.layers.experts import ExpertTensors
 from proa_engine.layers.linear import Unquantized
-from proa_engine.layers.moe import Router, SparseMoE, load_stacked_experts
+from proa_engine.layers.mlp import GatedMLPOptions
+from proa_engine.layers.moe import MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.quant_mxfp4 import Mxfp4
+from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Experts, LinearMethod, Weights
 from support.stored_weights import StoredWeights
 
 HIDDEN, INNER, EXPERTS, CHOSEN = 64, 96, 6, 3
-ACTIVATION = ClampedSwiGLU(alpha=1.702, limit=7.0)
+GPT_OSS = ExpertTensors(
+    activation=ClampedSwiGLU(alpha=1.702, limit=7.0), interleaved=True, inputs_first=True, bias=True
+)
 
 
 def gpt_oss_mlp() -> torch.nn.Module:
@@ -33,17 +40,12 @@ def gpt_oss_mlp() -> torch.nn.Module:
 
 
 def load(tensors: dict[str, torch.Tensor], rank: int, world_size: int, method: LinearMethod) -> Experts:
-    return load_stacked_experts(
-        Weights(StoredWeights(tensors), method) / "experts",
-        HIDDEN,
-        INNER,
-        EXPERTS,
-        ParallelContext(rank, world_size),
-        ACTIVATION,
-        interleaved=True,
-        inputs_first=True,
-        bias=True,
-    )
+    weights = Weights(StoredWeights(tensors), method) / "experts"
+    return GPT_OSS.load(weights, context(rank, world_size), EXPERTS, INNER)
+
+
+def context(rank: int = 0, world_size: int = 1) -> LayerContext:
+    return LayerContext(HIDDEN, ParallelContext(rank, world_size), RotaryTables(1, torch.device("cpu")))
 
 
 @torch.inference_mode()
@@ -51,11 +53,48 @@ def test_gpt_oss_experts_and_router_equal_those_of_transformers() -> None:
     mlp = gpt_oss_mlp()
     x = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(1))
     expected, _ = mlp(x[None])
-    tensors = dict(mlp.state_dict())
-    weights = Weights(StoredWeights(tensors), Unquantized())
-    router = Router(weights / "router", HIDDEN, EXPERTS, Routing(CHOSEN, normalize=True), bias=True)
-    moe = SparseMoE(router, load(tensors, 0, 1, Unquantized()), ParallelContext())
+    options = MoEOptions(
+        num_experts=EXPERTS,
+        expert_size=INNER,
+        router=RouterOptions(routing=Routing(CHOSEN, normalize=True), name="router", bias=True),
+        experts=GPT_OSS,
+    )
+    stored = StoredWeights({f"mlp.{name}": tensor for name, tensor in mlp.state_dict().items()})
+    moe = options.make(Weights(stored, Unquantized()), context())
     torch.testing.assert_close(moe(x), expected[0], atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_shared_experts_are_added_and_gated() -> None:
+    from transformers import Qwen2MoeConfig
+    from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+
+    config = Qwen2MoeConfig(
+        hidden_size=HIDDEN,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        moe_intermediate_size=INNER,
+        shared_expert_intermediate_size=2 * INNER,
+        norm_topk_prob=False,
+    )
+    block = Qwen2MoeSparseMoeBlock(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in block.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    x = torch.randn(40, HIDDEN, generator=generator)
+    options = MoEOptions(
+        num_experts=EXPERTS,
+        expert_size=INNER,
+        router=RouterOptions(routing=Routing(CHOSEN, normalize=False)),
+        experts=ExpertTensors(),
+        shared=SharedExpertOptions(
+            mlp=GatedMLPOptions(inner_size=2 * INNER), name="shared_expert", gate="shared_expert_gate"
+        ),
+    )
+    weights = Weights(
+        StoredWeights({f"mlp.{name}": tensor for name, tensor in block.state_dict().items()}), Unquantized()
+    )
+    torch.testing.assert_close(options.make(weights, context())(x), block(x[None])[0], atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -81,9 +120,7 @@ def test_every_layout_gives_the_same_experts(interleaved: bool, inputs_first: bo
         tensors = {"gate_up_proj": gate_up, "down_proj": down}
         source = Weights(StoredWeights(tensors), Unquantized())
         return [
-            load_stacked_experts(source, HIDDEN, INNER, EXPERTS, ParallelContext(rank, 2), **layout)(
-                x, weights, experts
-            )
+            ExpertTensors(**layout).load(source, context(rank, 2), EXPERTS, INNER)(x, weights, experts)
             for rank in range(2)
         ]
 
@@ -96,3 +133,39 @@ def test_every_layout_gives_the_same_experts(interleaved: bool, inputs_first: bo
         outputs(gate_up, down, interleaved=interleaved, inputs_first=inputs_first), plain, strict=True
     ):
         assert torch.equal(ours, theirs)
+
+
+def mxfp4_tensors(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Random experts in 4 bits with the biases of `tensors`: what is stored, and transformers' dequantized twin."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    stored = {name: tensor for name, tensor in tensors.items() if name.endswith("bias")}
+    dense = dict(stored)
+    generator = torch.Generator().manual_seed(2)
+    for name, outputs, inputs in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
+        shape = (EXPERTS, outputs, inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(119, 126, shape, dtype=torch.uint8, generator=generator)
+        stored |= {f"experts.{name}_blocks": blocks, f"experts.{name}_scales": scales}
+        dense[f"experts.{name}"] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return stored, dense
+
+
+@torch.inference_mode()
+def test_experts_of_mxfp4_equal_their_dequantized_twins() -> None:
+    stored, dense = mxfp4_tensors(dict(gpt_oss_mlp().state_dict()))
+    x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1))
+    weights, experts = torch.rand(9, CHOSEN), torch.rand(9, EXPERTS).topk(CHOSEN).indices.int()
+    expected = load(dense, 0, 1, Unquantized())(x, weights, experts)
+    assert torch.equal(load(stored, 0, 1, Mxfp4())(x, weights, experts), expected)
+    parts = [load(stored, rank, 3, Mxfp4())(x, weights, experts) for rank in range(3)]
+    torch.testing.assert_close(parts[0] + parts[1] + parts[2], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_what_mxfp4_cannot_store_is_refused_by_name() -> None:
+    stored, _ = mxfp4_tensors(dict(gpt_oss_mlp().state_dict()))
+    with pytest.raises(ValueError, match=r"experts: 64 inputs and 48 of the inner width on each rank cannot be cut"):
+        load(stored, 0, 2, Mxfp4())
+    stored["experts.down_proj_scales"][0, 0, 0] = 193
+    with pytest.raises(ValueError, match=r"experts: scales above 2\^65 are not supported"):
+        load(stored, 0, 1, Mxfp4())
