@@ -1,7 +1,8 @@
 """HTTP around the routes: the limit on request bodies, the root path, and errors as OpenAI's error object."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
 
+LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse
 _Model = TypeVar("_Model", bound=BaseModel)
 ErrorHandler = Callable[..., Awaitable[Response]]
 
@@ -37,11 +39,16 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 class BodyLimit:
-    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them."""
+    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them.
+
+    Large bodies are passed on one at a time, with the event loop's other work between them: parsing one takes
+    milliseconds, and a hundred that come at once would hold up all streams for as long as they take together.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +66,9 @@ class BodyLimit:
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
                 raise self._too_large()
+            if num_bytes >= LARGE_BODY and not message.get("more_body"):
+                async with self._large:
+                    await asyncio.sleep(0)
             return message
 
         await self._app(scope, limited, send)

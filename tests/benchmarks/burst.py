@@ -1,0 +1,158 @@
+"""What a burst of large JSON schemas does to itself and to streams beside it, over HTTP on this machine.
+
+Sends `--requests` distinct schemas of about 50 KB at once, beside `--streams` streams of text, in rounds that alternate
+with bursts of the same bodies without a constraint (`metadata`). Reports the slowest answer, statuses, the gaps between
+the streams' tokens in ms, and the processor time of gateway and engine. Ends by itself after `--rounds`.
+
+    PYTHONPATH=tests python tests/benchmarks/burst.py --fake
+    PYTHONPATH=tests python tests/benchmarks/burst.py
+
+`--fake`: an engine without a model that answers every 20 ms, so that only the gateway is measured; else the built-in
+model's.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+from closed_loop import percentile
+
+from support.processes import engine_process, fake_engine_process, gateway_process
+
+NUM_PROPERTIES = 850
+PROBE_SECONDS = 4.0
+
+
+def schema(number: int) -> dict[str, Any]:
+    """About 50 KB; no two numbers give the same."""
+    names = [f"property_{number}_{index}" for index in range(NUM_PROPERTIES)]
+    properties = {name: {"type": "string", "maxLength": 10 + index} for index, name in enumerate(names)}
+    return {"type": "object", "properties": properties, "required": names}
+
+
+def http_post(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+async def follow(port: int, model: str, arrivals: list[tuple[float, float]]) -> None:
+    """One endless stream; adds the time of each event and the seconds since the one before."""
+    body = {"model": model, "prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    request = http_post("/v1/completions", body)
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(request)
+            before = None
+            while line := await reader.readline():
+                if line.startswith(b"data: {"):
+                    now = time.perf_counter()
+                    if before is not None:
+                        arrivals.append((now, now - before))
+                    before = now
+        finally:
+            writer.close()
+
+
+def streams(port: int, model: str, count: int, connection: Connection) -> None:
+    """A process: sends the gaps since the last question whenever it is asked; None ends it."""
+
+    async def run() -> None:
+        arrivals: list[tuple[float, float]] = []
+        tasks = [asyncio.create_task(follow(port, model, arrivals)) for _ in range(count)]
+        while await asyncio.to_thread(connection.recv):
+            connection.send([gap for _, gap in arrivals])
+            arrivals.clear()
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(run())
+
+
+async def post(port: int, request: bytes) -> tuple[int, float]:
+    """Status, and the seconds until the whole answer is there."""
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1]), time.perf_counter() - started
+
+
+async def burst(port: int, requests: Sequence[bytes]) -> list[tuple[int, float]]:
+    return await asyncio.gather(*(post(port, request) for request in requests))
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def gaps(connection: Connection) -> str:
+    connection.send(True)
+    values = sorted(connection.recv())
+    if not values:
+        return "no tokens"
+    shown = (f"p{round(100 * share)} {1e3 * percentile(values, share):.0f}" for share in (0.5, 0.99))
+    return f"gaps {' '.join(shown)} max {1e3 * values[-1]:.0f} ms of {len(values)}"
+
+
+def measure(port: int, model: str, pids: dict[str, int], options: argparse.Namespace) -> None:
+    ours, theirs = get_context("spawn").Pipe()
+    child = get_context("spawn").Process(target=streams, args=(port, model, options.streams, theirs), daemon=True)
+    child.start()
+    try:
+        time.sleep(PROBE_SECONDS)
+        for number in range(options.rounds):
+            for field in ("metadata", "guided_json"):
+                bodies = [
+                    http_post("/v1/completions", {"model": model, "prompt": "Hi", "max_tokens": 3, field: schema(each)})
+                    for each in range(number * options.requests, (number + 1) * options.requests)
+                ]
+                gaps(ours)
+                time.sleep(PROBE_SECONDS)
+                print(f"idle: {gaps(ours)}", flush=True)
+                before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+                answers = asyncio.run(burst(port, bodies))
+                cpu = ", ".join(f"{name} {cpu_seconds(pid) - before[name]:.2f} s" for name, pid in pids.items())
+                seconds = sorted(seconds for _, seconds in answers)
+                statuses = dict(Counter(status for status, _ in answers))
+                print(
+                    f"{field}: {statuses}, median {seconds[len(seconds) // 2]:.2f} s, slowest {seconds[-1]:.2f} s, "
+                    f"{gaps(ours)}, CPU: {cpu}",
+                    flush=True,
+                )
+        ours.send(False)
+    finally:
+        child.kill()
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fake", action="store_true", help="an engine without a model")
+    parser.add_argument("--requests", type=int, default=200, help="of one burst")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args(argv)
+    with ExitStack() as stack:
+        if options.fake:
+            engine, address = stack.enter_context(fake_engine_process("--repeat", "--step-delay", "0.02"))
+        else:
+            engine, address = stack.enter_context(engine_process("--model=builtin", env={"OMP_NUM_THREADS": "1"}))
+        gateway, port = stack.enter_context(gateway_process(address))
+        model = "fake" if options.fake else "proa-builtin"
+        measure(port, model, {"gateway": gateway.pid, "engine": engine.pid}, options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
