@@ -40,6 +40,10 @@ class Expected:
     num_sure: int  # tokens before the first step whose margin is too small
 
 
+WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
+OTHER_FAMILIES: dict[str, dict[str, Any]] = {"gemma3_text": WINDOWS, "olmo3": WINDOWS}
+
+
 def make_prompts() -> list[list[int]]:
     """Prompts of 1 to 90 tokens, some with a common prefix, one of them twice."""
     rows = random.Random(5)
@@ -82,9 +86,19 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, reference(folder)
 
 
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_tokens_of_other_families_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """With everything on; what differs between families is in their layers, not in the schedule."""
+    folder = make_tiny_model(tmp_path / family, family, seed=3, **OTHER_FAMILIES[family])
+    check(folder, reference(folder), "all on")
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_batched_tokens_equal_those_of_transformers(case: tuple[Path, list[Expected]], setting: str) -> None:
-    folder, expected = case
+    check(*case, setting)
+
+
+def check(folder: Path, expected: list[Expected], setting: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     config = {"max_model_len": 128, "block_size": 8} | SETTINGS[setting]
     with build_core(folder, poison=True, block_seed=1, **config) as engine:

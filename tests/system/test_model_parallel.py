@@ -41,6 +41,9 @@ def test_two_ranks_give_the_logits_of_one_and_hold_half_each(tmp_path: Path) -> 
         make_tiny_model(tmp_path / "mistral", "mistral"),
         make_tiny_model(tmp_path / "qwen2", "qwen2", tie_word_embeddings=True),
         make_tiny_model(tmp_path / "qwen3", "qwen3"),
+        make_tiny_model(tmp_path / "gemma 3", "gemma3_text"),
+        make_tiny_model(tmp_path / "olmo 3", "olmo3"),
+        make_tiny_model(tmp_path / "phi 4", "phi3"),
     ]
     ranks = run_ranks(folders, "auto", 2, tmp_path)
     for folder, first, second in zip(folders, *ranks, strict=True):

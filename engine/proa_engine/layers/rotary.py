@@ -1,5 +1,5 @@
-"""Rotary position embedding (RoPE): tables of cos and sin by position, with linear, Llama 3 and YaRN context
-extension."""
+"""Rotary position embedding (RoPE): tables of cos and sin by position, with linear, Llama 3, LongRoPE
+and YaRN context extension."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "none"]
+RopeType = Literal["default", "linear", "llama3", "longrope", "yarn", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +18,14 @@ class RopeConfig:
     theta: float = 10_000.0
     type: RopeType = "default"  # none: positions are not encoded
     factor: float = 1.0
-    original_max_position_embeddings: int = 0  # llama3, yarn: the context length before extension
+    original_max_position_embeddings: int = 0  # llama3, longrope, yarn: the context length before extension
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; unset: from factor and mscale
+    attention_factor: float | None = None  # yarn, longrope; unset: from factor and mscale
+    short_factor: tuple[float, ...] = ()  # longrope: for models that run within the context before extension
+    long_factor: tuple[float, ...] = ()  # longrope
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
@@ -44,7 +46,7 @@ class RotaryTable:
 
     def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
         num_rows = 0 if config.type == "none" else max_positions
-        angles = torch.arange(num_rows, dtype=torch.float32)[:, None] * _frequencies(config)
+        angles = torch.arange(num_rows, dtype=torch.float32)[:, None] * _frequencies(config, max_positions)
         factor = _attention_factor(config)
         cos, sin = angles.cos() * factor, angles.sin() * factor
         self.cos = torch.cat((cos, cos), dim=-1).to(device)
@@ -80,7 +82,7 @@ class RotaryTables:
         return self._tables[config]
 
 
-def _frequencies(config: RopeConfig) -> torch.Tensor:
+def _frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
     """[dim / 2]"""
     plain = 1.0 / config.theta ** (torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim)
     match config.type:
@@ -90,6 +92,10 @@ def _frequencies(config: RopeConfig) -> torch.Tensor:
             return plain / config.factor
         case "llama3":
             return _llama3(config, plain)
+        case "longrope":
+            # One set for all requests: cached keys of one set cannot be read with the other.
+            is_long = max_positions > config.original_max_position_embeddings
+            return plain / torch.tensor(config.long_factor if is_long else config.short_factor)
         case "yarn":
             return _yarn(config, plain)
 
@@ -127,10 +133,12 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _attention_factor(config: RopeConfig) -> float:
-    if config.type != "yarn":
+    if config.type not in ("longrope", "yarn"):
         return 1.0
     if config.attention_factor is not None:
         return config.attention_factor
+    if config.type == "longrope":
+        return math.sqrt(1 + math.log(max(config.factor, 1)) / math.log(config.original_max_position_embeddings))
 
     def scale(mscale: float) -> float:
         return 0.1 * mscale * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0

@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]
 
 ACTIVATIONS: Mapping[str, ActivationName] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 SCALING_FIELDS = (
     "factor",
     "original_max_position_embeddings",
@@ -80,14 +80,21 @@ def rope(fields: Fields, given: Fields | None = None) -> RopeConfig:
     """Read `given`, by default the field `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
     if given is None:
         given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    rope_type = given.get("rope_type", given.get("type", "default"))
+    rope_type: Any = given.get("rope_type", given.get("type", "default"))
+    rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope scaling {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
     partial = given.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise ValueError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
     known = {name: given[name] for name in SCALING_FIELDS if given.get(name) is not None}
-    known.setdefault("original_max_position_embeddings", fields.get("max_position_embeddings", 2048))
+    max_positions = fields.get("max_position_embeddings", 2048)
+    if fields.get("original_max_position_embeddings"):
+        known["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+    known.setdefault("original_max_position_embeddings", max_positions)
+    if rope_type == "longrope":
+        known |= {name: tuple(given[name]) for name in ("short_factor", "long_factor")}
+        known.setdefault("factor", max_positions / known["original_max_position_embeddings"])
     theta = given.get("rope_theta") or fields.get("rope_theta") or 10_000.0
     return RopeConfig(dim=head_dim(fields), theta=theta, type=rope_type, **known)
 

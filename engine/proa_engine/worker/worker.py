@@ -78,6 +78,7 @@ class Worker:
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
         self.max_model_len = auto_config.resolve_max_model_len(config, self.model_config)
+        self.model_config = replace(self.model_config, max_position_embeddings=self.max_model_len)
         self._dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
         self._cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, self._dtype)
         if self.device.type == "cpu":  # before ranks join, so that no rank has taken memory yet

@@ -60,9 +60,21 @@ def test_defaults_are_filled_in() -> None:
             "format pack-quantized is not supported; supported: float-quantized",
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling dynamic is not supported; supported: def"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling longrope is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"hidden_act": "gelu"}, "activation gelu is not supported"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "activation gelu is not supported"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention True is not supported; supported: False",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping 50.0 is not supported; supported: none",
+        ),
+        (
+            {"architectures": ["Olmo3ForCausalLM"], "layer_types": ["chunked_attention"] * 3},
+            "layer type chunked_attention is not supported",
+        ),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported"),
     ],
 )

@@ -25,6 +25,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + 0.5 * i for i in range(8)],
+}
 TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -85,6 +91,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi 3": ("phi3", {"sliding_window": 24}),
+    "phi 3, beyond its first context": (
+        "phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    ),
+    "phi 3, within its first context": (
+        "phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
+    ),
     "phi 4": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "smollm 3": ("smollm3", {"no_rope_layer_interval": 2}),
     "smollm 3, windows": (

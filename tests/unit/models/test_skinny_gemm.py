@@ -37,7 +37,7 @@ def decode(model: CausalLM) -> torch.Tensor:
     return model.compute_logits(torch.cat(hidden))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "gemma3_text", "olmo3"])
 def test_decodes_of_few_rows_give_the_same_logits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
