@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from proa.blocks import hash_block, root_hash
+from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
@@ -141,6 +141,7 @@ def assemble_engine(
         executor.cache_groups,
         hash_block=hash_block if config.enable_prefix_caching else None,
         root_hash=root_hash(config.model, config.revision or ""),
+        checkpoint_positions=checkpoint_positions,
     )
     scheduler = Scheduler(
         scheduler_config(replace(config, max_num_seqs=executor.max_num_seqs), executor.max_model_len),

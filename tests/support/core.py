@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Literal
 
+from proa.blocks import checkpoint_positions
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
@@ -67,6 +68,10 @@ class CoreRun:
         *,
         num_blocks: int = 64,
         block_size: int = 4,
+        windows: tuple[int, ...] = (),
+        num_state_slots: int = 0,
+        checkpoint_interval: int = 0,
+        min_junction: int = 4,
         max_model_len: int = 128,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 32,
@@ -84,15 +89,26 @@ class CoreRun:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
             block_size=block_size,
+            windows=windows,
+            num_state_slots=num_state_slots,
             max_num_seqs=max_num_seqs,
             max_in_flight=2 if async_scheduling else 1,
             accept=accept,
         )
-        self.groups = CacheGroups(num_blocks=num_blocks, block_size=block_size)
-        manager = KVCacheManager(
+        self.groups = CacheGroups(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            windows=windows,
+            num_state_slots=num_state_slots,
+            checkpoint_interval=checkpoint_interval,
+            min_junction=min_junction,
+            max_step_tokens=max(max_num_batched_tokens, 2 * (1 + num_speculative_tokens)),
+        )
+        self.manager = KVCacheManager(
             self.groups,
             hash_block=hash_block if enable_prefix_caching else None,
             root_hash=b"root",
+            checkpoint_positions=checkpoint_positions,
             block_order=block_order,
         )
         config = SchedulerConfig(
@@ -105,7 +121,7 @@ class CoreRun:
             num_speculative_tokens=num_speculative_tokens,
         )
         self.grammars = FakeGrammars(eos_token_ids)
-        scheduler = Scheduler(config, manager, eos_token_ids=eos_token_ids, grammars=self.grammars)
+        scheduler = Scheduler(config, self.manager, eos_token_ids=eos_token_ids, grammars=self.grammars)
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
@@ -117,7 +133,12 @@ class CoreRun:
     @property
     def cached_hashes(self) -> set[bytes]:
         """The hashes in the prefix cache."""
-        return set(self.core._scheduler._manager._cache.names)
+        return set(self.manager._cache.names)
+
+    @property
+    def checkpoints(self) -> set[bytes]:
+        """The checkpoints in the prefix cache."""
+        return set(self.manager._cache.checkpoints)
 
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:

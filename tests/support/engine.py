@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from proa.blocks import hash_block, root_hash
+from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa.contract import EngineCoreRequest, FinishReason, SamplingParams, TokenLogprobs
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
@@ -133,6 +133,7 @@ def engine_over(
         executor.cache_groups,
         hash_block=hash_block if config.enable_prefix_caching else None,
         root_hash=root_hash(config.model, ""),
+        checkpoint_positions=checkpoint_positions,
         block_order=order,
     )
     scheduler = Scheduler(

@@ -1,16 +1,24 @@
 """FakeExecutor: a device made of lists, which believes nothing that the core tells it.
 
 It keeps what a worker keeps (tokens, block tables, slots) and a paged cache whose every slot remembers which token, in
-which context, was written there. Each planned step reads the whole context of each row back, so that a block given to
-two requests, a prefix found by mistake or a position computed twice or never fails at once, with a sentence.
+which context and which table, was written there. Each planned step reads back what its rows attend to, so that a block
+given to two requests, one that is freed too early, a prefix found by mistake or a position computed twice or never
+fails at once, with a sentence. A slot of recurrent states remembers of how many tokens it is, and in which context.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa_engine.core.types import (
+    CachedRequestData,
+    Drafts,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    StateSteps,
+)
 
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61
@@ -69,10 +77,11 @@ class FakeRow:
     contexts: list[int]  # fingerprint at each token, sampled ones included
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    tables: list[list[int]]  # ids of blocks, those that windows have passed included; -1: never had one
     params: SamplingParams
     num_planned_tokens: int = 0  # the most that can have been computed, as the plan says before each step
     start: int = 0  # of the step's tokens
+    state_slot: int | None = None
     accepted: list[int] = field(default_factory=list)  # of the step's drafts
     drafts: Drafts = NO_DRAFTS
 
@@ -112,6 +121,8 @@ class FakeExecutor:
 
     num_blocks: int = 64
     block_size: int = 4
+    windows: tuple[int, ...] = ()
+    num_state_slots: int = 0
     max_num_seqs: int = 256
     max_in_flight: int = 2
     on_execute: Callable[[], None] | None = None
@@ -127,7 +138,9 @@ class FakeExecutor:
     _started: SchedulerOutput | None = None
 
     def __post_init__(self) -> None:
-        self._cache: list[list[int | None]] = [[None] * self.block_size for _ in range(self.num_blocks)]
+        self._cache: list[list[tuple[int, int] | None]] = []  # by block and offset: table, context
+        self._states: list[tuple[int, int] | None] = []  # by slot: number of tokens, context
+        self._allocate()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         plan = scheduler_output
@@ -145,6 +158,7 @@ class FakeExecutor:
             self._write(request_id, num_tokens)
         for request_id in plan.num_scheduled_tokens:
             self._read_back(request_id)
+        self._update_states(plan)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
         plan, self._started = self._started, None
@@ -171,10 +185,14 @@ class FakeExecutor:
     def wake_up(self) -> None:
         assert not self._cache, "the executor is awake"
         self.log.append(("wake up", 0))
-        self._cache = [[None] * self.block_size for _ in range(self.num_blocks)]
+        self._allocate()
 
     def shutdown(self) -> None:
         self.is_shut_down = True
+
+    def _allocate(self) -> None:
+        self._cache = [[None] * self.block_size for _ in range(self.num_blocks)]
+        self._states = [None] * self.num_state_slots
 
     def _reach_host(self, step: int) -> None:
         self.log.append(("host", step))
@@ -208,10 +226,12 @@ class FakeExecutor:
             contexts,
             new.num_prompt_tokens,
             new.num_computed_tokens,
-            list(new.block_ids[0]),
+            [list(table) for table in new.block_ids],
             new.sampling_params,
             new.num_computed_tokens,
         )
+        assert len(new.block_ids) == 1 + len(self.windows)
+        self._poison(table[new.num_computed_tokens // self.block_size :] for table in new.block_ids)
 
     def _update(self, known: CachedRequestData) -> None:
         row = self.rows[known.request_id]
@@ -219,8 +239,17 @@ class FakeExecutor:
         most = 0 if self.accept is None else row.drafts.planned - len(row.accepted)
         assert 0 <= surplus <= most, f"{known.request_id}: a position is skipped"
         row.num_planned_tokens = known.num_computed_tokens
-        row.block_ids += known.new_block_ids[0] if known.new_block_ids else ()
-        assert len(set(row.block_ids)) == len(row.block_ids), f"{known.request_id} has a block twice"
+        if known.new_block_ids:
+            for table, ids in zip(row.tables, known.new_block_ids, strict=True):
+                table += ids
+        self._poison(known.new_block_ids)
+
+    def _poison(self, tables: Iterable[Sequence[int]]) -> None:
+        """Forget what new blocks hold, so that a block is not right by chance."""
+        for table in tables:
+            for block_id in table:
+                assert block_id >= 0, "a new block is none"
+                self._cache[block_id] = [None] * self.block_size
 
     def _write(self, request_id: str, num_tokens: int) -> None:
         row = self.rows[request_id]
@@ -228,15 +257,17 @@ class FakeExecutor:
         assert num_tokens > 0, f"{request_id} has an empty row"
         max_tokens = row.params.max_tokens
         assert max_tokens is None or end < row.num_prompt_tokens + max_tokens, f"{request_id} is planned past its limit"
-        assert end <= len(row.block_ids) * self.block_size, f"{request_id} has no slot for a token"
+        assert end <= min(map(len, row.tables)) * self.block_size, f"{request_id} has no slot for a token"
         row.start = row.num_computed_tokens
         row.num_computed_tokens = min(row.start + num_tokens, len(row.contexts))
         self._check_drafts(request_id, row, num_tokens - (row.num_computed_tokens - row.start))
         row.num_planned_tokens = end
         for position in range(row.start, row.start + num_tokens):
-            block_id = row.block_ids[position // self.block_size]
             is_right = position < row.num_computed_tokens
-            self._cache[block_id][position % self.block_size] = row.contexts[position] if is_right else None
+            for index, table in enumerate(row.tables):
+                block_id = table[position // self.block_size]
+                written = (index, row.contexts[position]) if is_right else None
+                self._cache[block_id][position % self.block_size] = written
 
     def _check_drafts(self, request_id: str, row: FakeRow, num_drafts: int) -> None:
         """Of a row's tokens so many do not exist yet: drafts, some of which turn out to be right."""
@@ -252,12 +283,56 @@ class FakeExecutor:
         row.num_computed_tokens += len(row.accepted)
 
     def _read_back(self, request_id: str) -> None:
+        """Check all that the row attends to, from the first token that the first of its tokens does."""
         row = self.rows[request_id]
-        size = self.block_size
-        for index in range(-(-row.num_computed_tokens // size)):
-            expected = row.contexts[index * size : min((index + 1) * size, row.num_computed_tokens)]
-            found = self._cache[row.block_ids[index]][: len(expected)]
-            assert found == expected, f"{request_id} reads another's tokens in block {row.block_ids[index]}"
+        seen = set[int]()
+        for index, (table, window) in enumerate(zip(row.tables, (None, *self.windows), strict=True)):
+            first = 0 if window is None else max(row.start - window + 1, 0)
+            for position in range(first, row.num_computed_tokens):
+                block_id = table[position // self.block_size]
+                assert block_id >= 0, f"{request_id} has no block in table {index} at {position}"
+                found = self._cache[block_id][position % self.block_size]
+                expected = (index, row.contexts[position])
+                assert found == expected, f"{request_id} reads another's tokens in block {block_id} of table {index}"
+            blocks = table[first // self.block_size : -(-row.num_computed_tokens // self.block_size)]
+            assert seen.isdisjoint(blocks), f"{request_id} has a block twice"
+            seen.update(blocks)
+            assert len(set(blocks)) == len(blocks), f"{request_id} has a block twice"
+
+    def _update_states(self, plan: SchedulerOutput) -> None:
+        """All rows run at the same time: no slot may be written by one and read or written by another."""
+        assert plan.states.keys() <= plan.num_scheduled_tokens.keys()
+        if not self.num_state_slots:
+            assert not plan.states
+            return
+        reads, writes = dict[int, str](), dict[int, str]()
+        states = list(self._states)
+        for request_id in plan.num_scheduled_tokens:
+            row = self.rows[request_id]
+            assert not row.drafts.planned
+            start, end = row.start, row.num_computed_tokens
+            steps = plan.states.get(request_id)
+            if steps is None:
+                assert row.state_slot is not None, f"{request_id} has no state slot"
+                steps = StateSteps(row.state_slot, ((end, row.state_slot),))
+            if start == 0:
+                assert steps.read == -1, f"{request_id} begins with a state"
+            else:
+                expected = (start, row.contexts[start - 1])
+                assert self._states[steps.read] == expected, f"{request_id} reads another state in slot {steps.read}"
+                reads[steps.read] = request_id
+            positions = [position for position, _ in steps.cuts]
+            assert positions == sorted(set(positions))
+            assert start < positions[0]
+            assert positions[-1] == end
+            for position, slot in steps.cuts:
+                assert slot not in writes, f"{request_id} and {writes[slot]} write slot {slot}"
+                writes[slot] = request_id
+                states[slot] = (position, row.contexts[position - 1])
+            row.state_slot = steps.cuts[-1][1]
+        for slot in reads.keys() & writes.keys():
+            assert reads[slot] == writes[slot], f"{reads[slot]} reads slot {slot}, which {writes[slot]} writes"
+        self._states = states
 
     def _constrained_rows(self, plan: SchedulerOutput) -> list[int]:
         rows = [self.rows[request_id] for request_id in plan.num_scheduled_tokens]

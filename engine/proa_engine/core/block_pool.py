@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 class Block:
     """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
 
-    A block with a name is in the prefix cache: `names[block_hash]` is this block, also while it is free.
+    A block with a name is in the prefix cache: `names[block_hash]` is this block, also while it is free. A slot of
+    recurrent states is a block of another pool.
     """
 
-    __slots__ = ("block_hash", "block_id", "names", "next", "prev", "ref_count")
+    __slots__ = ("block_hash", "block_id", "checkpoints", "names", "next", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.block_hash = b""
         self.names: dict[bytes, Block] | None = None  # those of the block's table; None: it has no name
+        self.checkpoints: set[bytes] | None = None  # hashes of those that need this block; None: it has no name
         self.prev: Block | None = None
         self.next: Block | None = None
 
@@ -108,6 +110,10 @@ class BlockPool:
         """Share of blocks in use, 0 to 1."""
         return 1.0 - len(self._free) / len(self.blocks)
 
+    def num_free_of(self, blocks: Iterable[Block]) -> int:
+        """How many of these blocks are free."""
+        return sum(block.ref_count == 0 for block in blocks)
+
     def get_new_block(self) -> Block:
         """Allocate a block, of which there must be one, and evict it from the prefix cache."""
         block = self._free.pop_left()
@@ -141,6 +147,17 @@ class BlockPool:
                 self._free.append_left(block)
             else:
                 self._free.append(block)
+
+    def refresh(self, block: Block) -> None:
+        """Make a block the last to be evicted, if it is free."""
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._free.append(block)
+
+    def demote(self, block: Block) -> None:
+        """Make a free block, which has lost its name, the next to be allocated."""
+        self._free.remove(block)
+        self._free.append_left(block)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if reference counts and free list are inconsistent."""

@@ -25,9 +25,19 @@ class CacheGroups:
     min_junction: int = 0
     max_step_tokens: int = 0
 
+    def __post_init__(self) -> None:
+        assert min(self.windows, default=2) > 1, "a checkpoint needs at least one block behind each window"
+        assert self.max_step_tokens > 0 or not self.windows
+        assert self.checkpoint_interval % self.block_size == 0
+
     @property
     def num_tables(self) -> int:
         return 1 + len(self.windows)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a request can continue only where the windows' blocks and the states are cached too."""
+        return bool(self.windows or self.num_state_slots)
 
     @property
     def capacity(self) -> int:
@@ -38,6 +48,10 @@ class CacheGroups:
     def blocks_of(self, num_tokens: int) -> int:
         """The most blocks that a request of so many tokens holds at a time."""
         return self._blocks_of_columns(-(-num_tokens // self.block_size))
+
+    def first_column(self, window: int, position: int) -> int:
+        """The first column of which the token at `position` attends to a token."""
+        return max(position - window + 1, 0) // self.block_size
 
     def window_columns(self, window: int) -> int:
         """The most blocks that a request holds in a table with this window.

@@ -1,33 +1,42 @@
-"""KVCacheManager: allocates KV cache blocks to requests and finds cached prefixes for them."""
+"""KVCacheManager: allocates KV cache blocks and state slots to requests and finds cached prefixes for them."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from proa_engine.core.block_hashes import BlockHashes, BlockHashFunction
 from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.prefix_cache import PrefixCache
+from proa_engine.core.prefix_cache import Checkpoint, PrefixCache
 from proa_engine.core.request import Request
+from proa_engine.core.state_slots import StateSlots
+from proa_engine.core.types import NO_STATES, StateSteps
 
-# (hash of the block before, this block's token ids, extra keys) -> hash of this block
-BlockHashFunction = Callable[[bytes, Sequence[int], Sequence[bytes | str]], bytes]
+# `proa.blocks.checkpoint_positions`
+CheckpointPositions = Callable[[int, int, int, int, int, int], tuple[int, ...]]
+
+_NEVER = sys.maxsize  # as a number of published blocks: no block of the request is to be published
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A request's cached prefix of `num_tokens` tokens. It holds no references to the blocks."""
 
-    num_tokens: int = 0
-    blocks: Sequence[Block] = ()  # of table 0
+    num_tokens: int
+    num_known_tokens: int  # whose blocks of table 0 are cached; at least `num_tokens`
+    blocks: Sequence[Block]  # of table 0, `num_tokens` tokens
+    checkpoint: Checkpoint | None  # at the prefix's end, for models that need one
 
 
-MISS = Hit()
+MISS = Hit(0, 0, (), None)
 
 
 class KVCacheManager:
-    """Block tables of requests over a `BlockPool`, and their prefix cache.
+    """Block tables of requests over a `BlockPool`, their states in `StateSlots`, and their prefix cache.
 
     `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
+    `checkpoint_positions` is needed for caching with windows or states.
     """
 
     def __init__(
@@ -36,120 +45,195 @@ class KVCacheManager:
         *,
         hash_block: BlockHashFunction | None = None,
         root_hash: bytes = b"",
+        checkpoint_positions: CheckpointPositions | None = None,
         block_order: Sequence[int] | None = None,
     ) -> None:
         self.groups = groups
         self.num_queried_tokens = 0  # of requests when they were first scheduled, since start
         self.num_hit_tokens = 0
         self._block_size = groups.block_size
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(len(groups.windows))
         self._pool = BlockPool(groups.num_blocks, self._cache.evict, order=block_order)
+        self._tables = BlockTables(groups, self._pool)
+        self._states = StateSlots(groups.num_state_slots, self._cache.evict) if groups.num_state_slots else None
         self.kv_events = self._cache.kv_events
-        self._hash_block = hash_block
-        self._root_hash = root_hash
+        self._hashes = None if hash_block is None else BlockHashes(hash_block, root_hash, groups.block_size)
+        self._checkpoint_positions = checkpoint_positions
 
     @property
     def usage(self) -> float:
-        """Share of blocks held by requests, 0 to 1."""
-        return self._pool.usage
+        """Share of the blocks, or of the state slots if that is larger, held by requests, 0 to 1."""
+        return self._pool.usage if self._states is None else max(self._pool.usage, self._states.pool.usage)
 
     def get_computed_blocks(self, request: Request) -> Hit:
-        """The request's longest cached prefix.
+        """The request's longest cached prefix that it can continue.
 
         The last token is always left to compute. Empty for a request with prompt log probabilities: these need every
         token to be computed.
         """
-        if self._hash_block is None or request.sampling_params.prompt_logprobs is not None:
+        if self._hashes is None or request.sampling_params.prompt_logprobs is not None:
             return MISS
         blocks: list[Block] = []
         for index in range((request.num_tokens - 1) // self._block_size):
-            block = self._cache.names.get(self._block_hash(request, index))
+            block = self._cache.names.get(self._hashes.of(request, index))
             if block is None:
                 break
             blocks.append(block)
-        return Hit(len(blocks) * self._block_size, blocks)
+        num_known = len(blocks) * self._block_size
+        if not self.groups.has_checkpoints:
+            return Hit(num_known, num_known, blocks, None)
+        for length in range(len(blocks), 0, -1):
+            checkpoint = self._cache.checkpoints.get(request.block_hashes[length - 1])
+            if checkpoint is not None:
+                return Hit(length * self._block_size, num_known, blocks[:length], checkpoint)
+        return Hit(0, num_known, (), None)
 
     def allocate_slots(self, request: Request, num_tokens: int, hit: Hit | None = None) -> list[list[int]] | None:
-        """Extend the request's tables so that `num_tokens` tokens in total can be computed.
+        """Extend what the request holds so that `num_tokens` tokens in total can be computed.
 
-        `hit` is set for a request that holds no blocks yet. Returns the ids of the added blocks by table, those of the
-        hit first. If there are not enough free blocks, returns None and changes nothing.
+        `hit` is set for a request that holds nothing yet. Returns the ids of the added blocks by table, those of the
+        hit first, and -1 where a window needs no block. If there is not enough room, returns None and allocates
+        nothing.
         """
-        computed = () if hit is None else hit.blocks
-        num_new = -(-(num_tokens - request.num_slots) // self._block_size) - len(computed)
-        num_reused = sum(block.ref_count == 0 for block in computed)
-        if num_new > self._pool.num_free_blocks - num_reused:
+        if hit is None:
+            return self._tables.extend(request, num_tokens)
+        tails, snapshot = ((), None) if hit.checkpoint is None else (hit.checkpoint.tails, hit.checkpoint.state)
+        if self._states is not None and not self._states.can_join(snapshot):
             return None
-        if hit is not None:
-            request.tables = [[]]
-            request.num_published_blocks = len(computed)
-        self._pool.touch(computed)
-        added = [*computed, *self._pool.get_new_blocks(max(0, num_new))]
-        (table,) = request.tables
-        table += added
-        request.num_slots = len(table) * self._block_size
-        return [[block.block_id for block in added]]
+        block_ids = self._tables.join(request, num_tokens, hit.blocks, tails)
+        if block_ids is None:
+            return None
+        if self._states is not None:
+            self._states.join(request, snapshot)
+        request.num_published_blocks = len(hit.blocks) if self._hashes is not None else _NEVER
+        request.checkpoints = self._positions(request, hit)
+        return block_ids
 
-    def publish(self, filling: Iterable[tuple[Request, int]]) -> None:
-        """Add the blocks that a step fills to the prefix cache, if the host knows their tokens.
+    def publish(self, filling: Iterable[tuple[Request, int]]) -> Mapping[str, StateSteps]:
+        """Cache the blocks that a step fills, and make its checkpoints, if the host knows their tokens.
 
         `filling` are the step's requests that may fill a block, each with the first token that the step computes. Call
-        it when the step is planned: a request that finds a block must be computed in a later step than the block.
+        it when the whole step is planned: a request that finds a block must be computed in a later step than the block.
+        Returns, by request, the rows that do not read and write the state slot that they have.
         """
-        if self._hash_block is None:
-            return
-        for request, _ in filling:
-            first = request.num_published_blocks
-            num_full = min(request.num_computed_tokens, request.num_tokens) // self._block_size
-            if num_full > first:
-                for index in range(first, num_full):
-                    self._cache.add(request.tables[0][index], self._block_hash(request, index))
-                request.num_published_blocks = num_full
+        steps: dict[str, StateSteps] = {}
+        for request, start in filling:
+            num_before = request.num_published_blocks
+            self._publish_blocks(request)
+            if not self.groups.has_checkpoints:
+                continue
+            positions = self._due_checkpoints(request, start, num_before)
+            if self._states is not None:
+                row = self._states.plan(request, start, positions, self._add_checkpoint)
+                if row is not None:
+                    steps[request.request_id] = row
+            else:
+                for position in positions:
+                    self._add_checkpoint(request, position, None)
+        if self._states is None:
+            return NO_STATES
+        self._states.release()
+        return steps
 
     def free(self, request: Request) -> None:
-        """Free all blocks of the request. They stay in the prefix cache until they are allocated again."""
-        for table in request.tables:
-            self._pool.free_blocks(table)
-        request.tables = []
-        request.num_slots = 0
+        """Free all that the request holds. What is in the prefix cache stays there until it is allocated again."""
+        if self.groups.has_checkpoints:
+            self._checkpoint_end(request)
+        self._tables.leave(request)
+        if self._states is not None:
+            self._states.leave(request)
         request.num_published_blocks = 0
+        request.checkpoints = ()
 
     def reset_prefix_cache(self, running: Iterable[Request] = ()) -> None:
         """Empty the prefix cache, as after a change of weights.
 
-        The `running` requests keep their blocks and add none to the cache, because their KV is of the old weights.
+        The `running` requests keep what they hold and add nothing to the cache, because their KV is of the old weights.
         """
         self._cache.reset()
         for request in running:
-            request.num_published_blocks = sys.maxsize
+            request.num_published_blocks = _NEVER
 
     def record_lookup(self, num_tokens: int, num_hits: int) -> None:
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hits
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raises `AssertionError` unless exactly the blocks of `requests`, all unfinished ones, are in use."""
+    def check_integrity(self, requests: Sequence[Request]) -> None:
+        """Raises `AssertionError` unless exactly the blocks of `requests`, all running ones, are in use."""
         self._pool.check_integrity()
-        self._cache.check_integrity(self._pool.blocks)
-        references: dict[int, int] = {}
-        for request in requests:
-            assert len(request.tables) == self.groups.num_tables
-            for table in request.tables:
-                for block in table:
-                    references[block.block_id] = references.get(block.block_id, 0) + 1
-            assert request.num_slots == min(map(len, request.tables)) * self._block_size
-            assert request.num_computed_tokens <= request.num_slots, f"{request.request_id!r} has tokens without a slot"
-        used = {block.block_id: block.ref_count for block in self._pool.blocks if block.ref_count}
-        assert references == used, "reference counts differ from the block tables"
+        self._tables.check_integrity(requests)
+        blocks = self._pool.blocks
+        if self._states is not None:
+            self._states.check_integrity(requests)
+            blocks = [*blocks, *self._states.pool.blocks]
+        self._cache.check_integrity(blocks)
 
-    def _block_hash(self, request: Request, index: int) -> bytes:
-        """Hash of the request's block `index`, whose tokens are known and whose earlier blocks are hashed."""
-        hashes = request.block_hashes
-        if index == len(hashes):
-            assert self._hash_block is not None
-            start = index * self._block_size
-            parent = hashes[-1] if hashes else self._root_hash
-            extra_keys = (request.cache_salt,) if request.cache_salt else ()
-            tokens = request.token_ids[start : start + self._block_size]
-            hashes.append(self._hash_block(parent, tokens, extra_keys))
-        return hashes[index]
+    def _publish_blocks(self, request: Request) -> None:
+        """Name the full blocks of table 0 whose tokens are scheduled and known to the host."""
+        num_full = min(request.num_computed_tokens, request.num_tokens) // self._block_size
+        if num_full <= request.num_published_blocks or self._hashes is None:
+            return
+        table = request.tables[0]
+        for index in range(request.num_published_blocks, num_full):
+            block = table[index]
+            assert block is not None, "table 0 has all blocks"
+            replaced = self._cache.add(block, self._hashes.of(request, index))
+            if replaced is not None:
+                self._pool.demote(replaced)
+        request.num_published_blocks = num_full
+
+    def _positions(self, request: Request, hit: Hit) -> tuple[int, ...]:
+        if not self.groups.has_checkpoints or self._hashes is None:
+            return ()
+        assert self._checkpoint_positions is not None
+        groups, num_known = self.groups, hit.num_known_tokens
+        return self._checkpoint_positions(
+            request.num_tokens,
+            hit.num_tokens,
+            num_known,
+            groups.checkpoint_interval,
+            groups.min_junction,
+            self._block_size,
+        )
+
+    def _due_checkpoints(self, request: Request, start: int, num_before: int) -> list[int]:
+        """The checkpoints to make in the step that computes the tokens from `start`, ascending.
+
+        A checkpoint is due in the step that computes the token behind it. At that time the host knows the tokens before
+        it, except with drafts in flight; then it is due when the block before it is published. `num_before` is the
+        number of blocks that were published before this step.
+        """
+        low = max(min(start, (num_before + 1) * self._block_size), 1)
+        high = min(request.num_computed_tokens - 1, request.num_published_blocks * self._block_size)
+        if high < low or request.num_published_blocks == _NEVER:
+            return []
+        due = [position for position in request.checkpoints if low <= position <= high]
+        interval = self.groups.checkpoint_interval
+        if interval:
+            due = sorted({*due, *range(-(-low // interval) * interval, high + 1, interval)})
+        return [position for position in due if self._can_checkpoint(request, position)]
+
+    def _can_checkpoint(self, request: Request, position: int) -> bool:
+        """Whether there is no checkpoint yet, and the request still holds what it needs."""
+        known = request.block_hashes[position // self._block_size - 1] in self._cache.checkpoints
+        return not known and self._tables.tails(request, position) is not None
+
+    def _checkpoint_end(self, request: Request) -> None:
+        """Make a checkpoint at the last full block, if the state is of there: it may be of a later token."""
+        self._publish_blocks(request)
+        position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
+        if position == 0 or request.num_published_blocks == _NEVER:
+            return
+        if request.state is not None and request.num_computed_tokens != position:
+            return
+        if self._can_checkpoint(request, position):
+            self._add_checkpoint(request, position, request.state)
+
+    def _add_checkpoint(self, request: Request, position: int, state: Block | None) -> None:
+        tails = self._tables.tails(request, position)
+        assert tails is not None
+        hashes, end = request.block_hashes, position // self._block_size
+        named = [list(zip(hashes[end - len(tail) : end], tail, strict=True)) for tail in tails]
+        for tail in self._cache.add_checkpoint(hashes[end - 1], named, state).tails:
+            for block in tail:
+                self._pool.refresh(block)

@@ -42,11 +42,13 @@ class Request:
     __slots__ = (
         "block_hashes",
         "cache_salt",
+        "checkpoints",
         "client_index",
         "ends",
         "eos_token_ids",
         "error",
         "events",
+        "first_columns",
         "has_output",
         "max_num_tokens",
         "num_cached_tokens",
@@ -60,6 +62,8 @@ class Request:
         "order",
         "request_id",
         "sampling_params",
+        "state",
+        "state_read",
         "status",
         "stop_reason",
         "tables",
@@ -94,7 +98,12 @@ class Request:
         self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
         self.num_prompt_logprobs_sent = 0
 
-        self.tables: list[list[Block]] = []  # blocks by position, in each table; empty while it does not run
+        # The cache that it holds while it runs. `tables` are blocks by position, None before a window's first column.
+        self.tables: list[list[Block | None]] = []
+        self.first_columns: list[int] = []  # with a block, in each table with a window
+        self.state: Block | None = None  # the slot that its steps write
+        self.state_read: Block | None = None  # a cached slot that its first step reads instead
+        self.checkpoints: tuple[int, ...] = ()  # positions, see `proa.blocks.checkpoint_positions`
         self.num_slots = 0  # tokens that may be computed before the manager must be asked again
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
         self.num_published_blocks = 0

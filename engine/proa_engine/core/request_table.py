@@ -128,7 +128,7 @@ class RequestTable:
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
         assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
         assert self.running == sorted(self.running, key=_order)
-        assert not any(request.tables or request.num_computed_tokens for request in waiting)
+        assert not any(request.tables or request.state or request.num_computed_tokens for request in waiting)
         assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
         self._kv_cache_manager.check_integrity(self.running)
 

@@ -4,7 +4,7 @@ There are no phases: each step lets every request's `num_computed_tokens` catch 
 budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation after preemption all follow this rule.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest
@@ -15,9 +15,9 @@ from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.speculation import DraftCounter
+from proa_engine.core.speculation import DraftCounter, check_speculation
 from proa_engine.core.step_plan import IdColumn, StepPlan
-from proa_engine.core.types import ModelRunnerOutput, PlainTokens, SchedulerOutput
+from proa_engine.core.types import ModelRunnerOutput, PlainTokens, SchedulerOutput, StateSteps
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
 
@@ -37,7 +37,8 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         grammars: Grammars | None = None,
     ) -> None:
-        """`grammars` None: requests must have no grammar."""
+        """`grammars` None: requests must have no grammar. Raises `ValueError` if the model cannot have drafts."""
+        check_speculation(config.num_speculative_tokens, kv_cache_manager.groups)
         self.config = config
         self.grammars = grammars
         self.kv_events = kv_cache_manager.kv_events
@@ -116,8 +117,8 @@ class Scheduler:
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
-        self._manager.publish(plan.filling)
-        return self._seal(plan), plan.rows
+        states = self._manager.publish(plan.filling)
+        return self._seal(plan, states), plan.rows
 
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
@@ -194,10 +195,10 @@ class Scheduler:
                 return None
         return block_ids
 
-    def _seal(self, plan: StepPlan) -> SchedulerOutput:
+    def _seal(self, plan: StepPlan, states: Mapping[str, StateSteps]) -> SchedulerOutput:
         """Finished and preempted ids go with the next step that has tokens, or at once if none can follow."""
         notifies = plan.has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
         if plan.has_tokens or finished_ids or preempted_ids:
             self._num_steps += 1
-        return plan.seal(self._num_steps, self._decode_ids.of(plan.decodes), finished_ids, preempted_ids)
+        return plan.seal(self._num_steps, self._decode_ids.of(plan.decodes), finished_ids, preempted_ids, states)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
-from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput, StateSteps
 
 
 class IdColumn:
@@ -71,7 +71,12 @@ class StepPlan:
         self._add(request, num_tokens)
 
     def seal(
-        self, step: int, decode_ids: list[str], finished_request_ids: list[str], preempted_request_ids: list[str]
+        self,
+        step: int,
+        decode_ids: list[str],
+        finished_request_ids: list[str],
+        preempted_request_ids: list[str],
+        states: Mapping[str, StateSteps],
     ) -> SchedulerOutput:
         """The step for the executor."""
         return SchedulerOutput(
@@ -83,6 +88,7 @@ class StepPlan:
             finished_request_ids=finished_request_ids,
             preempted_request_ids=preempted_request_ids,
             grammar_rows=self._grammar_rows() if self._constrained else [],
+            states=states,
         )
 
     def _grammar_rows(self) -> list[int]:

@@ -77,6 +77,9 @@ class StateSteps:
     cuts: tuple[tuple[int, int], ...]
 
 
+NO_STATES: Mapping[str, StateSteps] = {}
+
+
 @dataclass(slots=True, kw_only=True)
 class SchedulerOutput:
     """One step, as the core schedules it and the executor sends it to every worker.
@@ -99,7 +102,8 @@ class SchedulerOutput:
     preempted_request_ids: list[str]  # likewise; they come back as new requests
     # Indices of rows that sample a token under a grammar, ascending; rank 0 alone samples all rows of such a step.
     grammar_rows: list[int] = field(default_factory=list)
-    states: Mapping[str, StateSteps] = field(default_factory=dict)  # by request id; empty without recurrent layers
+    # By request id; empty without recurrent layers.
+    states: Mapping[str, StateSteps] = field(default_factory=lambda: NO_STATES)
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:

@@ -1,0 +1,27 @@
+"""BlockHashes: hashes of requests' blocks, computed on demand."""
+
+from collections.abc import Callable, Sequence
+
+from proa_engine.core.request import Request
+
+# (hash of the block before, this block's token ids, extra keys) -> hash of this block
+BlockHashFunction = Callable[[bytes, Sequence[int], Sequence[bytes | str]], bytes]
+
+
+class BlockHashes:
+    """`root` is the parent hash of every sequence's first block."""
+
+    def __init__(self, hash_block: BlockHashFunction, root: bytes, block_size: int) -> None:
+        self._hash_block = hash_block
+        self._root = root
+        self._block_size = block_size
+
+    def of(self, request: Request, index: int) -> bytes:
+        """Hash of the request's block `index`, whose tokens are known and whose earlier blocks are hashed."""
+        hashes = request.block_hashes
+        if index == len(hashes):
+            start = index * self._block_size
+            parent = hashes[-1] if hashes else self._root
+            extra_keys = (request.cache_salt,) if request.cache_salt else ()
+            hashes.append(self._hash_block(parent, request.token_ids[start : start + self._block_size], extra_keys))
+        return hashes[index]

@@ -1,0 +1,137 @@
+"""BlockTables: allocates blocks to the tables of requests, and frees those that a window has passed."""
+
+from collections.abc import Iterable, Sequence
+
+from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.request import Request
+
+
+class BlockTables:
+    """The tables of requests, over one pool.
+
+    Table 0 has a block for every token. A table with a window has blocks only from the first column that the request's
+    next token attends to, however long the request is.
+    """
+
+    def __init__(self, groups: CacheGroups, pool: BlockPool) -> None:
+        self._groups = groups
+        self._pool = pool
+        self._block_size = groups.block_size
+        self._window_columns = [groups.window_columns(window) for window in groups.windows]
+
+    def join(
+        self, request: Request, num_tokens: int, blocks: Sequence[Block], tails: Sequence[Sequence[Block]]
+    ) -> list[list[int]] | None:
+        """Give a request that holds nothing slots for `num_tokens` tokens, starting with cached blocks.
+
+        `blocks` are of table 0, and `tails` of the tables with windows. Returns the ids of each table's blocks, -1
+        where there is none. If there are not enough free blocks, returns None and changes nothing.
+        """
+        num_cached, windows = len(blocks), self._groups.windows
+        firsts = [self._groups.first_column(window, num_cached * self._block_size) for window in windows]
+        needs = self._needs(request, num_tokens, [num_cached] * (1 + len(windows)), firsts)
+        cached = [*blocks, *(block for tail in tails for block in tail)]
+        if sum(needs) > self._pool.num_free_blocks - self._pool.num_free_of(cached):
+            return None
+        # New blocks are evicted ones, in any table: a hit that is not referenced yet could be among them.
+        self._pool.touch(cached)
+        request.tables = [list(blocks)]
+        for index, first in enumerate(firsts):
+            tail = tails[index] if tails else ()
+            request.tables.append([*[None] * (num_cached - len(tail)), *tail])
+            assert len(tail) == num_cached - first, "a checkpoint has all blocks behind the window"
+        request.first_columns = firsts
+        self._extend(request, needs)
+        return [[-1 if block is None else block.block_id for block in table] for table in request.tables]
+
+    def extend(self, request: Request, num_tokens: int) -> list[list[int]] | None:
+        """Extend the tables so that `num_tokens` tokens in total can be computed. Returns the new ids by table.
+
+        If there are not enough free blocks, returns None and allocates nothing.
+        """
+        if request.first_columns:
+            self._free_behind_windows(request)
+        needs = self._needs(request, num_tokens, list(map(len, request.tables)), request.first_columns)
+        if sum(needs) > self._pool.num_free_blocks:
+            return None
+        return self._extend(request, needs)
+
+    def leave(self, request: Request) -> None:
+        """Free all blocks of the request, those of table 0 to be evicted first."""
+        for table, first in zip(request.tables, (0, *request.first_columns), strict=True):
+            self._pool.free_blocks(held(table[first:]))
+        request.tables, request.first_columns = [], []
+        request.num_slots = 0
+
+    def tails(self, request: Request, position: int) -> list[list[Block]] | None:
+        """The blocks behind the window before `position`, by table with a window; None if some are freed already."""
+        firsts = [self._groups.first_column(window, position) for window in self._groups.windows]
+        if any(first < held for first, held in zip(firsts, request.first_columns, strict=True)):
+            return None
+        end = position // self._block_size
+        return [held(table[first:end]) for table, first in zip(request.tables[1:], firsts, strict=True)]
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raises `AssertionError` unless exactly the blocks of `requests` are in use, and none that windows passed."""
+        references: dict[int, int] = {}
+        for request in requests:
+            assert len(request.tables) == self._groups.num_tables
+            for table, first in zip(request.tables, (0, *request.first_columns), strict=True):
+                assert not any(table[:first]), "a block before the first column"
+                for block in held(table[first:]):
+                    references[block.block_id] = references.get(block.block_id, 0) + 1
+            lowest = min(request.num_computed_tokens, request.num_tokens - 1)
+            for index, window in enumerate(self._groups.windows):
+                first = request.first_columns[index]
+                assert first <= self._groups.first_column(window, lowest), "a freed block is still attended to"
+                assert len(request.tables[1 + index]) - first <= self._window_columns[index]
+            assert request.num_slots == min(map(len, request.tables)) * self._block_size
+            assert request.num_computed_tokens <= request.num_slots, f"{request.request_id!r} has tokens without a slot"
+        used = {block.block_id: block.ref_count for block in self._pool.blocks if block.ref_count}
+        assert references == used, "reference counts differ from the block tables"
+
+    def _needs(self, request: Request, num_tokens: int, lengths: Sequence[int], firsts: Sequence[int]) -> list[int]:
+        """The number of blocks to add to each table.
+
+        A table with a window gets all that it may have, up to the end of the known tokens, so the later chunks of a
+        prompt only replace what they free.
+        """
+        columns = -(-num_tokens // self._block_size)
+        needs = [max(columns - lengths[0], 0)]
+        if firsts:
+            known = max(columns, -(-request.num_tokens // self._block_size))
+            for first, most, length in zip(firsts, self._window_columns, lengths[1:], strict=True):
+                needs.append(max(min(known, first + most) - length, 0))
+        return needs
+
+    def _extend(self, request: Request, needs: Sequence[int]) -> list[list[int]]:
+        added = []
+        for table, need in zip(request.tables, needs, strict=True):
+            blocks = self._pool.get_new_blocks(need)
+            table += blocks
+            added.append([block.block_id for block in blocks])
+        request.num_slots = min(map(len, request.tables)) * self._block_size
+        return added
+
+    def _free_behind_windows(self, request: Request) -> None:
+        """Free the blocks that no later token attends to.
+
+        The next step may begin as early as at the last known token: if drafts in flight are rejected, it begins before
+        `num_computed_tokens`. The last full block before that keeps what is behind its window, for a checkpoint at the
+        request's end.
+        """
+        lowest = min(request.num_computed_tokens, request.num_tokens - 1)
+        position = lowest // self._block_size * self._block_size
+        for index, window in enumerate(self._groups.windows):
+            table, before = request.tables[1 + index], request.first_columns[index]
+            first = self._groups.first_column(window, position)
+            if first > before:
+                self._pool.free_blocks(held(table[before:first]))
+                table[before:first] = [None] * (first - before)
+                request.first_columns[index] = first
+
+
+def held(blocks: Sequence[Block | None]) -> list[Block]:
+    """Blocks of a table from its first column on."""
+    return [block for block in blocks if block is not None]

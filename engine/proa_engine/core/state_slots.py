@@ -1,0 +1,89 @@
+"""StateSlots: the slots that hold the recurrent states of requests and of checkpoints."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.request import Request
+from proa_engine.core.types import StateSteps
+
+NO_STATE = -1  # instead of a slot to read: the request begins, and its states are zero
+
+
+class StateSlots:
+    """A pool of slots, each with the states of one request at one position.
+
+    A request owns one slot, and its steps read and write it. A checkpoint needs the states at its position to stay as
+    they are, and the request's next token would overwrite them. So a step can read one slot and write another: what
+    becomes a checkpoint is a slot that is not written any more. Nothing is copied, neither for a checkpoint nor for a
+    hit, and no chunk of a prompt is cut short, since a step can write several slots, each at its position.
+
+    The rows of a step run at the same time. So a slot that one row of a step reads must not be given to another row of
+    that step: `release` frees those only when all rows are planned.
+    """
+
+    def __init__(self, num_slots: int, evict: Callable[[Block], None]) -> None:
+        """Raises `ValueError` for less than two slots: a request may join with a cached slot beside its own."""
+        if num_slots < 2:
+            raise ValueError(f"recurrent states need at least 2 slots, got {num_slots}")
+        self.pool = BlockPool(num_slots, evict)
+        self._reads: list[Block] = []  # slots that the step which is being planned uses last
+
+    def can_join(self, snapshot: Block | None) -> bool:
+        """Whether a request that continues from `snapshot` can have a slot of its own."""
+        return self.pool.num_free_blocks > (snapshot is not None and snapshot.ref_count == 0)
+
+    def join(self, request: Request, snapshot: Block | None) -> None:
+        """Give the request a slot. Its first step reads `snapshot`, if there is one."""
+        if snapshot is not None:
+            self.pool.touch([snapshot])
+        request.state = self.pool.get_new_block()
+        request.state_read = snapshot
+
+    def leave(self, request: Request) -> None:
+        assert request.state is not None
+        self.pool.free_blocks([request.state])
+        request.state = None
+
+    def plan(
+        self, request: Request, start: int, positions: Iterable[int], snapshot: Callable[[Request, int, Block], None]
+    ) -> StateSteps | None:
+        """Plan a row that computes the tokens from `start`, and call `snapshot` for each checkpoint at `positions`.
+
+        A checkpoint is left out if no slot is free. None: the row reads and writes the slot that it has.
+        """
+        assert request.state is not None
+        read, cuts = request.state if start else None, list[tuple[int, int]]()
+        if request.state_read is not None:
+            read, request.state_read = request.state_read, None
+            self._reads.append(read)
+        for position in positions:
+            if self.pool.num_free_blocks == 0:
+                break
+            slot = self.pool.get_new_block()
+            if position == start:  # the request goes on in another slot
+                slot, request.state = request.state, slot
+            else:
+                cuts.append((position, slot.block_id))
+            snapshot(request, position, slot)
+            self._reads.append(slot)
+        if read is request.state and not cuts:
+            return None
+        cuts.append((request.num_computed_tokens, request.state.block_id))
+        return StateSteps(NO_STATE if read is None else read.block_id, tuple(cuts))
+
+    def release(self) -> None:
+        """Free the slots that the step uses last. They are cached, until they are given to a later step's request."""
+        self.pool.free_blocks(self._reads)
+        self._reads = []
+
+    def check_integrity(self, running: Sequence[Request]) -> None:
+        """Raises `AssertionError` unless each running request has a slot of its own, and no others are in use."""
+        self.pool.check_integrity()
+        assert not self._reads
+        assert not any(request.state_read for request in running)
+        states = [request.state for request in running if request.state is not None]
+        assert len(states) == len(running)
+        used = [slot for slot in self.pool.blocks if slot.ref_count]
+        assert {slot.block_id for slot in states} == {slot.block_id for slot in used}
+        assert len(states) == len(used), "two requests have the same slot"
+        assert all(slot.ref_count == 1 and slot.names is None for slot in used), "a slot in use is a checkpoint's"

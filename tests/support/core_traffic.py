@@ -1,0 +1,216 @@
+"""Random requests for a core, arriving and aborted at random, and a subscriber to its KV events."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar
+from proa_engine.core.kv_events import KvChanges
+from support.core import EOS, CoreRun, make_request
+from support.fake_executor import VOCAB_SIZE, generate
+from support.fake_grammar import NEVER, fake_grammar, generate_constrained
+
+MAX_MODEL_LEN = 60
+
+
+def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list[int]:
+    """A prefix, some part of it, or none, and an end of its own or of one of two tokens, so that blocks look alike."""
+    prefix = rng.choice(prefixes)
+    vocabulary = rng.choice([2, VOCAB_SIZE])
+    start = prefix[: rng.choice([rng.randint(0, len(prefix)), len(prefix)])]
+    end = [rng.randrange(vocabulary) for _ in range(rng.randint(0 if start else 1, 12))]
+    return [*start, *end]
+
+
+def follow_up(rng: random.Random, request: EngineCoreRequest) -> list[int]:
+    """A prompt that continues the request's prompt and output."""
+    output, _ = expected_output(request)
+    question = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
+    return [*request.prompt_token_ids, *output, *question][: MAX_MODEL_LEN - rng.randint(1, 12)]
+
+
+def random_grammar(rng: random.Random) -> Grammar:
+    if rng.random() < 0.05:
+        return Grammar(text=rng.choice(["invalid", "busy"]))
+    start_after = rng.choice([(), (), tuple(rng.sample(range(VOCAB_SIZE), 8))])
+    return fake_grammar(
+        seed=rng.randrange(4),
+        length=rng.choice([0, 1, 2, rng.randint(3, 20), NEVER]),
+        fuel=rng.choice([NEVER, NEVER, NEVER, rng.randint(0, 8)]),
+        start_after=start_after,
+        free_if_first=tuple(rng.sample(range(VOCAB_SIZE), 30)) if start_after and rng.random() < 0.5 else (),
+        repeats=bool(start_after) and rng.random() < 0.5,
+    )
+
+
+def random_request(
+    rng: random.Random, request_id: str, prompt: list[int], grammar_share: float = 0.0
+) -> EngineCoreRequest:
+    max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
+    params: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": min(rng.choice([0, 0, 3]), max_tokens or 3),
+        "ignore_eos": rng.random() < 0.3,
+        "stop_token_ids": rng.choice([(), (), (7, 8), (0,)]),
+        "logprobs": rng.choice([None, None, 0]),
+        "prompt_logprobs": rng.choice([None, None, None, 0]),
+        "grammar": random_grammar(rng) if rng.random() < grammar_share else None,
+    }
+    request = make_request(
+        request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
+    )
+    output, reason = expected_output(request)
+    # Another engine may have died between the last token and the end, if only this engine knows that it is the end.
+    most = len(output) - (reason is not FinishReason.COMPLETE or len(output) == max_tokens)
+    if rng.random() < 0.1 and most > 0 and len(prompt) + most < MAX_MODEL_LEN:
+        resumed = output[: rng.randint(1, most)]
+        return make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
+    return request
+
+
+def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason | None]:
+    """The output of the request alone, with its end if it has a grammar."""
+    params = request.sampling_params
+    if params.grammar is None:
+        return generate(request.prompt_token_ids, params, EOS, MAX_MODEL_LEN), None
+    if params.grammar.text in ("invalid", "busy"):
+        return [], None
+    return generate_constrained(request, EOS, MAX_MODEL_LEN)
+
+
+class Follower:
+    """A subscriber from a random step on, which reads at random; changes merge in between."""
+
+    def __init__(self, run: CoreRun, rng: random.Random) -> None:
+        self.run = run
+        self.rng = rng
+        self.start = rng.randint(0, 60)
+        self.each: set[bytes] | None = None  # by every step's changes
+        self.checkpoints: set[bytes] = set()  # likewise
+        self.merged: set[bytes] = set()  # by fewer, larger ones
+        self.pending = KvChanges()
+        self.num_changes = 0
+
+    def step(self) -> None:
+        self.start -= 1
+        if self.start == 0 or self.rng.random() < 0.02:
+            self.run.core.follow_kv_events()
+        self.run.step()
+        for batch in self.run.kv_events:
+            changes, checkpoints = batch.changes, batch.checkpoints
+            if self.each is None or (batch.snapshot is not None and self.rng.random() < 0.5):
+                assert batch.snapshot is not None, "the first batch has a snapshot"
+                changes = KvChanges.snapshot(batch.snapshot)
+                checkpoints = KvChanges.snapshot(batch.checkpoint_snapshot)
+            self.checkpoints = replay(self.checkpoints, checkpoints)
+            self.each = replay(self.each or set(), changes)
+            self.pending.merge(changes)
+            self.num_changes += len(batch.changes)
+        self.run.kv_events.clear()
+        if self.each is not None:
+            assert self.each == self.run.cached_hashes
+            assert self.checkpoints == self.run.checkpoints
+        if self.rng.random() < 0.2:
+            self.merged = replay(self.merged, self.pending)
+            self.pending = KvChanges()
+            assert self.merged == (self.each or set())
+
+
+def replay(held: set[bytes], changes: KvChanges) -> set[bytes]:
+    """The cache's content after the changes, none of which is redundant."""
+    if changes.is_snapshot:
+        assert not changes.removed
+        return set(changes.stored)
+    assert held >= changes.removed.keys()
+    assert not held & changes.stored.keys()
+    return held - changes.removed.keys() | changes.stored.keys()
+
+
+class Traffic:
+    """Random arrivals and aborts, between steps and in the middle of them."""
+
+    def __init__(
+        self,
+        run: CoreRun,
+        rng: random.Random,
+        num_requests: int,
+        abort_share: float,
+        grammar_share: float = 0.0,
+        follow_up_share: float = 0.0,
+    ) -> None:
+        self.run = run
+        self.rng = rng
+        self.abort_share = abort_share
+        self.aborted: set[str] = set()
+        self.requests: dict[str, EngineCoreRequest] = {}
+        prefixes = [
+            [rng.randrange(vocabulary) for _ in range(length)] for vocabulary in (2, 61) for length in (5, 16, 28)
+        ]
+        self.coming: list[EngineCoreRequest] = []  # the next one last
+        for index in range(num_requests):
+            follows = self.coming and rng.random() < follow_up_share
+            prompt = follow_up(rng, rng.choice(self.coming)) if follows else random_prompt(rng, prefixes)
+            self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share))
+        grammars = [request.sampling_params.grammar for request in self.coming]
+        run.grammars.known = {grammar.text for grammar in grammars if grammar is not None and rng.random() < 0.3}
+        run.grammars.known -= {"invalid", "busy"}
+        run.executor.while_waiting = self.disturb
+        self.step = run.step  # how a step is made
+
+    def disturb(self) -> None:
+        while self.coming and self.rng.random() < 0.4:
+            request = self.coming.pop()
+            self.requests[request.request_id] = request
+            self.run.submit(request)
+        while self.run.grammars.jobs and self.rng.random() < 0.3:
+            self.run.grammars.compile(self.rng.randrange(len(self.run.grammars.jobs)))
+        if self.requests and self.rng.random() < self.abort_share:
+            request_id = self.rng.choice(list(self.requests))
+            self.aborted.add(request_id)
+            self.run.core.abort([request_id, "unknown"])
+
+    def drive(self) -> None:
+        for _ in range(20_000):
+            if not self.coming:
+                break
+            self.disturb()
+            self.step()
+        self.run.finish()
+
+    def check(self, request: EngineCoreRequest) -> None:
+        request_id = request.request_id
+        outputs = self.run.outputs[request_id]
+        whole, reason = expected_output(request)
+        expected = whole[len(request.resumed_token_ids) :]
+        finished = [output.finish_reason for output in outputs if output.finish_reason is not None]
+        assert len(finished) == 1
+        assert outputs[-1].finish_reason is not None
+        tokens = self.run.tokens(request_id)
+        if finished[0] is FinishReason.ABORT:
+            assert request_id in self.aborted
+            assert tokens == expected[: len(tokens)]
+            return
+        assert tokens == expected
+        assert finished[0] is reason or reason is None
+        assert bool(outputs[-1].error) is (reason is FinishReason.ERROR)
+        assert outputs[-1].num_output_tokens == len(tokens) + len(request.resumed_token_ids)
+        if request.sampling_params.logprobs is not None:
+            assert [logprob.token_id for output in outputs for logprob in output.logprobs] == tokens
+        types = self.run.event_types(request_id)
+        if types == [EventType.QUEUED, EventType.FINISHED]:
+            assert not expected
+            assert reason is FinishReason.COMPLETE
+            return
+        if request.sampling_params.prompt_logprobs is not None:
+            positions = [logprob.rank for output in outputs for logprob in output.prompt_logprobs]
+            assert positions == list(range(1, len(request.prompt_token_ids)))
+            assert outputs[-1].num_cached_tokens == 0
+        self.check_events(types, has_output=bool(tokens))
+
+    @staticmethod
+    def check_events(types: list[EventType], *, has_output: bool) -> None:
+        assert types[:2] == [EventType.QUEUED, EventType.SCHEDULED]
+        assert types[-1] is EventType.FINISHED
+        assert types.count(EventType.FIRST_TOKEN) == has_output
+        turns = [event for event in types if event in (EventType.PREEMPTED, EventType.RESUMED)]
+        assert all(event is (EventType.RESUMED if i % 2 else EventType.PREEMPTED) for i, event in enumerate(turns))

@@ -1,0 +1,95 @@
+"""Random traffic over all kinds of caches: full attention, windows, recurrent states, and both.
+
+`python tests/unit/core/test_cache_groups_fuzz.py 1000 2000` runs the seeds from 1000 to 1999.
+"""
+
+import random
+import sys
+from typing import Final, Literal
+
+import pytest
+
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.operations import ResetPrefixCache
+from support.core import CoreRun
+from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic
+from support.thorough import seeds
+
+Kind = Literal["full", "window", "windows", "state", "state and window"]
+KINDS: Final[tuple[Kind, ...]] = ("full", "window", "windows", "state", "state and window")
+BLOCK_SIZE = 4
+
+
+def random_windows(rng: random.Random, kind: Kind) -> tuple[int, ...]:
+    count = {"full": 0, "window": 1, "windows": rng.randint(2, 3), "state": 0, "state and window": 1}[kind]
+    return tuple(rng.choice([2, 3, 5, rng.randint(2, 100)]) for _ in range(count))
+
+
+def random_run(rng: random.Random, kind: Kind) -> CoreRun:
+    """A core whose cache holds little more than the longest request."""
+    windows, has_states = random_windows(rng, kind), kind.startswith("state")
+    drafts = 0 if has_states else rng.choice([0, 1, 5])
+    max_num_seqs, budget = rng.choice([1, 3, 8, 16]), rng.choice([3, 16, 64])
+    sizes = CacheGroups(
+        num_blocks=1, block_size=BLOCK_SIZE, windows=windows, max_step_tokens=max(budget, 2 * (1 + drafts))
+    )
+    return CoreRun(
+        num_blocks=sizes.blocks_of(MAX_MODEL_LEN - 1) + rng.choice([0, 1, rng.randint(2, 40)]),
+        block_size=BLOCK_SIZE,
+        windows=windows,
+        num_state_slots=rng.choice([2, max_num_seqs + 1, max_num_seqs + 20]) if has_states else 0,
+        checkpoint_interval=rng.choice([0, 8, 16]),
+        min_junction=rng.choice([4, 8, 16, 256]),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        async_scheduling=rng.random() < 0.5,
+        policy=rng.choice(["fcfs", "priority"]),
+        enable_prefix_caching=rng.random() < 0.9,
+        num_speculative_tokens=drafts,
+        accept=(lambda num_drafts: rng.randint(0, num_drafts)) if drafts else None,
+    )
+
+
+def drive(seed: int, kind: Kind) -> CoreRun:
+    """Random traffic until all requests have ended, with all checks after every step."""
+    rng = random.Random(f"{kind} {seed}")
+    run = random_run(rng, kind)
+    grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
+    traffic = Traffic(run, rng, num_requests, 0.1, grammar_share, follow_up_share=0.5)
+    follower = Follower(run, rng)
+
+    def step() -> None:
+        if rng.random() < 0.005:
+            run.core.operate(ResetPrefixCache())
+        follower.step()
+
+    traffic.step = step
+    traffic.drive()
+    for request_id in run.outputs:
+        traffic.check(traffic.requests[request_id])
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_traffic_over_every_kind_of_cache(kind: Kind) -> None:
+    stats = [drive(seed, kind).core.stats() for seed in seeds(6, thorough=100)]
+    assert sum(run.prefix_cache_hits for run in stats) > 20
+    assert sum(run.num_preemptions for run in stats) > 0
+
+
+def main(first: int, end: int) -> None:
+    for kind in KINDS:
+        hits = preemptions = 0
+        for seed in range(first, end):
+            try:
+                stats = drive(seed, kind).core.stats()
+            except AssertionError as error:
+                print(f"{kind}, seed {seed}: {error}", flush=True)
+                raise
+            hits, preemptions = hits + stats.prefix_cache_hits, preemptions + stats.num_preemptions
+        print(f"{kind}: {end - first} runs, {hits} hit tokens, {preemptions} preemptions", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
