@@ -1,16 +1,21 @@
-"""Run a model as a worker does, over a paged KV cache with randomly ordered blocks that are filled with NaN."""
+"""Run a model as a worker does, over a paged KV cache with randomly ordered blocks that are filled with NaN, and slots
+of states, each written once."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
-from proa_engine.layers.cache_layers import LayerCache
+from proa_engine.layers.cache_layers import LayerCache, StateLayer
+from proa_engine.layers.state_rows import StateRows
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.cache_memory import allocate_caches
 from proa_engine.worker.cache_plan import plan_caches
+
+NO_STATE = -1
+NUM_STATE_SLOTS = 200
 
 
 def attention_metadata(
@@ -47,11 +52,12 @@ def nan_caches(
     block_size: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    num_state_slots: int = 0,
 ) -> list[LayerCache]:
     """The caches of a model's layers, filled with NaN, so that anything read before it is written shows."""
     layers = model.cache_layers()
     plan = plan_caches(layers, block_size, dtype, max_model_len=1)  # one table: no window is shorter
-    caches = allocate_caches(layers, plan, num_blocks, dtype, torch.device(device))
+    caches = allocate_caches(layers, plan, num_blocks, dtype, torch.device(device), num_state_slots)
     for cache in caches:
         for tensor in cache.tensors:
             tensor.fill_(torch.nan)
@@ -65,6 +71,13 @@ class CachedSequence:
     token_ids: list[int]
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    state: int = NO_STATE  # slot of the recurrent layers' states after `num_computed` tokens
+    cuts: tuple[int, ...] = ()  # positions at which states are kept
+    kept: dict[int, int] = field(default_factory=dict)  # position -> slot
+
+    def restart(self, position: int) -> "CachedSequence":
+        """The same request with only its first `position` tokens, of `cuts`, in the cache."""
+        return CachedSequence(self.token_ids, position, self.blocks[:], self.kept[position])
 
 
 class PagedModel:
@@ -81,7 +94,10 @@ class PagedModel:
         self.model = model
         self.block_size = block_size
         self.device = device
-        self.caches = nan_caches(model, num_blocks, block_size, dtype, device)
+        self.has_states = any(isinstance(layer, StateLayer) for layer in model.cache_layers())
+        num_slots = NUM_STATE_SLOTS if self.has_states else 0
+        self.caches = nan_caches(model, num_blocks, block_size, dtype, device, num_slots)
+        self.free_slots = list(range(num_slots))
         self.free_blocks = list(range(num_blocks))
         random.Random(seed).shuffle(self.free_blocks)
 
@@ -101,17 +117,38 @@ class PagedModel:
             query_lens.append(n)
             seq_lens.append(end)
             sequence.num_computed = end
-        tables = [plan[i][0].blocks for i in order]
+        sequences = [plan[i][0] for i in order]
+        metadata = attention_metadata(
+            query_lens, seq_lens, [sequence.blocks for sequence in sequences], self.block_size, self.device
+        )
+        if self.has_states:
+            metadata = replace(metadata, states=self._states(sequences, query_lens))
         hidden = self.model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
             self.caches,
-            attention_metadata(query_lens, seq_lens, tables, self.block_size, self.device),
+            metadata,
         )
         results = [hidden[:0]] * len(plan)
         for i, rows in zip(order, hidden.split(query_lens), strict=True):
             results[i] = rows
         return results
+
+    def _states(self, sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> StateRows:
+        """Every state is written to a slot of its own. Sequences are those after the step."""
+        read, write, first_segments, segment_starts = [], [], [0], [0]
+        for sequence, query_len in zip(sequences, query_lens, strict=True):
+            read.append(sequence.state)
+            end = sequence.num_computed
+            start = end - query_len
+            for position in (*(cut for cut in sequence.cuts if start < cut < end), end):
+                sequence.state = self.free_slots.pop()
+                sequence.kept[position] = sequence.state
+                write.append(sequence.state)
+                segment_starts.append(segment_starts[first_segments[-1]] + position - start)
+            first_segments.append(len(write))
+        tensors = (read, write, first_segments, segment_starts)
+        return StateRows(*(torch.tensor(each, dtype=torch.int32, device=self.device) for each in tensors))
 
     def prefill(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
         """Hidden states [T, H] of one sequence alone, `chunk` tokens a step (default: all at once)."""

@@ -18,6 +18,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
@@ -54,6 +55,23 @@ def make_tiny_model(
         settings["sliding_window"] = 24
     if architecture == "qwen3_moe":
         settings |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    if architecture in RECURRENT:
+        settings |= {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        }
+    if architecture in ("qwen3_next", "qwen3_5_moe_text"):
+        settings |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 32,
+        }
     settings.update(overrides)
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):

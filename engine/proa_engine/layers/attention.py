@@ -12,6 +12,7 @@ from proa_engine.kernels.cache_rows import CacheRows, cache_rows
 from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.state_plan import StatePlan, plan_states
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.context import LayerContext
@@ -83,6 +84,7 @@ class AttentionStep:
     _rotations: dict[RotaryTable, Rotation] = field(default_factory=dict)
     _plans: dict[tuple[int, int | None, int], AttentionPlan] = field(default_factory=dict)
     _rows: dict[tuple[int, int], CacheRows] = field(default_factory=dict)
+    _state_plans: list[StatePlan] = field(default_factory=list)  # one at most
 
     def rotation(self, table: RotaryTable) -> Rotation:
         rotation = self._rotations.get(table)
@@ -123,6 +125,17 @@ class AttentionStep:
         if rows is None:
             rows = self._rows[key] = cache_rows(self.metadata.tables[cache.table].slot_mapping, keys.shape)
         return rows
+
+    def state_plan(self) -> StatePlan | None:
+        """Where recurrent layers read and write states; None on a GPU, which needs only `AttentionMetadata.states`."""
+        states = self.metadata.states
+        assert states is not None
+        if not states.read.is_cpu:
+            return None
+        if not self._state_plans:
+            rows = states.read, states.write, states.first_segments, states.segment_start_loc
+            self._state_plans.append(plan_states(self.metadata.query_start_loc, *rows))
+        return self._state_plans[0]
 
 
 class Attention:

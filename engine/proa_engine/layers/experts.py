@@ -69,6 +69,15 @@ class ExpertTensors:
         return weights.method.load_stacked_experts(stacked, self.activation)
 
 
+@dataclass(frozen=True, slots=True)
+class SeparateOrTogether:
+    """Stored as `ExpertTensors` if the checkpoint has these, as `SeparateExperts` if not."""
+
+    def load(self, weights: Weights, context: LayerContext, num_experts: int, inner_size: int) -> Experts:
+        storage: ExpertStorage = ExpertTensors() if weights.has("gate_up_proj") else PLAIN_EXPERTS
+        return storage.load(weights, context, num_experts, inner_size)
+
+
 def _share(inner_size: int, context: LayerContext) -> tuple[int, int]:
     """This rank's start and length of an expert's width."""
     size = context.parallel.share(inner_size, "inner width of an expert")

@@ -81,7 +81,10 @@ def load_model(
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text."""
+    """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text, or
+    predicts several tokens (Qwen's `mtp`)."""
+    if name.startswith("mtp."):
+        return True
     if name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name.endswith("lm_head.weight")):
         return True
     return config.is_text_part and "language_model" not in name and not name.startswith("lm_head")

@@ -63,6 +63,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "mlp_only_layers": [1], "num_experts_per_tok": 1},
     ),
+    "qwen3 next": ("qwen3_next", {}),
+    "qwen3 next, a plain layer": ("qwen3_next", {"mlp_only_layers": [0], "norm_topk_prob": False}),
+    "qwen3.5": ("qwen3_5_text", {}),
+    "qwen3.5 tied, one value head each": (
+        "qwen3_5_text",
+        {"tie_word_embeddings": True, "linear_num_value_heads": 2, "linear_value_head_dim": 8},
+    ),
+    "qwen3.5 moe": ("qwen3_5_moe_text", {}),
     "gemma 3": (
         "gemma3_text",
         {"num_hidden_layers": 4, "sliding_window": 24, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0}
