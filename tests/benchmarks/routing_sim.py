@@ -11,13 +11,13 @@ import random
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from routing_workloads import ANSWER_TOKEN, WORKLOADS, Ask
 
-from proa.blocks import hash_block, hash_blocks, root_hash
-from proa.contract import EngineCoreRequest, SamplingParams
+from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
+from proa.contract import CheckpointRule, EngineCoreRequest, SamplingParams
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
@@ -32,6 +32,9 @@ from proa_gateway.routing.policies import POLICIES, make_policy
 BLOCK_SIZE = 16
 CHAIN = HashChain(root_hash("simulated", ""), BLOCK_SIZE)
 EVENT_SECONDS = 0.002  # from an engine to a gateway
+RULE = CheckpointRule(interval=512, min_junction=256)  # of a model with windows of 128 tokens, as gpt-oss has them
+WINDOW = 128
+MAX_STEP_TOKENS = 4096
 
 
 class Future:
@@ -93,15 +96,15 @@ class ReplicaState:
 
 
 class Gateway:
-    def __init__(self, policy: str, addresses: Sequence[str], blocks: int, seed: int, events: bool, sim: "Simulation"):
+    def __init__(self, addresses: Sequence[str], seed: int, sim: "Simulation"):
         self.index = PrefixIndex()
-        self.policy = make_policy(policy, self.index, random.Random(seed), lambda: sim.now)
+        self.policy = make_policy(sim.policy, self.index, random.Random(seed), lambda: sim.now)
         self.replicas = [ReplicaState(address) for address in addresses]
         self._candidates = {replica.address: replica for replica in self.replicas}
         self.pick_seconds: list[float] = []
         for address in addresses:
-            self.index.add_replica(address, CHAIN, blocks)
-            if not events:
+            self.index.add_replica(address, CHAIN, sim.blocks, RULE if sim.has_windows else None)
+            if not sim.events:
                 self.index.disable_events(address)
 
     def pick(self, hints: RoutingHints) -> tuple[int, int]:
@@ -117,22 +120,34 @@ class Gateway:
         replica.load = stats.num_running_reqs + stats.num_waiting_reqs
         replica.kv_cache_usage = stats.kv_cache_usage
         if events and self.policy.needs_hashes and outputs.kv_events is not None:
-            self.index.remove_confirmed(replica.address, list(outputs.kv_events.changes.removed))
-            self.index.add_confirmed(replica.address, list(outputs.kv_events.changes.stored))
+            blocks, checkpoints = outputs.kv_events.changes, outputs.kv_events.checkpoints
+            self.index.remove_confirmed(replica.address, list(blocks.removed))
+            self.index.add_confirmed(replica.address, list(blocks.stored))
+            self.index.remove_checkpoints(replica.address, list(checkpoints.removed))
+            self.index.add_checkpoints(replica.address, list(checkpoints.stored))
 
 
 class Replica:
-    def __init__(self, number: int, blocks: int, sim: "Simulation") -> None:
+    def __init__(self, number: int, sim: "Simulation") -> None:
         self.number = number
         self.is_busy = False
         self.device = SimulatedDevice()
+        groups = CacheGroups(num_blocks=sim.blocks, block_size=BLOCK_SIZE)
+        if sim.has_windows:
+            groups = replace(
+                groups,
+                windows=(WINDOW,),
+                checkpoint_interval=RULE.interval,
+                min_junction=RULE.min_junction,
+                max_step_tokens=MAX_STEP_TOKENS,
+            )
         manager = KVCacheManager(
-            CacheGroups(num_blocks=blocks, block_size=BLOCK_SIZE), hash_block=hash_block, root_hash=CHAIN.root
+            groups, hash_block=hash_block, root_hash=CHAIN.root, checkpoint_positions=checkpoint_positions
         )
         config = SchedulerConfig(
             max_model_len=16384,
             max_num_seqs=256,
-            max_num_batched_tokens=4096,
+            max_num_batched_tokens=MAX_STEP_TOKENS,
             max_waiting_requests=100_000,
             async_scheduling=False,
         )
@@ -158,6 +173,7 @@ class Simulation:
     num_replicas: int
     num_gateways: int = 1
     events: bool = True
+    has_windows: bool = False  # in half of the model's layers
     blocks: int = 8192
     seed: int = 1
     now: float = 0.0
@@ -166,10 +182,8 @@ class Simulation:
     def __post_init__(self) -> None:
         addresses = [f"10.0.{number // 256}.{number % 256}:50051" for number in range(self.num_replicas)]
         self._rng = random.Random(self.seed)
-        self._replicas = [Replica(number, self.blocks, self) for number in range(self.num_replicas)]
-        self.gateways = [
-            Gateway(self.policy, addresses, self.blocks, seed, self.events, self) for seed in range(self.num_gateways)
-        ]
+        self._replicas = [Replica(number, self) for number in range(self.num_replicas)]
+        self.gateways = [Gateway(addresses, seed, self) for seed in range(self.num_gateways)]
         self._queue: list[tuple[float, int, object]] = []
         self._order = count()
 
@@ -254,10 +268,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals; the first third is not counted")
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--no-events", action="store_true", help="engines without KV events")
+    parser.add_argument(
+        "--windows", action="store_true", help="a model with sliding windows, whose hits end at checkpoints"
+    )
     arguments = parser.parse_args()
     print(f"{arguments.workload}, {arguments.replicas} replicas, {arguments.rate:g} requests per second and replica")
     for policy in arguments.policies:
-        sim = Simulation(policy, arguments.replicas, arguments.gateways, not arguments.no_events)
+        events = not arguments.no_events
+        sim = Simulation(policy, arguments.replicas, arguments.gateways, events, arguments.windows)
         rate, rng = arguments.rate * arguments.replicas, random.Random(2)
         sim.run(WORKLOADS[arguments.workload](rng, rate, arguments.seconds, arguments.replicas))
         report(policy, sim, arguments.seconds / 3)
