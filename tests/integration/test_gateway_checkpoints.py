@@ -2,59 +2,43 @@
 
 from proa.engine.v1 import service_pb2
 from support.fake_engine import FakeEngine
-from support.gateway import RunningGateway, running_gateway, until
-from support.scrape import Scrape
+from support.gateway import running_gateway, until
+from support.routing import cached_tokens
 
 RULE = service_pb2.CheckpointRule(interval=512, min_junction=256)
 SHARED = [7] * 300
-HITS = "proa_gateway_routed_cache_hit_tokens_total"
-
-
-async def complete(gateway: RunningGateway, token_ids: list[int]) -> tuple[int, int]:
-    """Send a prompt. Return its cached tokens, as the gateway expected and as the engine reported."""
-    before = await _hits(gateway)
-    response = await gateway.complete(token_ids, max_tokens=3)
-    assert response.status_code == 200, response.text
-    after = await _hits(gateway)
-    expected, reported = (round(after[by] - before[by]) for by in ("gateway", "engine"))
-    return expected, reported
-
-
-async def _hits(gateway: RunningGateway) -> dict[str, float]:
-    page = Scrape((await gateway.http.get("/metrics")).text)
-    return {by: page.value(HITS, by=by) if HITS in page.names else 0.0 for by in ("gateway", "engine")}
 
 
 async def test_a_shared_prefix_is_reused_from_its_third_request_on() -> None:
     async with FakeEngine(checkpoint_rule=RULE) as engine, running_gateway(engine) as gateway:
         await engine.until(lambda fake: fake.num_kv_subscriptions == 1)
-        hits = [await complete(gateway, [*SHARED, *range(number, number + 50)]) for number in range(10, 50, 10)]
+        hits = [await cached_tokens(gateway, [*SHARED, *range(number, number + 50)]) for number in range(10, 50, 10)]
         assert hits == [(0, 0), (0, 0), (288, 288), (288, 288)]
-        assert await complete(gateway, [*SHARED, *range(10, 60)]) == (336, 336), "up to the prompt's end"
-        assert await complete(gateway, SHARED[:200]) == (0, 0), "no checkpoint in it"
+        assert await cached_tokens(gateway, [*SHARED, *range(10, 60)]) == (336, 336), "up to the prompt's end"
+        assert await cached_tokens(gateway, SHARED[:200]) == (0, 0), "no checkpoint in it"
 
 
 async def test_an_answer_is_reused_by_the_next_turn() -> None:
     async with FakeEngine(checkpoint_rule=RULE) as engine, running_gateway(engine) as gateway:
         index = gateway.gateway.router.index
         prompt = list(range(1, 48))
-        assert await complete(gateway, prompt) == (0, 0)
+        assert await cached_tokens(gateway, prompt) == (0, 0)
         cache = engine.prefix_cache
         assert cache is not None
         assert cache.hit([*prompt, *prompt[:3]]) == (48, 48)
         await until(lambda: index.match(list(cache.blocks)) == [(3, [engine.address])])
-        assert await complete(gateway, [*prompt, *prompt[:3]]) == (48, 48)
+        assert await cached_tokens(gateway, [*prompt, *prompt[:3]]) == (48, 48)
 
 
 async def test_a_removed_checkpoint_is_not_expected() -> None:
     async with FakeEngine(checkpoint_rule=RULE) as engine, running_gateway(engine) as gateway:
         index = gateway.gateway.router.index
         long = list(range(1, 500)) + list(range(1, 500))
-        assert await complete(gateway, long) == (0, 0)
+        assert await cached_tokens(gateway, long) == (0, 0)
         await until(lambda: not index.has_pending)
         cache = engine.prefix_cache
         assert cache is not None
         blocks = list(cache.blocks)[: (len(long) - 1) // 16]
         cache.evict(checkpoints=[blocks[-1]])
         await until(lambda: index.count_cached(engine.address, blocks) == 32)
-        assert await complete(gateway, long) == (512, 512), "the interval's checkpoint is left"
+        assert await cached_tokens(gateway, long) == (512, 512), "the interval's checkpoint is left"

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any
 
 import pytest
 
@@ -11,10 +10,10 @@ from proa.blocks import hash_blocks
 from proa_gateway.routing.hints import hash_chain
 from support.gateway import RunningGateway, running_gateway, until
 from support.processes import engine_process, free_port
+from support.routing import HITS, cached_tokens, in_sync
 from support.scrape import Scrape
 
 NUM_BLOCKS = 40  # of 16 tokens: two prompts of 300 tokens do not fit beside each other in one engine's cache
-HITS = "proa_gateway_routed_cache_hit_tokens_total"
 ARGUMENTS = ("--model=builtin", "--max-model-len=512", "--max-num-batched-tokens=512")
 
 
@@ -58,51 +57,28 @@ def prompt(number: int, length: int = 300) -> list[int]:
     return [100 + (number * 7919 + position * position) % 900 for position in range(length)]
 
 
-async def complete(gateway: RunningGateway, token_ids: list[int], **fields: Any) -> tuple[int, int]:
-    """Send a prompt. Return its cached tokens, as the gateway expected and as the engine reported."""
-    before = await _hits(gateway)
-    body = {"prompt": token_ids, "max_tokens": 2, "ignore_eos": True, **fields}
-    answer = await gateway.http.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    after = await _hits(gateway)
-    expected, reported = (round(after[by] - before[by]) for by in ("gateway", "engine"))
-    assert reported == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return expected, reported
-
-
-async def in_sync(gateways: list[RunningGateway]) -> None:
-    """Wait until the gateways have received all KV events: no blocks are pending, and all indexes have equal size."""
-    indexes = [gateway.gateway.router.index for gateway in gateways]
-    await until(lambda: all(not one.has_pending and one.num_blocks == indexes[0].num_blocks for one in indexes))
-
-
-async def _hits(gateway: RunningGateway) -> dict[str, float]:
-    page = Scrape((await gateway.http.get("/metrics")).text)
-    return {by: page.value(HITS, by=by) if HITS in page.names else 0.0 for by in ("gateway", "engine")}
-
-
 async def test_expected_cached_tokens_are_those_that_the_engine_reports(gateways: list[RunningGateway]) -> None:
     first, _ = gateways
-    assert await complete(first, prompt(1)) == (0, 0)
-    assert await complete(first, prompt(1)) == (288, 288), "18 of 18.75 blocks"
-    assert await complete(first, prompt(1)[:160]) == (144, 144), "the last of ten full blocks is computed"
-    assert await complete(first, prompt(1)[:100] + prompt(2)[:100]) == (96, 96)
+    assert await cached_tokens(first, prompt(1)) == (0, 0)
+    assert await cached_tokens(first, prompt(1)) == (288, 288), "18 of 18.75 blocks"
+    assert await cached_tokens(first, prompt(1)[:160]) == (144, 144), "the last of ten full blocks is computed"
+    assert await cached_tokens(first, prompt(1)[:100] + prompt(2)[:100]) == (96, 96)
 
 
 async def test_a_gateway_expects_blocks_computed_for_another_gateway(gateways: list[RunningGateway]) -> None:
     first, second = gateways
-    await complete(first, prompt(3))
+    await cached_tokens(first, prompt(3))
     await in_sync(gateways)
-    assert await complete(second, prompt(3)) == (288, 288)
-    assert await complete(second, [*prompt(3), *prompt(4)[:100]]) == (288, 288)
+    assert await cached_tokens(second, prompt(3)) == (288, 288)
+    assert await cached_tokens(second, [*prompt(3), *prompt(4)[:100]]) == (288, 288)
 
 
 async def test_evicted_blocks_are_not_expected(gateways: list[RunningGateway]) -> None:
     first, second = gateways
     for number in range(10, 18):  # more than both caches hold
-        await complete(first, prompt(number))
+        await cached_tokens(first, prompt(number))
     await in_sync(gateways)
-    answers = [await complete(second, prompt(number)) for number in range(10, 18)]
+    answers = [await cached_tokens(second, prompt(number)) for number in range(10, 18)]
     assert all(expected == reported for expected, reported in answers)
     assert (0, 0) in answers
 
@@ -111,7 +87,7 @@ async def test_no_blocks_are_expected_after_an_engine_restarts(
     gateways: list[RunningGateway], engines: Engines
 ) -> None:
     first, second = gateways
-    await complete(first, prompt(20))
+    await cached_tokens(first, prompt(20))
     [(_, [home])] = first.gateway.router.index.match(_hashes(first, prompt(20)))
     number = engines.addresses.index(home)
     engines.stop(number)
@@ -119,17 +95,17 @@ async def test_no_blocks_are_expected_after_an_engine_restarts(
     clients = [engine for gateway in gateways for engine in gateway.gateway.pool.engines]
     await until(lambda: all(client.usable for client in clients))
     await in_sync(gateways)
-    assert await complete(second, prompt(20)) == (0, 0)
-    assert await complete(second, prompt(20)) == (288, 288)
+    assert await cached_tokens(second, prompt(20)) == (0, 0)
+    assert await cached_tokens(second, prompt(20)) == (288, 288)
     await in_sync(gateways)
-    assert await complete(first, prompt(20)) == (288, 288)
+    assert await cached_tokens(first, prompt(20)) == (288, 288)
 
 
 async def test_no_cached_tokens_are_expected_with_prompt_logprobs(gateways: list[RunningGateway]) -> None:
     first, _ = gateways
-    await complete(first, prompt(40))
-    assert await complete(first, prompt(40), echo=True, logprobs=1, max_tokens=0) == (0, 0)
-    assert await complete(first, prompt(40), prompt_logprobs=0) == (0, 0)
+    await cached_tokens(first, prompt(40))
+    assert await cached_tokens(first, prompt(40), echo=True, logprobs=1, max_tokens=0) == (0, 0)
+    assert await cached_tokens(first, prompt(40), prompt_logprobs=0) == (0, 0)
 
 
 async def test_prompts_with_different_cache_salts_share_no_blocks(gateways: list[RunningGateway]) -> None:
@@ -138,13 +114,13 @@ async def test_prompts_with_different_cache_salts_share_no_blocks(gateways: list
     for cached in (0, 288):
         answer = await first.http.post("/v1/completions", json=salted)
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-    assert await complete(first, prompt(30)) == (0, 0)
+    assert await cached_tokens(first, prompt(30)) == (0, 0)
 
 
 async def test_the_metrics_page_has_cache_hits_and_the_size_of_the_index(gateways: list[RunningGateway]) -> None:
     first, _ = gateways
     for _ in range(2):
-        await complete(first, prompt(50))
+        await cached_tokens(first, prompt(50))
     page = Scrape((await first.http.get("/metrics")).text)
     assert page.value(HITS, by="gateway") == page.value(HITS, by="engine") == 288
     assert page.value("proa_gateway_routing_index_blocks") == first.gateway.router.index.num_blocks
