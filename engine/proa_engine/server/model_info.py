@@ -34,6 +34,6 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
 
 
 def _checkpoint_rule(groups: CacheGroups) -> CheckpointRule | None:
-    if not (groups.windows or groups.num_state_slots):
+    if not groups.has_checkpoints:
         return None
     return CheckpointRule(interval=groups.checkpoint_interval, min_junction=groups.min_junction)

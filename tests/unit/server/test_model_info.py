@@ -19,7 +19,14 @@ from support.engine_server import LoadedFakeExecutor
     [
         (CacheGroups(num_blocks=8, block_size=4), None),
         (
-            CacheGroups(num_blocks=8, block_size=4, windows=(6, 6), checkpoint_interval=512, min_junction=256),
+            CacheGroups(
+                num_blocks=8,
+                block_size=4,
+                windows=(6, 6),
+                checkpoint_interval=512,
+                min_junction=256,
+                max_step_tokens=64,
+            ),
             CheckpointRule(interval=512, min_junction=256),
         ),
         (
