@@ -10,6 +10,7 @@ import torch
 from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.cache_rows import CacheRows, cache_rows
 from proa_engine.kernels.fp8 import FP8
+from proa_engine.kernels.latent_attention import head_groups
 from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.state_plan import StatePlan, plan_states
@@ -97,21 +98,29 @@ class AttentionStep:
 
         On a GPU a plan holds nothing of the table, so tables share it.
         """
-        keys = cache.tensors[0]
-        key = (cache.table if keys.is_cpu else 0, window, keys.shape[1])
+        return self._plan(cache.table, cache.tensors[0].shape, window)
+
+    def latent_plan(self, cache: LayerCache, num_heads: int) -> AttentionPlan:
+        """The plan of latent layers with this block table, whose rank has `num_heads` heads."""
+        num_blocks, block_size, row_size = cache.tensors[0].shape
+        groups = 1 if self.positions.is_cpu else head_groups(num_heads)
+        return self._plan(cache.table, torch.Size((num_blocks, groups, block_size, row_size)), None)
+
+    def _plan(self, table: int, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
+        key = (table if self.positions.is_cpu else 0, window, cache_shape[1])
         plan = self._plans.get(key)
         if plan is None:
             metadata = self.metadata
             plan = self._plans[key] = plan_attention(
                 metadata.query_start_loc,
                 metadata.seq_lens,
-                metadata.tables[cache.table].block_table,
+                metadata.tables[table].block_table,
                 metadata.num_decodes,
-                keys.shape,
+                cache_shape,
                 window,
                 decode_width=metadata.decode_width,
                 batch_invariant=self.batch_invariant,
-                slot_mapping=metadata.tables[cache.table].slot_mapping,
+                slot_mapping=metadata.tables[table].slot_mapping,
             )
         return plan
 

@@ -32,6 +32,9 @@ class Unquantized:
             return LoadedLinear(linear, linear.input_form, linear.gated)
         return LoadedLinear(linear)
 
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return take_weight([projection])
+
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         first, second = [take_weight(pair) for pair in gate_up], [take_weight([one]) for one in down]
         if first[0].is_cpu:

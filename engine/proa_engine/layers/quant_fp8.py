@@ -11,7 +11,7 @@ import torch
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
 from proa_engine.kernels.fp8_block_matmul import BLOCK
-from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear, dequantize_blocks
 from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.layers.linear import take_weight
@@ -26,6 +26,9 @@ class OnlineFp8:
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _linear(Fp8Linear, self._tensors(projections), bias, Fp8Form())
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return take_weight([projection])
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         return _experts(
@@ -57,6 +60,10 @@ class StoredFp8:
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         form = Fp8Form(scale=_input_scale(projections) if self.static else None)
         return _linear(Fp8Linear, self._tensors(projections), bias, form)
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        values, scales = self._tensors([projection])
+        return values.float() * scales[:, None]
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         if self.static:
@@ -92,6 +99,9 @@ class BlockFp8:
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _linear(Fp8BlockLinear, self._tensors(projections), bias, Fp8Form(group=BLOCK))
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return dequantize_blocks(*self._tensors([projection]))
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         return _experts(

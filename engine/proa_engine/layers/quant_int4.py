@@ -26,6 +26,9 @@ class Awq:
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _load([self._weight(projection) for projection in projections], bias)
 
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        raise ValueError(f"{projection.weights.prefix}: latent attention quantized by awq is not supported")
+
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         raise ValueError("experts quantized by awq are not supported; supported: 8-bit floats, or none")
 
@@ -71,6 +74,9 @@ class Gptq:
             for projection, offset in zip(projections, offsets, strict=True)
         ]
         return LoadedLinear(products[0] if len(products) == 1 else SideBySide(products))
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        raise ValueError(f"{projection.weights.prefix}: latent attention quantized by gptq is not supported")
 
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         raise ValueError("experts quantized by gptq are not supported; supported: 8-bit floats, or none")

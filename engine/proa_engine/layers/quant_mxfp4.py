@@ -21,6 +21,9 @@ class Mxfp4:
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return Unquantized().load(projections, bias)
 
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return Unquantized().take_matrix(projection)
+
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         raise ValueError("experts of mxfp4 in one tensor each are not supported; supported: all experts in one tensor")
 

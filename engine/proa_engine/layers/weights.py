@@ -114,6 +114,13 @@ class LinearMethod(Protocol):
         """
         ...
 
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        """Take this rank's part of a matrix, dequantized: floats [outputs, inputs].
+
+        Raises ValueError if the format cannot.
+        """
+        ...
+
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         """Load gate and up, and down, of each expert. Raises ValueError if the format has no experts or cannot be
         sharded so."""

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
 # its fields.
 MODULES = {
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GraniteForCausalLM": "granite",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "ministral3",
     "Mistral3ForConditionalGeneration": "ministral3",

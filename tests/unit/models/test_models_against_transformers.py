@@ -32,6 +32,24 @@ LONGROPE = {
     "long_factor": [1.0 + 0.5 * i for i in range(8)],
 }
 TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+LATENT = {
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 24,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -76,6 +94,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "sliding_window": 24, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": TWO_ROPES},
     ),
+    "deepseek v2": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy"}),
+    "deepseek v2 lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+    "deepseek v3": ("deepseek_v3", LATENT | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}}),
+    "deepseek v3, halves": ("deepseek_v3", LATENT | {"rope_interleave": False, "norm_topk_prob": False}),
+    "glm 4 moe lite": ("glm4_moe_lite", LATENT | {"n_group": 1, "topk_group": 1}),
     "granite": (
         "granite",
         {

@@ -1,0 +1,132 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads from one cached row a
+token.
+
+The up-projections of keys and values are absorbed: queries are mapped to the latent's space and outputs back from it,
+so that attention reads each row once for all heads. Heads are sharded over ranks; every rank caches the rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from proa_engine.kernels.activation import Activation
+from proa_engine.kernels.head_linear import HeadLinear
+from proa_engine.kernels.latent_attention import latent_attention
+from proa_engine.kernels.latent_cache import cache_latents, rotate_part
+from proa_engine.layers.attention import AttentionStep
+from proa_engine.layers.cache_layers import LatentLayer, LayerCache
+from proa_engine.layers.context import LayerContext
+from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from proa_engine.layers.norm import NormOptions, RMSNorm
+from proa_engine.layers.rotary import RopeConfig
+from proa_engine.layers.weights import Projection, Slice, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionOptions:
+    """One layer's sizes, before sharding."""
+
+    num_heads: int
+    query_rank: int | None  # queries come from a latent of this size; None: from the input
+    rank: int  # of the latent of keys and values
+    nope_dim: int  # of a head's queries and keys, not rotated
+    rope_dim: int  # likewise, rotated
+    value_dim: int
+    rope: RopeConfig
+    interleaved: bool  # the rotation's pairs are neighbours
+    scale: float  # of the scores
+    norm: NormOptions
+
+    def num_parameters(self, hidden_size: int) -> int:
+        query = self.num_heads * (self.nope_dim + self.rope_dim)
+        queries = hidden_size * query if self.query_rank is None else self.query_rank * (hidden_size + query)
+        latent = hidden_size * (self.rank + self.rope_dim)
+        heads = self.num_heads * (self.rank * (self.nope_dim + self.value_dim) + self.value_dim * hidden_size)
+        return queries + latent + heads
+
+    def make(self, weights: Weights, context: LayerContext) -> "LatentAttention":
+        return LatentAttention(weights / "self_attn", context, self)
+
+
+class LatentAttention:
+    def __init__(self, weights: Weights, context: LayerContext, options: LatentAttentionOptions) -> None:
+        self.options = options
+        parallel, hidden_size = context.parallel, context.hidden_size
+        num_heads = self.num_heads = parallel.share(options.num_heads, "number of attention heads")
+        first_head = parallel.rank * num_heads
+        query_dim = options.nope_dim + options.rope_dim
+        latent = _whole(weights / "kv_a_proj_with_mqa", options.rank + options.rope_dim, hidden_size)
+        rows = Slice(0, first_head * query_dim, num_heads * query_dim)
+        if options.query_rank is None:
+            query = Projection(weights / "q_proj", options.num_heads * query_dim, hidden_size, rows)
+            self.query_norm = self.query = None
+        else:
+            query = _whole(weights / "q_a_proj", options.query_rank, hidden_size)
+            self.query_norm = RMSNorm(weights / "q_a_layernorm", options.query_rank, options.norm)
+            heads = Projection(weights / "q_b_proj", options.num_heads * query_dim, options.query_rank, rows)
+            self.query = MergedColumnParallelLinear([heads])
+        self.down = MergedColumnParallelLinear([query, latent])
+        self.input_form = self.down.input_form
+        self.latent_norm = options.norm.take_weight(weights / "kv_a_layernorm", options.rank), options.norm.eps
+        head_dim = options.nope_dim + options.value_dim
+        up = Projection(
+            weights / "kv_b_proj",
+            options.num_heads * head_dim,
+            options.rank,
+            Slice(0, first_head * head_dim, num_heads * head_dim),
+        )
+        matrices = weights.method.take_matrix(up).to(self.latent_norm[0].dtype).view(num_heads, head_dim, -1)
+        keys, values = matrices.split((options.nope_dim, options.value_dim), dim=1)
+        self.absorb = HeadLinear(keys.transpose(1, 2).contiguous())
+        self.values = HeadLinear(values.contiguous())
+        self.output = RowParallelLinear(
+            weights / "o_proj", options.num_heads * options.value_dim, hidden_size, parallel
+        )
+        self.rotary = context.rotary.table(options.rope)
+
+    @property
+    def cache_layer(self) -> LatentLayer:
+        return LatentLayer(self.options.rank, self.options.rope_dim)
+
+    def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]; writes this step's rows to `cache`."""
+        options, metadata, table = self.options, step.metadata, step.metadata.tables[cache.table]
+        (rows,) = cache.tensors
+        rotation = step.rotation(self.rotary)
+        query, compressed = self._project(x)
+        cache_latents(
+            compressed,
+            self.latent_norm,
+            rotation.cos,
+            rotation.sin,
+            rows,
+            table.slot_mapping,
+            interleaved=options.interleaved,
+        )
+        nope, rope = query.split((options.nope_dim, options.rope_dim), dim=-1)
+        rotated = rotate_part(rope, rotation.cos, rotation.sin, interleaved=options.interleaved)
+        out = latent_attention(
+            torch.cat((self.absorb(nope), rotated), dim=-1),
+            rows,
+            options.rank,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            table.block_table,
+            step.latent_plan(cache, self.num_heads),
+            num_decodes=metadata.num_decodes,
+            scale=options.scale,
+        )
+        return self.output(self.values(out).flatten(1))
+
+    def _project(self, x: Activation) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size] -> queries [T, heads, nope_dim + rope_dim] and rows [T, rank + rope_dim] of the latent."""
+        projected = self.down(x)
+        num_latent = self.options.rank + self.options.rope_dim
+        query, compressed = projected.split((projected.shape[1] - num_latent, num_latent), dim=-1)
+        if self.query is not None and self.query_norm is not None:
+            query = self.query(self.query_norm(query.contiguous()))
+        return query.unflatten(-1, (self.num_heads, -1)), compressed
+
+
+def _whole(weights: Weights, out_features: int, in_features: int) -> Projection:
+    return Projection(weights, out_features, in_features, Slice(0, 0, out_features))
