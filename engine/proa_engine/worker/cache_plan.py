@@ -49,7 +49,10 @@ def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtyp
     """Plan the caches of `layers`, with keys, values and latent rows of type `dtype`.
 
     A window of `max_model_len` or more is none. If every layer has a window, all are in table 0 and nothing is freed.
+    Raises ValueError for latent rows in 8-bit floats.
     """
+    if dtype.itemsize == 1 and any(isinstance(layer, LatentLayer) for layer in layers):
+        raise ValueError("kv_cache_dtype fp8 is not supported with latent attention; supported: auto")
     sizes = {index: _block_bytes(layer, block_size, dtype) for index, layer in enumerate(layers)}
     windows = {
         index: max(layer.window, 2)  # with a window of 1 a checkpoint would need no block

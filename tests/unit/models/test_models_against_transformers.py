@@ -39,7 +39,7 @@ LATENT = {
     "kv_lora_rank": 40,
     "q_lora_rank": 24,
     "num_key_value_heads": 4,
-    "head_dim": None,
+    "head_dim": 8,
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,

@@ -1,0 +1,78 @@
+"""Kernels of latent attention against their references, on CPU tensors of odd shapes in Triton's interpreter."""
+
+import torch
+
+from proa_engine.kernels import latent_attention
+from proa_engine.kernels.decode_plan import plan_decodes
+from proa_engine.kernels.latent_attention import head_groups
+from proa_engine.kernels.latent_cache import _cache_latents_triton, cache_latents_reference
+from proa_engine.kernels.paged_attention import plan_attention
+from support.interpreter import TOLERANCE, close, run_checks
+from support.kernel_cases import AttentionCase, attention_case
+
+SHAPES = ((4, 24, 8), (19, 40, 4))  # heads, rank, rope_dim
+
+
+def expected_rows(case: AttentionCase, cache: torch.Tensor, rank: int) -> torch.Tensor:
+    """[T, heads, rank] float32, by the CPU's attention."""
+    metadata = case.metadata
+    batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
+    plan = plan_attention(*batch, metadata.num_decodes, cache[:, None].shape, None)
+    out = latent_attention.latent_attention(
+        case.query, cache, rank, *batch, plan, num_decodes=metadata.num_decodes, scale=0.25
+    )
+    return out.float()
+
+
+def check_latent_decode(dtype: torch.dtype) -> None:
+    for num_heads, rank, rope_dim in SHAPES:
+        for width, lens in ((1, (1, 16, 37, 300)), (3, (3, 150, 129))):
+            case = attention_case(
+                [(width, length) for length in lens],
+                num_heads=num_heads,
+                num_kv_heads=1,
+                head_dim=rank + rope_dim,
+                dtype=dtype,
+            )
+            cache, metadata = case.key_cache[:, 0].contiguous(), case.metadata
+            plan = plan_decodes(metadata.seq_lens, len(lens), head_groups(num_heads), None, width)
+            assert (plan.first_item.diff() > 1).any()
+            for _ in range(2):  # two layers share a plan
+                out = torch.full((*case.query.shape[:2], rank), torch.nan, dtype=dtype)
+                batch = metadata.seq_lens, metadata.tables[0].block_table
+                latent_attention._decode(case.query, cache, *batch, out, plan, 0.25)
+                close(out.float(), expected_rows(case, cache, rank), TOLERANCE[dtype])
+
+
+def check_latent_prefill(dtype: torch.dtype) -> None:
+    lens = [(1, 33), (1, 5), (3, 3), (20, 50)]
+    for num_heads, rank, rope_dim in SHAPES:
+        case = attention_case(lens, num_heads=num_heads, num_kv_heads=1, head_dim=rank + rope_dim, dtype=dtype)
+        cache, metadata = case.key_cache[:, 0].contiguous(), case.metadata
+        batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
+        for num_decodes in (0, 2):
+            out = torch.full((*case.query.shape[:2], rank), torch.nan, dtype=dtype)
+            latent_attention._prefill(case.query, cache, *batch, out, num_decodes, 0.25)
+            expected = expected_rows(case, cache, rank)
+            close(out[num_decodes:].float(), expected[num_decodes:], TOLERANCE[dtype])
+            assert out[:num_decodes].isnan().all()
+
+
+def check_cache_latents(dtype: torch.dtype) -> None:
+    slots = torch.tensor([9, -1, 23, 0, 7])
+    for rank, rope_dim, interleaved in ((24, 8, True), (40, 4, False), (7, 2, True)):
+        compressed = torch.randn(5, rank + rope_dim + 3).to(dtype)[:, 3:]  # a slice of merged projections
+        cos, sin = torch.randn(2, 5, rope_dim // 2)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        norm = torch.randn(rank).to(dtype), 1e-6
+        ours = torch.full((6, 4, rank + rope_dim), 3.0, dtype=dtype)
+        theirs = ours.clone()
+        _cache_latents_triton(compressed, norm, cos, sin, ours, slots, interleaved=interleaved)
+        cache_latents_reference(compressed, norm, cos, sin, theirs, slots, interleaved=interleaved)
+        close(ours, theirs)
+
+
+CHECKS = (check_latent_decode, check_latent_prefill, check_cache_latents)
+
+if __name__ == "__main__":
+    run_checks(CHECKS)
