@@ -33,6 +33,22 @@ QWEN3_30B_A3B = _fields("Qwen3MoeForCausalLM", 2048, 6144, 32, 4, 151936, head_d
     "norm_topk_prob": True,
 }
 
+GLM_47_FLASH = _fields("Glm4MoeLiteForCausalLM", 2048, 10240, 20, 20, 154880) | {
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.8,
+    "norm_topk_prob": True,
+}
+
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}

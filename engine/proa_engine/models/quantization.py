@@ -56,6 +56,9 @@ class ExceptFor:
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return self._method(projections).load(projections, bias)
 
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return self._method([projection]).take_matrix(projection)
+
     def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
         everything = [projection for pair in gate_up for projection in pair]
         return self._method([*everything, *down]).load_experts(gate_up, down)
