@@ -87,7 +87,7 @@ def _decode(
         WIDTH=plan.width,
         TILE=32,
         num_warps=4,
-        num_stages=4,
+        num_stages=5,  # two for the block table, three for rows: one tile of them is in flight
         **_constants(query, cache, rank),
     )
 
@@ -121,7 +121,7 @@ def _prefill(
         QUERIES=QUERIES,
         TILE=32,
         num_warps=8,
-        num_stages=4,
+        num_stages=5,  # two for the block table, three for rows: one tile of them is in flight
         **_constants(query, cache, rank),
     )
 
