@@ -79,6 +79,7 @@ class BlockTables:
             assert len(request.tables) == self._groups.num_tables
             for table, first in zip(request.tables, (0, *request.first_columns), strict=True):
                 assert not any(table[:first]), "a block before the first column"
+                assert all(table[first:]), "no block from the first column on"
                 for block in held(table[first:]):
                     references[block.block_id] = references.get(block.block_id, 0) + 1
             lowest = min(request.num_computed_tokens, request.num_tokens - 1)
@@ -86,7 +87,7 @@ class BlockTables:
                 first = request.first_columns[index]
                 assert first <= self._groups.first_column(window, lowest), "a freed block is still attended to"
                 assert len(request.tables[1 + index]) - first <= self._window_columns[index]
-            assert request.num_slots == min(map(len, request.tables)) * self._block_size
+            assert request.num_slots <= min(map(len, request.tables)) * self._block_size
             assert request.num_computed_tokens <= request.num_slots, f"{request.request_id!r} has tokens without a slot"
         used = {block.block_id: block.ref_count for block in self._pool.blocks if block.ref_count}
         assert references == used, "reference counts differ from the block tables"

@@ -122,6 +122,8 @@ class KVCacheManager:
             self._publish_blocks(request)
             if not self.groups.has_checkpoints:
                 continue
+            if self._is_position(request, request.num_computed_tokens):
+                request.num_slots = request.num_computed_tokens  # so that the next step is in `filling`
             positions = self._due_checkpoints(request, start, num_before)
             if self._states is not None:
                 row = self._states.plan(request, start, positions, self._add_checkpoint)
@@ -166,6 +168,7 @@ class KVCacheManager:
         if self._states is not None:
             self._states.check_integrity(requests)
             blocks = [*blocks, *self._states.pool.blocks]
+            assert all(checkpoint.state for checkpoint in self._cache.checkpoints.values())
         self._cache.check_integrity(blocks)
 
     def _publish_blocks(self, request: Request) -> None:
@@ -212,6 +215,10 @@ class KVCacheManager:
         if interval:
             due = sorted({*due, *range(-(-low // interval) * interval, high + 1, interval)})
         return [position for position in due if self._can_checkpoint(request, position)]
+
+    def _is_position(self, request: Request, position: int) -> bool:
+        interval = self.groups.checkpoint_interval
+        return position in request.checkpoints or (interval > 0 and position % interval == 0)
 
     def _can_checkpoint(self, request: Request, position: int) -> bool:
         """Whether there is no checkpoint yet, and the request still holds what it needs."""

@@ -115,7 +115,7 @@ class PrefixCache:
         assert sum(map(len, all_names)) == sum(block.names is not None for block in blocks)
         needed: dict[Block, set[bytes]] = {}
         for checkpoint_hash, checkpoint in self.checkpoints.items():
-            assert checkpoint.blocks, "a checkpoint without a block is never removed"
+            assert all(checkpoint.tails), "a checkpoint needs blocks of all tables with windows"
             assert all(block.names is not None for block in checkpoint.blocks), (
                 "a checkpoint needs a block without name"
             )
