@@ -3,7 +3,7 @@
 import pytest
 
 from support.format_writers import WRITERS, Call, Writer
-from support.transcripts import Transcript, check_transcript
+from support.transcripts import Replay, Transcript, check_transcript
 
 EMPTY: Call = ("clock", {})
 ROME: Call = ("weather", {"city": "Rome", "days": 3})
@@ -73,3 +73,12 @@ def test_reasoning_is_kept_apart(writer: Writer, has_tokens: bool) -> None:
 def test_text_without_calls_is_content(writer: Writer, has_tokens: bool) -> None:
     for text in ("Hello.", "a < b <|x|> [1, 2] {3}\n```json\n{}\n```", "No\n\ncalls\n"):
         check(writer, has_tokens, Transcript(text, content=text))
+
+
+@each_writer
+def test_an_output_that_is_cut_in_what_closes_a_call_has_no_content(writer: Writer, has_tokens: bool) -> None:
+    text = writer.calls([EMPTY])
+    replay = Replay(writer.tool_format, Transcript(text), writer.tokens if has_tokens else ())
+    for position in range(len(text)):
+        message = replay.truncated_at(position)
+        assert not (message.calls and message.content), message

@@ -85,7 +85,9 @@ class CallsReader:
         return events, self._take(self._compiled.terminals[State.BETWEEN].by_id.get(token_id), space)
 
     def finish(self) -> list[MessageEvent]:
-        """The output has ended."""
+        """The output has ended, perhaps inside a tag between or behind calls, which is no content."""
+        if self.has_calls:
+            self._pending = ""
         events = self._settle()
         if self._call is not None:
             events += self._call.close(by_model=False)
