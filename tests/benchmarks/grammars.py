@@ -100,7 +100,7 @@ def prepare(grammars: LLGuidanceGrammars, text: str) -> GrammarReady:
     request = EngineCoreRequest(
         request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams(grammar=Grammar(text=text))
     )
-    cursor = grammars.prepare(request, answers.put)
+    cursor = grammars.prepare(request, answers.put, lambda: True)
     return answers.get() if cursor is None else GrammarReady("r", cursor)
 
 

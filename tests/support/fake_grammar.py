@@ -105,20 +105,24 @@ def generate_constrained(
 class FakeGrammars:
     """A `Grammars`. Texts in `known` are prepared at once; the others wait in `jobs` for `compile`.
 
-    A text of "invalid" or "busy" cannot be compiled. `fills` holds the rows of each call.
+    A text of "invalid" or "busy" cannot be compiled. `fills` holds the rows of each call. `is_wanted`: by request.
     """
 
     eos_token_ids: frozenset[int]
     known: set[str] = field(default_factory=set)
     jobs: list[tuple[EngineCoreRequest, Callable[[GrammarReady], None]]] = field(default_factory=list)
     fills: list[list[int]] = field(default_factory=list)
+    is_wanted: dict[str, Callable[[], bool]] = field(default_factory=dict)
 
-    def prepare(self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None]) -> GrammarCursor | None:
+    def prepare(
+        self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None], is_wanted: Callable[[], bool]
+    ) -> GrammarCursor | None:
         grammar = request.sampling_params.grammar
         assert grammar is not None
         if grammar.text in self.known:
             return self._cursor(grammar, request.resumed_token_ids)
         self.jobs.append((request, ready))
+        self.is_wanted[request.request_id] = is_wanted
         return None
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:

@@ -51,7 +51,7 @@ def llguidance_grammars(*, max_num_seqs: int = 8) -> Iterator[LLGuidanceGrammars
 def prepare(grammars: LLGuidanceGrammars, request: EngineCoreRequest) -> GrammarReady:
     """Wait for the request's grammar."""
     answers: SimpleQueue[GrammarReady] = SimpleQueue()
-    cursor = grammars.prepare(request, answers.put)
+    cursor = grammars.prepare(request, answers.put, lambda: True)
     return answers.get(timeout=SECONDS) if cursor is None else GrammarReady(request.request_id, cursor)
 
 

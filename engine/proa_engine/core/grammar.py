@@ -105,8 +105,11 @@ class GrammarReady:
 class Grammars(Protocol):
     """Compiles grammars beside the step loop, and fills masks on its thread."""
 
-    def prepare(self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None]) -> GrammarCursor | None:
-        """The cursor behind the request's resumed tokens. None: `ready` will be called, from any thread."""
+    def prepare(
+        self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None], is_wanted: Callable[[], bool]
+    ) -> GrammarCursor | None:
+        """The cursor behind the request's resumed tokens. None: `ready` will be called, from any thread, unless
+        `is_wanted`, called from any thread too, says before that the request was aborted."""
         ...
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:

@@ -94,5 +94,5 @@ class RequestAdmission:
         """Add a request as pending, and queue it at once if its grammar is compiled already."""
         assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
         self._table.hold(made, now)
-        cursor = self._grammars.prepare(request, partial(on_ready, made))
+        cursor = self._grammars.prepare(request, partial(on_ready, made), lambda: not made.is_finished)
         return None if cursor is None else self.set_grammar(made, GrammarReady(made.request_id, cursor), now)

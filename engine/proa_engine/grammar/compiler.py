@@ -23,6 +23,7 @@ CACHE_ENTRIES = 1024
 CACHE_BYTES = 4 * 1024 * 1024  # of text; a compiled grammar takes about 40 times as much
 
 Ready = Callable[[GrammarReady], None]
+IsWanted = Callable[[], bool]
 Build = Callable[[str], LLMatcher]
 
 _log = logging.getLogger(__name__)
@@ -53,14 +54,25 @@ _WRONG_RESUMED = _Refusal("resumed", "resumed_token_ids do not match the grammar
 _Outcome = LLMatcher | _Refusal
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: EngineCoreRequest
+    ready: Ready
+    is_wanted: IsWanted
+
+
+@dataclass(slots=True, eq=False)
 class _Job:
     """One text, and the requests that wait for it."""
 
     text: str
     is_small: bool
     added_at: float
-    waiting: list[tuple[EngineCoreRequest, Ready]] = field(default_factory=list)
+    waiting: list[_Waiting] = field(default_factory=list)
+
+    @property
+    def is_wanted(self) -> bool:
+        return any(each.is_wanted() for each in self.waiting)
 
 
 class GrammarCompiler:
@@ -81,14 +93,14 @@ class GrammarCompiler:
         self._closed = False
         self._threads = [_start_thread(self._work, only_small) for only_small in (False, True)]
 
-    def prepare(self, request: EngineCoreRequest, ready: Ready) -> GrammarCursor | None:
+    def prepare(self, request: EngineCoreRequest, ready: Ready, is_wanted: IsWanted) -> GrammarCursor | None:
         """As `core.grammar.Grammars.prepare`. Callable from any thread."""
         grammar = _grammar(request)
         with self._changed:
             outcome = self._look_up(grammar.text)
             self._stats.observe_query(hit=outcome is not None)
             if outcome is None or (request.resumed_token_ids and isinstance(outcome, LLMatcher)):
-                if self._enqueue(grammar.text, request, ready):
+                if self._enqueue(grammar.text, _Waiting(request, ready, is_wanted)):
                     return None
                 outcome = _QUEUE_FULL
         if isinstance(outcome, LLMatcher):
@@ -104,32 +116,43 @@ class GrammarCompiler:
         for thread in self._threads:
             thread.join()
 
-    def _enqueue(self, text: str, request: EngineCoreRequest, ready: Ready) -> bool:
+    def _enqueue(self, text: str, waiting: _Waiting) -> bool:
         job = self._jobs.get(text)
         if job is None:
+            if len(self._queue) >= self._limits.max_jobs:
+                self._drop_unwanted()
             if len(self._queue) >= self._limits.max_jobs:
                 return False
             job = self._jobs[text] = _Job(text, len(text) < SMALL_BYTES, self._clock())
             self._queue.append(job)
             self._changed.notify_all()
-        job.waiting.append((request, ready))
+        job.waiting.append(waiting)
         return True
+
+    def _drop_unwanted(self) -> None:
+        for job in [job for job in self._queue if not job.is_wanted]:
+            self._queue.remove(job)
+            del self._jobs[job.text]
 
     def _work(self, only_small: bool) -> None:
         while (job := self._next_job(only_small)) is not None:
             is_late = self._clock() - job.added_at > self._limits.max_seconds
             outcome = _QUEUE_TIMEOUT if is_late else self._run(job.text)
-            for request, ready in self._end(job, outcome):
-                self._settle(request, ready, outcome)
+            for each in self._end(job, outcome):
+                self._settle(each.request, each.ready, outcome)
 
     def _next_job(self, only_small: bool) -> _Job | None:
-        """Wait for a job; None: the compiler is closed."""
+        """Wait for a job that is wanted; None: the compiler is closed."""
         with self._changed:
             while not self._closed:
-                for index, job in enumerate(self._queue):
-                    if job.is_small or not only_small:
-                        return self._queue.pop(index)
-                self._changed.wait()
+                job = next((job for job in self._queue if job.is_small or not only_small), None)
+                if job is None:
+                    self._changed.wait()
+                    continue
+                self._queue.remove(job)
+                if job.is_wanted:
+                    return job
+                del self._jobs[job.text]
         return None
 
     def _run(self, text: str) -> _Outcome:
@@ -150,7 +173,7 @@ class GrammarCompiler:
         self._stats.observe_compile(time.perf_counter() - started)
         return outcome
 
-    def _end(self, job: _Job, outcome: _Outcome) -> list[tuple[EngineCoreRequest, Ready]]:
+    def _end(self, job: _Job, outcome: _Outcome) -> list[_Waiting]:
         """Keep the outcome and return the requests that wait for it; no more will."""
         with self._changed:
             del self._jobs[job.text]

@@ -35,8 +35,10 @@ class LLGuidanceGrammars:
             stats=self.stats,
         )
 
-    def prepare(self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None]) -> GrammarCursor | None:
-        return self._compiler.prepare(request, ready)
+    def prepare(
+        self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None], is_wanted: Callable[[], bool]
+    ) -> GrammarCursor | None:
+        return self._compiler.prepare(request, ready, is_wanted)
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
         return self._masks.fill(cursors)

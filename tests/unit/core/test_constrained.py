@@ -199,6 +199,14 @@ def test_a_matcher_that_fails_for_a_mask_never_ends_its_output_as_a_stop(fuel: i
             assert ended(run) == (FinishReason.ERROR, fuel)
 
 
+def test_a_grammar_is_not_wanted_any_more_once_its_request_is_aborted() -> None:
+    run = CoreRun()
+    run.submit(make_request("a", grammar=fake_grammar()), make_request("b", grammar=fake_grammar(2)))
+    run.core.abort(["a"])
+    run.step()
+    assert {name: is_wanted() for name, is_wanted in run.grammars.is_wanted.items()} == {"a": False, "b": True}
+
+
 @pytest.mark.parametrize("others", [[], [make_request("plain", max_tokens=20)]])
 def test_a_step_whose_constrained_rows_were_all_aborted_before_its_masks_goes_on_without_masks(others: Any) -> None:
     run = knowing(1, 2)
