@@ -71,9 +71,14 @@ def check_skinny_gemm_linear(dtype: torch.dtype) -> None:
 def check_rotate_and_cache(dtype: torch.dtype) -> None:
     tokens, block_size = 5, 4
     slots = torch.tensor([9, -1, 23, 0, 7])
-    for num_heads, num_kv_heads, dim, has_norms in ((2, 1, 2, True), (3, 3, 20, False), (14, 2, 16, True)):
+    for num_heads, num_kv_heads, dim, rotated, has_norms in (
+        (2, 1, 2, 2, True),
+        (3, 3, 20, 20, False),
+        (14, 2, 16, 16, True),
+        (3, 1, 20, 6, True),
+    ):
         heads = torch.randn(tokens, num_heads + 2 * num_kv_heads, dim).to(dtype)
-        cos, sin = torch.randn(2, tokens, dim // 2)
+        cos, sin = torch.randn(2, tokens, rotated // 2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         q_weight, k_weight = torch.randn(2, dim).to(dtype)
         norms = (q_weight, k_weight, 1e-6) if has_norms else None

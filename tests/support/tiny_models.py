@@ -63,7 +63,7 @@ def make_tiny_model(
             "linear_num_value_heads": 6,
             "linear_key_head_dim": 16,
             "linear_value_head_dim": 24,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         }
     if architecture in ("qwen3_next", "qwen3_5_moe_text"):
         settings |= {

@@ -31,8 +31,9 @@ def rotate_and_cache(
 
     Keys and values are written to caches [num_blocks, kv_heads, block_size, D]. Token t's slot is block * block_size +
     offset; slot -1 is padding and is not written. `norms` are the weights [D] for q and for k, and epsilon. cos, sin
-    [T, D] float32 hold the D/2 angles' values twice, sin with its first half negated. `rows` holds the same slots as
-    row indices on a CPU. If the cache holds 8-bit floats, keys and values are divided by `cache_scales`.
+    [T, R] float32 hold the R/2 angles' values twice, sin with its first half negated; only the first R of a head's
+    values are rotated. `rows` holds the same slots as row indices on a CPU. If the cache holds 8-bit floats, keys and
+    values are divided by `cache_scales`.
     """
     if not heads.is_cpu:
         return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping, cache_scales)
@@ -68,8 +69,12 @@ def rotate_and_cache_reference(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by its angle (RoPE, Su et al. 2021, arXiv 2104.09864)."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    """Rotate each pair (x[i], x[i + R/2]) of the first R values of x [T, heads, D] by its angle (RoPE, Su et al. 2021,
+    arXiv 2104.09864). cos, sin [T, R]"""
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), dim=-1)
+    swapped = x.roll(size // 2, dims=-1)
     return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
 
 
@@ -109,6 +114,7 @@ def _rotate_and_cache_triton(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
+        HALF_ROTATED=cos.shape[1] // 2,
         BLOCK_SIZE=block_size,
         HAS_NORMS=norms is not None,
         FP8_CACHE=key_cache.dtype == FP8,
@@ -125,8 +131,8 @@ def rotate_and_cache_kernel(
     heads_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
     q_weight_ptr,  # [2 * HALF]
     k_weight_ptr,  # [2 * HALF]
-    cos_ptr,  # [num_tokens, 2 * HALF]
-    sin_ptr,  # [num_tokens, 2 * HALF]: here the second half is read, which has its own sign
+    cos_ptr,  # [num_tokens, 2 * HALF_ROTATED]
+    sin_ptr,  # [num_tokens, 2 * HALF_ROTATED]: here the second half is read, which has its own sign
     query_ptr,  # [num_tokens, NUM_HEADS, 2 * HALF]
     key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
     value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, 2 * HALF]
@@ -137,6 +143,7 @@ def rotate_and_cache_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    HALF_ROTATED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     FP8_CACHE: tl.constexpr,
@@ -156,34 +163,41 @@ def rotate_and_cache_kernel(
     is_key = (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS) & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
     mask = (is_query | is_key | is_value) & is_pair
+    # A pair's values in the head: `index` and `index + gap`. Pairs of values that are not rotated come last.
+    index = pair
+    gap = HALF
+    if HALF_ROTATED < HALF:
+        index = tl.where(pair < HALF_ROTATED, pair, pair + HALF_ROTATED)
+        gap = tl.where(pair < HALF_ROTATED, HALF_ROTATED, HALF - HALF_ROTATED)
     # [BLOCK_HEADS, BLOCK_HALF]
-    place = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * 2 * HALF + pair
+    place = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * 2 * HALF + index
     first = tl.load(heads_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(heads_ptr + place + HALF, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads_ptr + place + gap, mask=mask, other=0.0).to(tl.float32)
     normed_first = first
     normed_second = second
     if HAS_NORMS:
         scale = 1.0 / tl.sqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)
         # [1, BLOCK_HALF]
-        q_first = tl.load(q_weight_ptr + pair, mask=is_pair, other=0.0).to(tl.float32)
-        q_second = tl.load(q_weight_ptr + pair + HALF, mask=is_pair, other=0.0).to(tl.float32)
-        k_first = tl.load(k_weight_ptr + pair, mask=is_pair, other=0.0).to(tl.float32)
-        k_second = tl.load(k_weight_ptr + pair + HALF, mask=is_pair, other=0.0).to(tl.float32)
+        q_first = tl.load(q_weight_ptr + index, mask=is_pair, other=0.0).to(tl.float32)
+        q_second = tl.load(q_weight_ptr + index + gap, mask=is_pair, other=0.0).to(tl.float32)
+        k_first = tl.load(k_weight_ptr + index, mask=is_pair, other=0.0).to(tl.float32)
+        k_second = tl.load(k_weight_ptr + index + gap, mask=is_pair, other=0.0).to(tl.float32)
         normed_first = first * scale[:, None] * tl.where(is_query, q_first, k_first)
         normed_second = second * scale[:, None] * tl.where(is_query, q_second, k_second)
-    cos = tl.load(cos_ptr + token * 2 * HALF + pair, mask=is_pair, other=0.0)
-    sin = tl.load(sin_ptr + (token * 2 + 1) * HALF + pair, mask=is_pair, other=0.0)
+    is_rotated = pair < HALF_ROTATED
+    cos = tl.load(cos_ptr + token * 2 * HALF_ROTATED + pair, mask=is_rotated, other=1.0)
+    sin = tl.load(sin_ptr + (token * 2 + 1) * HALF_ROTATED + pair, mask=is_rotated, other=0.0)
     rotated_first = normed_first * cos - normed_second * sin
     rotated_second = normed_second * cos + normed_first * sin
 
-    query_place = (token * NUM_HEADS + head) * 2 * HALF + pair
+    query_place = (token * NUM_HEADS + head) * 2 * HALF + index
     tl.store(query_ptr + query_place, rotated_first, mask=is_query & is_pair)
-    tl.store(query_ptr + query_place + HALF, rotated_second, mask=is_query & is_pair)
+    tl.store(query_ptr + query_place + gap, rotated_second, mask=is_query & is_pair)
     slot = tl.load(slot_mapping_ptr + token)
     is_written = is_pair & (slot >= 0)  # not padding
     kv_head = tl.where(is_key, head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS)
     block = slot // BLOCK_SIZE
-    cache_place = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + pair
+    cache_place = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + index
     if FP8_CACHE:
         # Rounded to the heads' type first, as keys of an unquantized cache are.
         rotated_first = to_fp8(rotated_first.to(heads_ptr.dtype.element_ty).to(tl.float32) * key_factor, ROUND)
@@ -191,6 +205,6 @@ def rotate_and_cache_kernel(
         first = to_fp8(first * value_factor, ROUND)
         second = to_fp8(second * value_factor, ROUND)
     tl.store(key_cache_ptr + cache_place, rotated_first, mask=is_key & is_written)
-    tl.store(key_cache_ptr + cache_place + HALF, rotated_second, mask=is_key & is_written)
+    tl.store(key_cache_ptr + cache_place + gap, rotated_second, mask=is_key & is_written)
     tl.store(value_cache_ptr + cache_place, first, mask=is_value & is_written)
-    tl.store(value_cache_ptr + cache_place + HALF, second, mask=is_value & is_written)
+    tl.store(value_cache_ptr + cache_place + gap, second, mask=is_value & is_written)

@@ -84,9 +84,7 @@ def rope(fields: Fields, given: Fields | None = None) -> RopeConfig:
     rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope scaling {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    partial = given.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise ValueError(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    share = given.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
     known = {name: given[name] for name in SCALING_FIELDS if given.get(name) is not None}
     max_positions = fields.get("max_position_embeddings", 2048)
     if fields.get("original_max_position_embeddings"):
@@ -96,7 +94,7 @@ def rope(fields: Fields, given: Fields | None = None) -> RopeConfig:
         known |= {name: tuple(given[name]) for name in ("short_factor", "long_factor")}
         known.setdefault("factor", max_positions / known["original_max_position_embeddings"])
     theta = given.get("rope_theta") or fields.get("rope_theta") or 10_000.0
-    return RopeConfig(dim=head_dim(fields), theta=theta, type=rope_type, **known)
+    return RopeConfig(dim=int(head_dim(fields) * share), theta=theta, type=rope_type, **known)
 
 
 def ropes(fields: Fields, sliding_theta: float) -> dict[str, RopeConfig]:

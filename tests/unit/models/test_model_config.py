@@ -60,7 +60,6 @@ def test_defaults_are_filled_in() -> None:
             "format pack-quantized is not supported; supported: float-quantized",
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling dynamic is not supported; supported: def"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"hidden_act": "gelu"}, "activation gelu is not supported"),
         ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "activation gelu is not supported"),
         (

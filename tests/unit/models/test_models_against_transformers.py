@@ -88,6 +88,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_5_text",
         {"tie_word_embeddings": True, "linear_num_value_heads": 2, "linear_value_head_dim": 8},
     ),
+    "qwen3.5, rotation of a quarter": (
+        "qwen3_5_text",
+        {"head_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    ),
     "qwen3.5 moe": ("qwen3_5_moe_text", {}),
     "gemma 3": (
         "gemma3_text",
@@ -130,6 +134,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
     ),
+    "phi 4 mini": ("phi3", {"partial_rotary_factor": 0.75}),
     "phi 4": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "smollm 3": ("smollm3", {"no_rope_layer_interval": 2}),
     "smollm 3, windows": (

@@ -83,7 +83,7 @@ def test_the_text_model_of_a_checkpoint_with_images_is_loaded(text: str, name: s
     save_file(renamed | extra, whole / "model.safetensors")
     fields: dict[str, Any] = json.loads((source / "config.json").read_text())
     # Positions by time, height and width take turns in the frequencies; for text they are equal.
-    fields["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": [3, 3, 2]}
+    fields["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}
     config = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": fields}
     (whole / "config.json").write_text(json.dumps(config))
     hidden = [PagedModel(load(folder)).prefill(prompts(1)[0]) for folder in (source, whole)]
