@@ -96,10 +96,11 @@ def test_last_token_of_a_complete_grammar_is_in_the_text_and_has_its_log_probabi
         ({"choice": [""]}, {}, "", "stop"),
         ({"choice": ["ab"]}, {"min_tokens": 20}, "ab", "stop"),
         ({"choice": ["ab"]}, {"ignore_eos": True}, "ab", "stop"),
+        ({"regex": "x{1,30}"}, {"ignore_eos": True}, "x" * 30, "stop"),
         ({"regex": "x{40}"}, {"max_tokens": 1}, "x", "length"),
         ({"choice": ["one two three"]}, {"stop": ["two"]}, "one ", "stop"),
     ],
-    ids=["one", "empty", "min_tokens", "ignore_eos", "max_tokens", "stop string"],
+    ids=["one", "empty", "min_tokens", "ignore_eos", "ignore_eos until the last", "max_tokens", "stop string"],
 )
 def test_ends_of_constrained_outputs(
     llm: LLM, form: dict[str, Any], fields: dict[str, Any], text: str, finish_reason: str

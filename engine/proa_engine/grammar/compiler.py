@@ -213,8 +213,9 @@ def _grammar(request: EngineCoreRequest) -> Grammar:
 
 
 def _make_cursor(request: EngineCoreRequest, compiled: LLMatcher) -> GrammarCursor:
-    stop_token_ids = request.sampling_params.stop_token_ids
-    return GrammarCursor(_grammar(request), LLGuidanceMatcher(compiled, stop_token_ids))
+    params = request.sampling_params
+    matcher = LLGuidanceMatcher(compiled, params.stop_token_ids, ignores_end=params.ignore_eos)
+    return GrammarCursor(_grammar(request), matcher)
 
 
 def _start_thread(work: Callable[[bool], None], only_small: bool) -> threading.Thread:

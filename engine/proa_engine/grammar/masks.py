@@ -61,6 +61,9 @@ class Masks:
             else:
                 bound.append((matcher, index))
         self._fill_bound(bound, masks)
+        for matcher, index in bound:
+            if matcher.ignores_end and (going_on := masks[index] & self._no_end).any():
+                masks[index] = going_on
         for index, (_, cursor) in enumerate(rows):
             if cursor.part is _FIRST:
                 allow(masks[index], cursor.grammar.free_if_first)

@@ -8,20 +8,22 @@ MAX_SLOW_SECONDS = 0.25  # of one output, beyond what its masks may take
 
 
 class LLGuidanceMatcher:
-    """`stop_token_ids` are the request's, which end its output as the model's end tokens do.
+    """`stop_token_ids` are the request's, which end its output as the model's end tokens do. `ignores_end`: the output
+    does not end where it may, only where it must.
 
     A matcher fails for good at a token that is not allowed, at a limit of llguidance, and if its masks take too long.
     llguidance lets a failed output end, and accepts its end token: only the checks here keep it from being complete.
     """
 
-    __slots__ = ("_compiled", "_is_too_slow", "_slow_seconds", "state", "stop_token_ids")
+    __slots__ = ("_compiled", "_is_too_slow", "_slow_seconds", "ignores_end", "state", "stop_token_ids")
 
-    def __init__(self, compiled: LLMatcher, stop_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, compiled: LLMatcher, stop_token_ids: Sequence[int] = (), *, ignores_end: bool = False) -> None:
         self._compiled = compiled
         self._slow_seconds = 0.0
         self._is_too_slow = False
         self.state = compiled.deep_copy()
         self.stop_token_ids = stop_token_ids
+        self.ignores_end = ignores_end
 
     @property
     def is_accepting(self) -> bool:
