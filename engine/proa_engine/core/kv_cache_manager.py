@@ -212,7 +212,7 @@ class KVCacheManager:
             return []
         due = [position for position in request.checkpoints if low <= position <= high]
         interval = self.groups.checkpoint_interval
-        if interval:
+        if interval and high // interval * interval >= low:
             due = sorted({*due, *range(-(-low // interval) * interval, high + 1, interval)})
         return [position for position in due if self._can_checkpoint(request, position)]
 

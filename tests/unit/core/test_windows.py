@@ -7,7 +7,7 @@ import pytest
 from proa.blocks import checkpoint_positions
 from proa.contract import EngineCoreRequest
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.kv_cache_manager import MISS, KVCacheManager
 from proa_engine.core.operations import ResetPrefixCache
 from proa_engine.core.request import Request
 from support.core import CoreRun, hash_block, make_request
@@ -194,3 +194,21 @@ def test_checkpoints_of_a_shared_prompt_do_not_accumulate() -> None:
     links = max(len(block.checkpoints or ()) for block in manager._pool.blocks)
     assert links <= len(manager._cache.checkpoints) <= 80
     assert run_alone(manager, [*prompt, 1, 2, 3, 4, 5]) == 24
+
+
+@pytest.mark.parametrize(("windows", "num_requests"), [((1024,) * 5, 42), ((40_000,) * 5, 8)])
+def test_as_many_long_requests_run_as_the_windows_leave_room_for(windows: tuple[int, ...], num_requests: int) -> None:
+    """Gemma-3-12B on an H200: 99.2 GiB in blocks of 1 MiB, and requests of 32k tokens. Without windows, 8 fit."""
+    groups = CacheGroups(num_blocks=101_580, block_size=16, windows=windows, max_step_tokens=2048)
+    manager, running = KVCacheManager(groups), list[Request]()
+    while True:
+        request = live([0] * 32_768, len(running))
+        if manager.allocate_slots(request, request.num_tokens, MISS) is None:
+            break
+        running.append(request)
+        for end in (*range(2048, 32_769, 2048), 32_770):
+            assert end <= request.num_slots or manager.allocate_slots(request, end) is not None
+            request.num_computed_tokens = end
+            request.token_ids += [0] * (end - request.num_tokens)
+    assert len(running) == num_requests
+    manager.check_integrity(running)
