@@ -114,16 +114,16 @@ class BlockPool:
         """How many of these blocks are free."""
         return sum(block.ref_count == 0 for block in blocks)
 
-    def get_new_block(self) -> Block:
-        """Allocate a block, of which there must be one, and evict it from the prefix cache."""
-        block = self._free.pop_left()
-        if block.names is not None:
-            self._evict(block)
-        block.ref_count = 1
-        return block
-
     def get_new_blocks(self, count: int) -> list[Block]:
-        return [self.get_new_block() for _ in range(count)]
+        """Allocate `count` blocks, of which there must be enough, and evict them from the prefix cache."""
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop_left()
+            if block.names is not None:
+                self._evict(block)
+            block.ref_count = 1
+            blocks.append(block)
+        return blocks
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Add a reference to each block. Free ones leave the free list and keep their content."""

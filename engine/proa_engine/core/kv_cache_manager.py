@@ -52,6 +52,7 @@ class KVCacheManager:
         self.num_queried_tokens = 0  # of requests when they were first scheduled, since start
         self.num_hit_tokens = 0
         self._block_size = groups.block_size
+        self._has_checkpoints = groups.has_checkpoints
         self._cache = PrefixCache(len(groups.windows))
         self._pool = BlockPool(groups.num_blocks, self._cache.evict, order=block_order)
         self._tables = BlockTables(groups, self._pool)
@@ -80,7 +81,7 @@ class KVCacheManager:
                 break
             blocks.append(block)
         num_known = len(blocks) * self._block_size
-        if not self.groups.has_checkpoints:
+        if not self._has_checkpoints:
             return Hit(num_known, num_known, blocks, None)
         for length in range(len(blocks), 0, -1):
             checkpoint = self._cache.checkpoints.get(request.block_hashes[length - 1])
@@ -120,7 +121,7 @@ class KVCacheManager:
         for request, start in filling:
             num_before = request.num_published_blocks
             self._publish_blocks(request)
-            if not self.groups.has_checkpoints:
+            if not self._has_checkpoints:
                 continue
             if self._is_position(request, request.num_computed_tokens):
                 request.num_slots = request.num_computed_tokens  # so that the next step is in `filling`
@@ -139,7 +140,7 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Free all that the request holds. What is in the prefix cache stays there until it is allocated again."""
-        if self.groups.has_checkpoints:
+        if self._has_checkpoints:
             self._checkpoint_end(request)
         self._tables.leave(request)
         if self._states is not None:
@@ -186,7 +187,7 @@ class KVCacheManager:
         request.num_published_blocks = num_full
 
     def _positions(self, request: Request, hit: Hit) -> tuple[int, ...]:
-        if not self.groups.has_checkpoints or self._hashes is None:
+        if not self._has_checkpoints or self._hashes is None:
             return ()
         assert self._checkpoint_positions is not None
         groups, num_known = self.groups, hit.num_known_tokens

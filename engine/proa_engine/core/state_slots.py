@@ -36,7 +36,7 @@ class StateSlots:
         """Give the request a slot. Its first step reads `snapshot`, if there is one."""
         if snapshot is not None:
             self.pool.touch([snapshot])
-        request.state = self.pool.get_new_block()
+        (request.state,) = self.pool.get_new_blocks(1)
         request.state_read = snapshot
 
     def leave(self, request: Request) -> None:
@@ -59,7 +59,7 @@ class StateSlots:
         for position in positions:
             if self.pool.num_free_blocks == 0:
                 break
-            slot = self.pool.get_new_block()
+            (slot,) = self.pool.get_new_blocks(1)
             if position == start:  # the request goes on in another slot
                 slot, request.state = request.state, slot
             else:
