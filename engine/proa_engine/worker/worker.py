@@ -101,8 +101,7 @@ class Worker:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: other ranks must not compile what rank 0 is compiling for them
             self._parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        # One table (no window is shorter): the core does not free blocks behind windows yet.
-        plan = plan_caches(model.cache_layers(), config.block_size, self._cache_dtype, max_model_len=1)
+        plan = plan_caches(model.cache_layers(), config.block_size, self._cache_dtype, self.max_model_len)
         self._plan = plan
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
         kv_cache.check_room(self.cache_groups(sizes), plan.block_bytes, self.max_model_len)
