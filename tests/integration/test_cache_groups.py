@@ -14,7 +14,11 @@ from support.tiny_models import BYTES, make_tiny_model
 
 NUM_TOKENS = 24
 TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 60, "max_model_len": 256}
-WINDOWS = {"num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 24}
+WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
+    "sliding_window": 24,
+}
 
 
 def make_prompts() -> list[list[int]]:
@@ -55,7 +59,9 @@ def test_windows_in_tables_of_their_own_give_the_bits_of_one_table(
     grouped, num_tables = results(windows, num_gpu_blocks_override=num_blocks)
     assert num_tables == 5
     assert sum(each.num_cached_tokens > 0 for each in grouped) >= num_hits
-    monkeypatch.setattr(worker, "plan_caches", lambda *args: plan_caches(*args[:3], max_model_len=1))
+    monkeypatch.setattr(
+        worker, "plan_caches", lambda layers, block_size, dtype, _: plan_caches(layers, block_size, dtype, 1)
+    )
     whole, num_tables = results(windows, num_gpu_blocks_override=num_blocks)
     assert num_tables == 1
     assert values(grouped) == values(whole)
@@ -64,3 +70,16 @@ def test_windows_in_tables_of_their_own_give_the_bits_of_one_table(
 @pytest.mark.parametrize("change", [{"enable_prefix_caching": False}, {"async_scheduling": False}], ids=str)
 def test_windows_give_the_same_bits_with_and_without(change: dict[str, Any], windows: Path) -> None:
     assert values(results(windows)[0]) == values(results(windows, **change)[0])
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("states"), "qwen3_5_text", seed=3)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_hits"), [(16, 1), (100, 8)])
+def test_continued_states_give_the_bits_of_computed_ones(num_blocks: int, num_hits: int, states: Path) -> None:
+    cached, _ = results(states, num_gpu_blocks_override=num_blocks, max_num_seqs=8)
+    assert sum(each.num_cached_tokens > 0 for each in cached) >= num_hits
+    plain, _ = results(states, num_gpu_blocks_override=num_blocks, max_num_seqs=8, enable_prefix_caching=False)
+    assert values(cached) == values(plain)

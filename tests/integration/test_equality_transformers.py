@@ -13,7 +13,7 @@ import torch
 
 from proa.contract import SamplingParams
 from support.engine import build_core, request, run
-from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
+from support.tiny_models import ARCHITECTURES, BYTES, LATENT, make_tiny_model
 
 NUM_PROMPTS = 20
 NUM_TOKENS = 16
@@ -41,7 +41,13 @@ class Expected:
 
 
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
-OTHER_FAMILIES: dict[str, dict[str, Any]] = {"gemma3_text": WINDOWS, "olmo3": WINDOWS}
+OTHER_FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": WINDOWS,
+    "olmo3": WINDOWS,
+    "qwen3_next": {},
+    "qwen3_5_text": {"seed": 4},
+    "deepseek_v3": LATENT,
+}
 
 
 def make_prompts() -> list[list[int]]:
@@ -89,7 +95,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_tokens_of_other_families_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     """With everything on; what differs between families is in their layers, not in the schedule."""
-    folder = make_tiny_model(tmp_path / family, family, seed=3, **OTHER_FAMILIES[family])
+    folder = make_tiny_model(tmp_path / family, family, **({"seed": 3} | OTHER_FAMILIES[family]))
     check(folder, reference(folder), "all on")
 
 

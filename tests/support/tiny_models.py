@@ -22,6 +22,27 @@ RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
+# Sizes of models with latent attention.
+LATENT: dict[str, Any] = {
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+
+
 def make_tiny_model(
     folder: Path,
     architecture: str = "llama",

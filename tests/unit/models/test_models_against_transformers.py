@@ -13,7 +13,7 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
-from support.tiny_models import VOCAB_SIZE, make_tiny_model
+from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
 TOLERANCE = 1e-4  # logits are of the order of 3
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -32,24 +32,6 @@ LONGROPE = {
     "long_factor": [1.0 + 0.5 * i for i in range(8)],
 }
 TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
-LATENT = {
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 20,
-    "kv_lora_rank": 40,
-    "q_lora_rank": 24,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "num_hidden_layers": 3,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
