@@ -47,13 +47,22 @@ def test_a_row_of_a_product_has_its_bits_whatever_the_others(shape: tuple[int, i
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "shape", [(32, 8, 128, 16), (16, 8, 128, 16), (14, 2, 64, 16), (4, 4, 80, 8), (40, 2, 96, 32), (8, 4, 256, 16)]
+    "shape",
+    [
+        (32, 8, 128, 16),
+        (16, 8, 128, 16),
+        (14, 2, 64, 16),
+        (4, 4, 80, 8),
+        (40, 2, 96, 32),
+        (8, 4, 256, 16),
+        (16, 2, 512, 16),
+    ],
 )
 def test_attention_of_a_token_has_its_bits_in_every_batch(
     shape: tuple[int, int, int, int], dtype: torch.dtype, window: int | None
 ) -> None:
     torch.manual_seed(0)
-    sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim", "block_size"), shape, strict=True))
+    sizes: dict[str, Any] = dict(zip(("num_heads", "num_kv_heads", "head_dim", "block_size"), shape, strict=True))
     check_attention(1000, dtype, TOLERANCE[dtype], DEVICE, window=window, **sizes)
 
 

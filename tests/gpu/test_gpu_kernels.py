@@ -5,7 +5,7 @@ What a kernel allocates begins as NaN, so that an element that it never wrote, o
 
 import random
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
-ATTENTION_SHAPES = [
+ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128},
     {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
     {"num_heads": 14, "num_kv_heads": 2, "head_dim": 64},
@@ -35,6 +35,9 @@ ATTENTION_SHAPES = [
     {"num_heads": 4, "num_kv_heads": 4, "head_dim": 80},
     {"num_heads": 40, "num_kv_heads": 2, "head_dim": 96, "block_size": 32},
     {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256},
+    {"num_heads": 16, "num_kv_heads": 2, "head_dim": 512, "is_strided": True},
+    {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "has_sinks": True},
+    {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256, "soft_cap": 5.0},
 ]
 
 
@@ -86,14 +89,17 @@ def test_relaunches_with_other_alignments_types_and_sizes() -> None:
         close(total, expected_total)
 
 
+@pytest.mark.parametrize(("rotated", "is_interleaved"), [(1.0, False), (0.5, False), (1.0, True), (0.25, True)])
 @pytest.mark.parametrize("has_norms", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ATTENTION_SHAPES)
-def test_rotation_norms_and_cache_writes(shape: dict[str, int], dtype: torch.dtype, has_norms: bool) -> None:
+def test_rotation_norms_and_cache_writes(
+    shape: dict[str, Any], dtype: torch.dtype, has_norms: bool, rotated: float, is_interleaved: bool
+) -> None:
     num_heads, num_kv_heads, dim = shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]
     block_size, tokens = shape.get("block_size", 16), 37
     heads = torch.randn(tokens, num_heads + 2 * num_kv_heads, dim).to(dtype)
-    angles = torch.randn(tokens, dim // 2)
+    angles = torch.randn(tokens, int(dim * rotated) // 2)
     cos = torch.cat((angles.cos(), angles.cos()), -1)
     sin = torch.cat((-angles.sin(), angles.sin()), -1)
     q_weight, k_weight = torch.randn(2, dim).to(dtype)
@@ -103,8 +109,10 @@ def test_rotation_norms_and_cache_writes(shape: dict[str, int], dtype: torch.dty
     slots[5] = -1
     theirs = torch.full((2, 10, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
     ours = theirs.cuda()
-    query = rotate_and_cache(heads.cuda(), gpu_norms, cos.cuda(), sin.cuda(), ours[0], ours[1], slots.cuda())
-    close(query, rotate_and_cache(heads, norms, cos, sin, theirs[0], theirs[1], slots))
+    options: dict[str, Any] = {"interleaved": is_interleaved, "norm_values": has_norms and is_interleaved}
+    arguments: list[Any] = [heads, norms, cos, sin, *theirs, slots]
+    on_gpu: list[Any] = [heads.cuda(), gpu_norms, cos.cuda(), sin.cuda(), *ours, slots.cuda()]
+    close(rotate_and_cache(*on_gpu, **options), rotate_and_cache(*arguments, **options))
     close(ours, theirs)
 
 
@@ -112,7 +120,7 @@ def test_rotation_norms_and_cache_writes(shape: dict[str, int], dtype: torch.dty
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ATTENTION_SHAPES)
 @pytest.mark.parametrize("seed", range(3))
-def test_attention_of_random_batches(shape: dict[str, int], dtype: torch.dtype, window: int | None, seed: int) -> None:
+def test_attention_of_random_batches(shape: dict[str, Any], dtype: torch.dtype, window: int | None, seed: int) -> None:
     rows = random.Random(seed)
     lens = [(1, rows.choice([1, 16, 17, rows.randint(1, 3000)])) for _ in range(rows.randint(0, 12))]
     for _ in range(rows.randint(0 if lens else 1, 4)):
@@ -126,7 +134,7 @@ def test_attention_of_random_batches(shape: dict[str, int], dtype: torch.dtype, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ATTENTION_SHAPES)
 @pytest.mark.parametrize("width", [2, 5, 33])
-def test_attention_of_wide_decodes(shape: dict[str, int], dtype: torch.dtype, window: int | None, width: int) -> None:
+def test_attention_of_wide_decodes(shape: dict[str, Any], dtype: torch.dtype, window: int | None, width: int) -> None:
     lens = [(width, width + n) for n in (0, 1, 16, 2900, 127, 128, 640)]
     case = attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape)
     for _ in range(20):  # the split that finishes last varies
@@ -136,7 +144,7 @@ def test_attention_of_wide_decodes(shape: dict[str, int], dtype: torch.dtype, wi
 @pytest.mark.parametrize("window", [1, 100, 1000])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ATTENTION_SHAPES)
-def test_attention_of_padded_decodes(shape: dict[str, int], dtype: torch.dtype, window: int) -> None:
+def test_attention_of_padded_decodes(shape: dict[str, Any], dtype: torch.dtype, window: int) -> None:
     lens = [(1, 40), (3, 1500), (2, 2), (5, 31), (4, 2900)]
     case = padded_case(attention_case(lens, window=window, scale=0.1, dtype=dtype, device="cuda", **shape), 5)
     close(attend(case, window, 0.1, 5), case.expected)

@@ -67,6 +67,7 @@ CASES = [
     Case("heads of 256, fp8 KV", models.WIDE_HEADS, _FP8_CACHE),
     Case("heads of 256, invariant", models.WIDE_HEADS, _INVARIANT),
     Case("heads of 256, invariant, fp8 KV", models.WIDE_HEADS, _INVARIANT | _FP8_CACHE),
+    Case("heads of 512", models.WIDEST_HEADS),
     Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),

@@ -32,8 +32,10 @@ ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
     {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20, "block_size": 4},
     {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8},
+    {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "has_sinks": True, "is_strided": True},
+    {"num_heads": 2, "num_kv_heads": 1, "head_dim": 12, "has_sinks": True, "soft_cap": 2.0},
 ]
-WIDE_HEADS = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 136}  # have tiles of their own
+WIDE_HEADS: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 136}  # have tiles of their own
 
 
 def check_norms(dtype: torch.dtype) -> None:
@@ -71,21 +73,30 @@ def check_skinny_gemm_linear(dtype: torch.dtype) -> None:
 def check_rotate_and_cache(dtype: torch.dtype) -> None:
     tokens, block_size = 5, 4
     slots = torch.tensor([9, -1, 23, 0, 7])
-    for num_heads, num_kv_heads, dim, rotated, has_norms in (
-        (2, 1, 2, 2, True),
-        (3, 3, 20, 20, False),
-        (14, 2, 16, 16, True),
-        (3, 1, 20, 6, True),
-    ):
+    cases: list[tuple[int, int, int, int, bool, dict[str, Any]]] = [
+        (2, 1, 2, 2, True, {}),
+        (3, 3, 20, 20, False, {}),
+        (14, 2, 16, 16, True, {"norm_values": True}),
+        (3, 1, 12, 12, True, {"interleaved": True}),
+        (2, 2, 20, 6, False, {"interleaved": True}),
+        (5, 1, 20, 10, True, {"norm_values": True}),
+    ]
+    for num_heads, num_kv_heads, dim, rotary_dim, has_norms, options in cases:
         heads = torch.randn(tokens, num_heads + 2 * num_kv_heads, dim).to(dtype)
-        cos, sin = torch.randn(2, tokens, rotated // 2)
+        cos, sin = torch.randn(2, tokens, rotary_dim // 2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         q_weight, k_weight = torch.randn(2, dim).to(dtype)
         norms = (q_weight, k_weight, 1e-6) if has_norms else None
         ours = torch.full((2, 6, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
         theirs = ours.clone()
-        query = rotate_and_cache._rotate_and_cache_triton(heads, norms, cos, sin, ours[0], ours[1], slots)
-        close(query, rotate_and_cache.rotate_and_cache(heads, norms, cos, sin, theirs[0], theirs[1], slots))
+        if dim == 20:
+            ours = ours.transpose(0, 1).contiguous().transpose(0, 1)  # a block's keys and values lie side by side
+        (keys, values), (their_keys, their_values) = ours, theirs
+        query = rotate_and_cache._rotate_and_cache_triton(heads, norms, cos, sin, keys, values, slots, **options)
+        their_query = rotate_and_cache.rotate_and_cache(
+            heads, norms, cos, sin, their_keys, their_values, slots, **options
+        )
+        close(query, their_query)
         close(ours, theirs)
 
 
@@ -103,7 +114,7 @@ def check_decode_attention(dtype: torch.dtype) -> None:
         for _ in range(2):  # two layers share a plan
             out = torch.full_like(query, torch.nan)
             decode_attention.decode_attention(
-                query, case.key_cache, case.value_cache, seq_lens, block_table, out, plan, 0.25
+                query, case.key_cache, case.value_cache, seq_lens, block_table, out, plan, 0.25, **case.scores
             )
             close(out[: len(lens)].float(), case.expected, TOLERANCE[dtype])
             assert (out[len(lens) :] == 0).all()
@@ -112,9 +123,10 @@ def check_decode_attention(dtype: torch.dtype) -> None:
 def check_attention_of_wide_decodes(dtype: torch.dtype) -> None:
     """As wide as one program computes and wider; with splits that begin behind some of a row's query tokens, with rows
     of padding, and with tokens of padding before a request's beginning."""
-    first, second, third = ATTENTION_SHAPES
+    first, second, third, with_sinks, _ = ATTENTION_SHAPES
     check_wide_decodes(3, (3, 16, 150, 129), first, None, dtype)
     check_wide_decodes(5, (200, 141, 5), second, 140, dtype)
+    check_wide_decodes(2, (130, 300), with_sinks, None, dtype)
     with mock.patch.object(decode_attention, "MAX_TILE", 16 * 16):
         check_wide_decodes(19, (19, 131), third, None, dtype)
 
@@ -129,7 +141,7 @@ def check_wide_decodes(
     plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
     out = torch.full_like(case.query, torch.nan)
     for _ in range(2):  # two layers share a plan
-        decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25)
+        decode_attention.decode_attention(case.query, *caches, lengths, block_table, out, plan, 0.25, **case.scores)
         close(out[:-width].float(), case.expected[:-width], TOLERANCE[dtype])
         assert (out[-width:] == 0).all()
     case = padded_case(attention_case([(2, 2), (2, 2)], window=window, dtype=dtype, **shape), width)
@@ -137,10 +149,10 @@ def check_wide_decodes(
     lengths, block_table = case.metadata.seq_lens, case.metadata.tables[0].block_table
     plan = plan_decodes(lengths, len(lengths), case.key_cache.shape[1], window, width)
     ours, invariant = torch.full((2, *case.query.shape), torch.nan, dtype=dtype)
-    decode_attention.decode_attention(case.query, *caches, lengths, block_table, ours, plan, 0.25)
+    decode_attention.decode_attention(case.query, *caches, lengths, block_table, ours, plan, 0.25, **case.scores)
     close(ours.float(), case.expected, TOLERANCE[dtype])
     batch = case.metadata.query_start_loc, lengths, block_table, invariant
-    prefill_attention(case.query, *caches, *batch, 0, 0.25, window, batch_invariant=True)
+    prefill_attention(case.query, *caches, *batch, 0, 0.25, window, batch_invariant=True, **case.scores)
     close(invariant.float(), case.expected, TOLERANCE[dtype])
 
 
@@ -168,9 +180,23 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
         metadata = case.metadata
         batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
         out = torch.full_like(case.query, torch.nan)
-        prefill_attention(case.query, case.key_cache, case.value_cache, *batch, out, num_decodes, 0.25, window)
+        prefill_attention(
+            case.query, case.key_cache, case.value_cache, *batch, out, num_decodes, 0.25, window, **case.scores
+        )
         close(out[num_decodes:].float(), case.expected[num_decodes:], TOLERANCE[dtype])
         assert out[:num_decodes].isnan().all()
+
+
+def check_attention_of_head_sizes(dtype: torch.dtype) -> None:
+    for head_dim in (80, 112, 192, 256, 512):
+        case = attention_case([(1, 37), (1, 5), (9, 40)], head_dim=head_dim, scale=0.1, dtype=dtype)
+        metadata, caches = case.metadata, (case.key_cache, case.value_cache)
+        batch = metadata.seq_lens, metadata.tables[0].block_table
+        plan = plan_decodes(metadata.seq_lens, 2, 2, None)
+        out = torch.full_like(case.query, torch.nan)
+        decode_attention.decode_attention(case.query, *caches, *batch, out, plan, 0.1)
+        prefill_attention(case.query, *caches, metadata.query_start_loc, *batch, out, 2, 0.1, None)
+        close(out.float(), case.expected, TOLERANCE[dtype])
 
 
 def check_invariant_products(dtype: torch.dtype) -> None:
@@ -182,6 +208,8 @@ def check_invariant_attention(dtype: torch.dtype) -> None:
     with mock.patch.object(InterpreterBuilder, "create_dot", ordered_dot):
         for shape, window in zip((*ATTENTION_SHAPES[:2], WIDE_HEADS), (None, 40, None), strict=True):
             invariance.check_attention(90, dtype, TOLERANCE[dtype], window=window, **shape)
+        scores = {"sinks": torch.randn(4), "soft_cap": 2.0}
+        invariance.check_attention(70, dtype, TOLERANCE[dtype], window=None, scores=scores, **ATTENTION_SHAPES[0])
 
 
 def ordered_dot(_builder: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
@@ -274,6 +302,7 @@ CHECKS = (
     check_attention_of_wide_decodes,
     check_attention_of_padded_decodes,
     check_prefill_attention,
+    check_attention_of_head_sizes,
     check_invariant_products,
     check_invariant_attention,
     check_decode_inputs,

@@ -4,6 +4,7 @@ Shared by the tests in Triton's interpreter and on a GPU.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,7 @@ def check_attention(
     head_dim: int,
     block_size: int = 16,
     window: int | None,
+    scores: dict[str, Any] | None = None,
 ) -> None:
     """Attention of a sequence's tokens: as one prompt, in chunks and as decodes, alone and in a batch."""
     query = torch.randn(length, num_heads, head_dim).to(dtype).to(device)
@@ -61,12 +63,13 @@ def check_attention(
         tables = table.expand(len(parts), -1).contiguous()
         out = torch.full_like(rows, torch.nan)
         keys, values = caches
-        prefill_attention(rows, keys, values, starts, lens, tables, out, 0, SCALE, window, batch_invariant=True)
+        batch = starts, lens, tables, out
+        prefill_attention(rows, keys, values, *batch, 0, SCALE, window, batch_invariant=True, **scores or {})
         return out
 
     whole = attend([(0, length)])
     key, value = caches[:, table.long()].transpose(2, 3).flatten(1, 2)[:, :length]
-    expected = dense_attention(query, key, value, SCALE, window)
+    expected = dense_attention(query, key, value, SCALE, window, **scores or {})
     torch.testing.assert_close(whole.float(), expected, atol=tolerance, rtol=tolerance)
     decodes = [(token, token + 1) for token in (0, length // 2, length - 1)]
     chunks = [(0, length // 3), (length // 3, length // 2 + 1), (length // 2 + 1, length)]

@@ -22,7 +22,14 @@ class AttentionCase:
     key_cache: torch.Tensor  # [num_blocks, kv_heads, block_size, D], NaN where no token is that the query attends to
     value_cache: torch.Tensor
     metadata: AttentionMetadata
+    sinks: torch.Tensor | None  # [heads]
+    soft_cap: float | None
     expected: torch.Tensor  # [T, heads, D] float32, by a dense softmax in float64
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """Arguments of kernels."""
+        return {"sinks": self.sinks, "soft_cap": self.soft_cap}
 
 
 def attention_case(
@@ -34,18 +41,26 @@ def attention_case(
     block_size: int = 16,
     window: int | None = None,
     scale: float = 0.25,
+    has_sinks: bool = False,
+    soft_cap: float | None = None,
+    is_strided: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> AttentionCase:
     """Requests with the given (query length, sequence length), decodes first, in randomly ordered blocks.
 
     Where a request needs no block, behind its end and before its window, its table has block 0, which holds nothing.
+    `is_strided`: a block's keys and values lie side by side.
     """
     generator = torch.Generator().manual_seed(len(lens) + num_heads)
     num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lens) + 3
     free = list(range(1, num_blocks))
     random.Random(0).shuffle(free)
-    caches = torch.full((2, num_blocks, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
+    shape = num_blocks, num_kv_heads, block_size, head_dim
+    caches = torch.full((2, *shape), torch.nan, dtype=dtype)
+    if is_strided:
+        caches = torch.full((num_blocks, 2, *shape[1:]), torch.nan, dtype=dtype).transpose(0, 1)
+    sinks = torch.randn(num_heads, generator=generator).add(1).to(dtype) if has_sinks else None
     queries, expected, tables = [], [], []
     for query_len, seq_len in lens:
         first = 0 if window is None else max(0, seq_len - query_len - window + 1)
@@ -58,14 +73,17 @@ def attention_case(
             place = (table[position // block_size], slice(None), position % block_size)
             caches[0][place], caches[1][place] = key[position], value[position]
         queries.append(query)
-        expected.append(dense_attention(query, key, value, scale, window))
+        expected.append(dense_attention(query, key, value, scale, window, sinks, soft_cap))
     query_lens, seq_lens = zip(*lens, strict=True)
+    key_cache, value_cache = caches.to(device)  # keeps the strides
     return AttentionCase(
-        torch.cat(queries).to(device),
-        caches[0].to(device),
-        caches[1].to(device),
-        attention_metadata(query_lens, seq_lens, tables, block_size, device),
-        torch.cat(expected).to(device),
+        query=torch.cat(queries).to(device),
+        key_cache=key_cache,
+        value_cache=value_cache,
+        metadata=attention_metadata(query_lens, seq_lens, tables, block_size, device),
+        sinks=None if sinks is None else sinks.to(device),
+        soft_cap=soft_cap,
+        expected=torch.cat(expected).to(device),
     )
 
 
@@ -104,6 +122,7 @@ def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, 
         window,
         decode_width=decode_width,
         slot_mapping=metadata.tables[0].slot_mapping,
+        block_stride=case.key_cache.stride(0),
     )
     return paged_attention(
         case.query,
@@ -114,22 +133,34 @@ def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, 
         num_decodes=num_decodes,
         scale=scale,
         window=window,
+        **case.scores,
     )
 
 
 def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """query [t, heads, D] at the end of key and value [seq_len, kv_heads, D] -> [t, heads, D] float32."""
     group = query.shape[1] // key.shape[1]
     key, value = key.double().repeat_interleave(group, 1), value.double().repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     position = torch.arange(key.shape[0] - query.shape[0], key.shape[0], device=key.device)[:, None]
     other = torch.arange(key.shape[0], device=key.device)
     hidden = other > position
     if window is not None:
         hidden |= other <= position - window
-    probabilities = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(query), 1)), dim=-1)
+    probabilities = scores.softmax(-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", probabilities, value).float()
 
 

@@ -26,6 +26,7 @@ MISTRAL_7B = _fields("MistralForCausalLM", 4096, 14336, 32, 8, 32000, sliding_wi
 QWEN2_05B = _fields("Qwen2ForCausalLM", 896, 4864, 14, 2, 151936)
 QWEN3_06B = _fields("Qwen3ForCausalLM", 1024, 3072, 16, 8, 151936, head_dim=128, tie_word_embeddings=True)
 WIDE_HEADS = QWEN3_06B | {"head_dim": 256}
+WIDEST_HEADS = QWEN3_06B | {"head_dim": 512, "num_key_value_heads": 2}
 QWEN3_30B_A3B = _fields("Qwen3MoeForCausalLM", 2048, 6144, 32, 4, 151936, head_dim=128) | {
     "num_experts": 128,
     "num_experts_per_tok": 8,

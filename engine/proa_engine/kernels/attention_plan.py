@@ -25,8 +25,9 @@ class DecodeTile:
 
     n: int
     tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
-    block_rows: torch.Tensor  # [n * kv_heads * length / block_size] int64: rows of the cache as [blocks * kv_heads, …]
-    # [n, kv_heads, 1, length] int64: each token's row of the cache as [blocks * kv_heads * block_size, D]; behind a
+    # [n * kv_heads * length / block_size] int64: rows of the cache as rows of block_size * D, see `cache_as_rows`
+    block_rows: torch.Tensor
+    # [n, kv_heads, 1, length] int64: each token's row of the cache as rows of D; behind a
     # request's end that of its last token, and before a window that of its first, so that no stale value is read.
     token_rows: torch.Tensor
     masked: torch.Tensor | None  # [n, 1, 1, length] bool; None: nothing is masked
@@ -74,20 +75,23 @@ def plan_reference(
     cache_shape: torch.Size,
     window: int | None,
     slot_mapping: torch.Tensor | None = None,
+    block_stride: int | None = None,
 ) -> ReferencePlan:
     """Cut a batch into tiles. `cache_shape` is the shape of the key cache: [num_blocks, kv_heads, block_size, D].
 
     A request's query tokens before its beginning are padding, as are, if `slot_mapping` is given, those with slot -1.
+    `block_stride`, a multiple of block_size * D: elements from one block to the next; None: the cache is contiguous.
     """
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     num_queries = [min(starts[r + 1] - starts[r], seq_len) for r, seq_len in enumerate(lens)]
     if slot_mapping is not None:
         is_token = (slot_mapping >= 0).tolist()
         num_queries = [sum(is_token[start:end]) for start, end in itertools.pairwise(starts)]
-    planner = _Planner(starts, num_queries, lens, block_table.numpy(), cache_shape, window)
+    _, num_kv_heads, block_size, head_dim = cache_shape
+    rows_per_block = num_kv_heads if block_stride is None else block_stride // (block_size * head_dim)
+    planner = _Planner(starts, num_queries, lens, block_table.numpy(), cache_shape, rows_per_block, window)
     decodes = tuple(planner.decodes(num_decodes))
     prefills = tuple(planner.prefills(num_decodes))
-    _, num_kv_heads, _, head_dim = cache_shape
     num_values = max((tile.length for tile in prefills), default=0)
     num_keys = max([tile.n * tile.length for tile in decodes], default=num_values)
     keys, values = (torch.empty(n * num_kv_heads * head_dim) for n in (max(num_keys, num_values), num_values))
@@ -102,6 +106,7 @@ class _Planner:
         seq_lens: list[int],
         block_table: npt.NDArray[np.int32],
         cache_shape: torch.Size,
+        rows_per_block: int,
         window: int | None,
     ) -> None:
         _, num_kv_heads, self.block_size, head_dim = cache_shape
@@ -110,6 +115,7 @@ class _Planner:
         self.seq_lens = seq_lens
         self.block_table = block_table
         self.heads = np.arange(num_kv_heads)[:, None]
+        self.rows_per_block = rows_per_block
         self.width = num_kv_heads * head_dim
         self.window = window
         # The first token of each request that its query tokens attend to. Blocks before it may be another request's.
@@ -184,7 +190,7 @@ class _Planner:
             positions = np.maximum(positions, np.array([[self.visible[r]] for r in requests]))
         columns, offsets = np.divmod(positions, self.block_size)
         blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
-        return (blocks * len(self.heads))[:, None] + self.heads, offsets
+        return (blocks * self.rows_per_block)[:, None] + self.heads, offsets
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))

@@ -3,12 +3,23 @@
 Online softmax (Milakov & Gimelshein, 2018; FlashAttention-2, arXiv 2307.08691) in powers of 2, with a float32 state:
 of each row the largest score so far, the sum of the weights and the weighted sum of values, both relative to it.
 float32 inputs are multiplied as three tf32 products each, which keeps their precision and uses the tensor cores.
+
+A soft cap (Gemma 2) replaces a score s by cap * tanh(s / cap). An attention sink (gpt-oss) is a score without a key and
+a value: it only adds to the sum of the weights.
 """
 
 import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)  # for kernels
+
+
+def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
+    """Return what `attend_tile` takes as `factor` and as SOFT_CAP."""
+    if soft_cap is None:
+        return scale * LOG2_E, 0.0
+    return 2 * scale / soft_cap * LOG2_E, soft_cap * LOG2_E
 
 
 @triton.jit
@@ -21,17 +32,18 @@ def attend_tile(
     tile,  # first token of the tile
     first,  # first token that any row may attend to; used if there is a window
     end,  # end of the tokens that any row may attend to
-    key_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
-    value_cache_ptr,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
+    key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    value_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     table_ptr,  # [max_blocks]: the request's row
     kv_head,
-    scale_log2,  # scale * log2(e)
-    NUM_KV_HEADS: tl.constexpr,
+    factor,  # scale * log2(e); with a soft cap 2 / cap times as much: the exponent of 2 in exp(2 * score / cap)
+    BLOCK_STRIDE: tl.constexpr,  # of both caches
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: no window
+    SOFT_CAP: tl.constexpr,  # cap * log2(e); 0: none
     MASKED: tl.constexpr,  # False: every row attends to the whole tile
 ):
     key_position = tile + tl.arange(0, TILE)
@@ -46,7 +58,7 @@ def attend_tile(
     else:
         physical = tl.load(table_ptr + key_position // BLOCK_SIZE)
         mask = (dim < HEAD_DIM)[None, :]
-    place = ((physical.to(tl.int64) * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key_position % BLOCK_SIZE) * HEAD_DIM
+    place = physical.to(tl.int64) * BLOCK_STRIDE + (kv_head * BLOCK_SIZE + key_position % BLOCK_SIZE) * HEAD_DIM
     if MASKED or HEAD_DIM != BLOCK_D:
         key = tl.load(key_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
         value = tl.load(value_cache_ptr + place[:, None] + dim[None, :], mask=mask, other=0.0)
@@ -56,7 +68,9 @@ def attend_tile(
     key = key.to(query.dtype)  # from 8-bit floats, if the cache holds them
     value = value.to(query.dtype)
     # [BLOCK_M, TILE]
-    scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * scale_log2
+    scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * factor
+    if SOFT_CAP > 0:
+        scores = SOFT_CAP - 2 * SOFT_CAP / (1.0 + tl.exp2(scores))  # tanh(x) = 1 - 2 / (1 + exp(2 * x))
     if MASKED:
         visible = (key_position[None, :] <= position[:, None]) & (key_position < end)[None, :]
         if WINDOW > 0:
@@ -71,6 +85,18 @@ def attend_tile(
     acc = acc * rescale[:, None]
     acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="tf32x3")
     return new_maximum, total, acc
+
+
+@triton.jit
+def first_state(sinks_ptr, head, has_sink, BLOCK_M: tl.constexpr):
+    """Return maximum and total of rows that have seen no token, but their head's sink where `has_sink` [BLOCK_M]."""
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head, mask=has_sink, other=float("-inf"))
+        maximum = sink.to(tl.float32) * _LOG2_E
+        total = tl.where(maximum == float("-inf"), 0.0, 1.0)
+    return maximum, total
 
 
 @triton.jit

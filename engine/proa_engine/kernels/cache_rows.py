@@ -4,25 +4,28 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.cache_layout import cache_as_rows
+
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
     """The slots of a step's tokens: computed once a step, used by every layer."""
 
-    rows: torch.Tensor  # [tokens * kv_heads] int64: rows of a cache seen as [num_blocks * kv_heads * block_size, D]
+    rows: torch.Tensor  # [tokens * kv_heads] int64: rows of a cache as rows of D, see `cache_as_rows`
     tokens: torch.Tensor | None  # int64: the tokens that are not padding; None: all
 
 
-def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size) -> CacheRows:
-    """Convert slots [T] int64 to row indices. `cache_shape`: that of the keys, [num_blocks, kv_heads, block_size,
-    D]."""
-    _, num_heads, block_size, _ = cache_shape
+def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size, block_stride: int | None = None) -> CacheRows:
+    """Convert slots [T] int64 to row indices. `cache_shape`: that of the keys, [num_blocks, kv_heads, block_size, D].
+    `block_stride`, a multiple of D: elements from one block to the next; None: the cache is contiguous."""
+    _, num_heads, block_size, head_dim = cache_shape
+    rows_per_block = num_heads * block_size if block_stride is None else block_stride // head_dim
     tokens = None
     if bool((slot_mapping < 0).any()):
         tokens = (slot_mapping >= 0).nonzero().flatten()
         slot_mapping = slot_mapping[tokens]
     block = slot_mapping.div(block_size, rounding_mode="floor")
-    first = block * (num_heads - 1) * block_size + slot_mapping
+    first = block * (rows_per_block - block_size) + slot_mapping
     rows = first[:, None] + torch.arange(0, num_heads * block_size, block_size)
     return CacheRows(rows.flatten(), tokens)
 
@@ -36,5 +39,5 @@ def write_to_cache(
     if key_cache.itemsize == 1:  # torch cannot copy rows of 8-bit floats; it copies bytes
         key, value, key_cache, value_cache = (each.view(torch.uint8) for each in (key, value, key_cache, value_cache))
     head_dim = key.shape[-1]
-    key_cache.view(-1, head_dim).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
-    value_cache.view(-1, head_dim).index_copy_(0, rows.rows, value.reshape(-1, head_dim))
+    cache_as_rows(key_cache, head_dim).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
+    cache_as_rows(value_cache, head_dim).index_copy_(0, rows.rows, value.reshape(-1, head_dim))

@@ -13,7 +13,8 @@ program that is:
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
+from proa_engine.kernels.attention_tile import attend_tile, first_state, score_factors, store_rows
+from proa_engine.kernels.cache_layout import block_stride
 from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
@@ -32,6 +33,9 @@ def decode_attention(
     out: torch.Tensor,
     plan: DecodePlan,
     scale: float,
+    *,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> None:
     """Write rows 0 … plan.num_rows * plan.width of out [T, heads, D] from the same rows of query [T, heads, D].
 
@@ -42,8 +46,7 @@ def decode_attention(
     group = num_heads // num_kv_heads
     assert query.stride(-1) == 1
     assert out.is_contiguous()
-    assert key_cache.is_contiguous()
-    assert value_cache.is_contiguous()
+    factor, cap = score_factors(scale, soft_cap)
     max_items = plan.item_row.numel()
     block_d = max(16, next_power_of_2(head_dim))
     block_m = min(next_power_of_2(group * plan.width), MAX_TILE // block_d)
@@ -59,12 +62,13 @@ def decode_attention(
         seq_lens,
         block_table,
         plan.slot_mapping,
+        sinks,
         plan.item_row,
         plan.first_item,
         plan.split_length,
         plan.arrived,
         max_items,
-        scale * LOG2_E,
+        factor,
         query.stride(0),
         query.stride(1),
         block_table.stride(0),
@@ -72,9 +76,11 @@ def decode_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        BLOCK_STRIDE=block_stride(key_cache, value_cache),
         WIDTH=plan.width,
         QUERIES=queries,
         WINDOW=plan.window or 0,
+        SOFT_CAP=cap,
         REACH=plan.reach,
         MULTIPLE=SPLIT_MULTIPLE,
         BLOCK_M=block_m,
@@ -101,12 +107,13 @@ def decode_attention_kernel(
     seq_lens_ptr,  # [num_rows]
     block_table_ptr,  # [num_rows, max_blocks]
     slot_mapping_ptr,  # [num_tokens] int64; None unless rows may have padding that a window's keys depend on
+    sinks_ptr,  # [num_kv_heads * GROUP]; None: no sinks
     item_row_ptr,  # [max_items]
     first_item_ptr,  # [num_rows + 1]
     split_length_ptr,  # [1]
     arrived_ptr,  # [num_rows, num_kv_heads, WIDTH]: the first of each part of the width is used
     max_items,
-    scale_log2,
+    factor,
     stride_query_token,
     stride_query_head,
     stride_table_request,
@@ -114,9 +121,11 @@ def decode_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,  # query tokens of a row
     QUERIES: tl.constexpr,  # of them in a program
     WINDOW: tl.constexpr,  # 0: no window
+    SOFT_CAP: tl.constexpr,  # see `attend_tile`
     REACH: tl.constexpr,
     MULTIPLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -160,8 +169,7 @@ def decode_attention_kernel(
             first = tl.min(tl.where(is_token, position, seq_len)) - WINDOW + 1
             position = tl.where(is_token, position, -1)
 
-    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    maximum, total = first_state(sinks_ptr, head, row_mask & (item == first_item), BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for tile in range(start, end, TILE):
         maximum, total, acc = attend_tile(
@@ -177,13 +185,14 @@ def decode_attention_kernel(
             value_cache_ptr,
             table_ptr,
             kv_head,
-            scale_log2,
-            NUM_KV_HEADS=NUM_KV_HEADS,
+            factor,
+            BLOCK_STRIDE=BLOCK_STRIDE,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_D=BLOCK_D,
             TILE=TILE,
             WINDOW=WINDOW,
+            SOFT_CAP=SOFT_CAP,
             MASKED=True,
         )
 

@@ -36,18 +36,21 @@ def plan_attention(
     decode_width: int = 1,
     batch_invariant: bool = False,
     slot_mapping: torch.Tensor | None = None,
+    block_stride: int | None = None,
 ) -> AttentionPlan:
     """Plan a step for the layers with this window (in tokens; None: no window).
 
     `cache_shape` is that of the keys, [num_blocks, kv_heads, block_size, D]. `batch_invariant`: a token has the same
     bits as a decode and in any chunk of any batch. On a CPU it always has, and computes wider decodes as prefills.
     `slot_mapping` [T] int64 is needed if wider decodes have a window: keys before the first token with a slot may be
-    gone.
+    gone. `block_stride`: elements from one block of a cache to the next; None: it is contiguous.
     """
     slot_mapping = None if decode_width == 1 else slot_mapping
     if seq_lens.is_cpu:
         num_decodes = num_decodes if decode_width == 1 else 0
-        return plan_reference(query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window, slot_mapping)
+        return plan_reference(
+            query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window, slot_mapping, block_stride
+        )
     if batch_invariant:
         return InvariantPlan(slot_mapping)
     return plan_decodes(seq_lens, num_decodes, cache_shape[1], window, decode_width, slot_mapping)
@@ -65,26 +68,46 @@ def paged_attention(
     num_decodes: int,
     scale: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """query [T, heads, D], caches [num_blocks, kv_heads, block_size, D] -> [T, heads, D]
+
+    Both caches have the same strides, of any size between blocks and contiguous in a block.
 
     The other arguments describe the batch as `AttentionMetadata` does; `plan` is from `plan_attention` for this batch
     and window. A token attends to itself and the tokens before it, at most `window` in all. Cache slots behind a
     request's last token and before its first query token's window may hold anything, and the entries of their blocks in
     the table are not read.
+
+    `sinks` [heads] are scores without a key, which only add to the sum of the softmax (gpt-oss). `soft_cap` c replaces
+    a score s by c * tanh(s / c) before the softmax (Gemma 2).
     """
     if isinstance(plan, ReferencePlan):
-        return paged_attention_reference(query, key_cache, value_cache, plan, scale)
+        return paged_attention_reference(query, key_cache, value_cache, plan, scale, sinks, soft_cap)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     batch = query_start_loc, seq_lens, block_table, out
     if isinstance(plan, InvariantPlan):
-        slots = plan.slot_mapping
         prefill_attention(
-            query, key_cache, value_cache, *batch, 0, scale, window, batch_invariant=True, slot_mapping=slots
+            query,
+            key_cache,
+            value_cache,
+            *batch,
+            0,
+            scale,
+            window,
+            sinks=sinks,
+            soft_cap=soft_cap,
+            batch_invariant=True,
+            slot_mapping=plan.slot_mapping,
         )
         return out
     if num_decodes:
-        decode_attention(query, key_cache, value_cache, seq_lens, block_table, out, plan, scale)
+        decode_attention(
+            query, key_cache, value_cache, seq_lens, block_table, out, plan, scale, sinks=sinks, soft_cap=soft_cap
+        )
     if num_decodes < seq_lens.shape[0]:
-        prefill_attention(query, key_cache, value_cache, *batch, num_decodes, scale, window)
+        prefill_attention(
+            query, key_cache, value_cache, *batch, num_decodes, scale, window, sinks=sinks, soft_cap=soft_cap
+        )
     return out

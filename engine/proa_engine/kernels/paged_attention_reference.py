@@ -21,7 +21,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.attention_plan import CHUNK, DecodeTile, PrefillTile, ReferencePlan
+from proa_engine.kernels.attention_plan import CHUNK, LENGTH_MULTIPLE, DecodeTile, PrefillTile, ReferencePlan
+from proa_engine.kernels.cache_layout import cache_as_rows
 from proa_engine.kernels.linear import weighted_sums
 
 ROW_MULTIPLE = 4
@@ -30,24 +31,34 @@ MIN_QUERIES = 16
 
 
 def paged_attention_reference(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, plan: ReferencePlan, scale: float
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: ReferencePlan,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """query [T, heads, D], caches [num_blocks, kv_heads, block_size, D] -> [T, heads, D]; zeros for padding tokens."""
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]
     # Heads that share a KV head become rows of one product.
     grouped = query.float().view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    sinks = None if sinks is None else sinks.float().view(num_kv_heads, -1, 1)
+    scale = scale if soft_cap is None else scale / soft_cap
     if plan.decodes and plan.decodes[0].tokens is None:
-        out = _decode(grouped, key_cache, value_cache, plan.decodes[0], plan.keys, scale)
+        out = _decode(grouped, key_cache, value_cache, plan.decodes[0], plan.keys, scale, sinks, soft_cap)
     else:
         out = torch.zeros_like(grouped)
         for decode in plan.decodes:
             assert decode.tokens is not None  # a tile of the whole batch is the only tile
             rows = grouped.index_select(0, decode.tokens)
-            out.index_copy_(0, decode.tokens, _decode(rows, key_cache, value_cache, decode, plan.keys, scale))
+            out.index_copy_(
+                0, decode.tokens, _decode(rows, key_cache, value_cache, decode, plan.keys, scale, sinks, soft_cap)
+            )
         scaled = grouped * scale if plan.prefills else grouped
         for prefill in plan.prefills:
-            _prefill(out, scaled, key_cache, value_cache, prefill, plan)
+            _prefill(out, scaled, key_cache, value_cache, prefill, plan, sinks, soft_cap)
     return out.reshape(num_tokens, num_heads, head_dim).to(query.dtype)
 
 
@@ -58,6 +69,8 @@ def _decode(
     tile: DecodeTile,
     workspace: torch.Tensor,
     scale: float,
+    sinks: torch.Tensor | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """query [n, kv_heads, group, D] -> the same, of the tile's requests."""
     n, num_kv_heads, group, head_dim = query.shape
@@ -66,15 +79,16 @@ def _decode(
     rows[:, :, :group].add_(query, alpha=scale)  # takes a third of the time of writing query * scale
     key = _gather(key_cache, tile.block_rows, workspace, n * num_kv_heads)
     scores = torch.bmm(rows.view(n * num_kv_heads, num_rows, head_dim), key.transpose(1, 2))
+    _cap(scores, soft_cap)
     scores = scores.view(n, num_kv_heads, num_rows, tile.length)[:, :, :group]
     if tile.masked is not None:
         scores = torch.where(tile.masked, -torch.inf, scores)
-    return _sum_of_rows(torch.softmax(scores, dim=-1), value_cache, tile.token_rows)
+    return _sum_of_rows(_softmax(scores, sinks), value_cache, tile.token_rows)
 
 
 def _sum_of_rows(probabilities: torch.Tensor, value_cache: torch.Tensor, token_rows: torch.Tensor) -> torch.Tensor:
     """probabilities [n, kv_heads, group, length], cache rows [n, kv_heads, 1, length] -> [n, kv_heads, group, D]"""
-    value = value_cache.view(-1, value_cache.shape[-1])
+    value = cache_as_rows(value_cache, value_cache.shape[-1])
     if value.dtype != torch.float32:
         value = value.index_select(0, token_rows.flatten()).float()
         token_rows = torch.arange(len(value)).view(token_rows.shape)
@@ -96,6 +110,8 @@ def _prefill(
     value_cache: torch.Tensor,
     tile: PrefillTile,
     plan: ReferencePlan,
+    sinks: torch.Tensor | None,
+    soft_cap: float | None,
 ) -> None:
     num_kv_heads, group, head_dim = query.shape[1:]
     key = _gather(key_cache, tile.block_rows, plan.keys, num_kv_heads).transpose(1, 2)
@@ -110,8 +126,11 @@ def _prefill(
         rows = F.pad(query[start:end], (0, 0, 0, 0, 0, 0, 0, (start - end) % ROW_MULTIPLE))  # [t, kv_heads, group, D]
         num_rows = rows.shape[0]
         scores = torch.bmm(rows.permute(1, 2, 0, 3).flatten(1, 2), key[:, :, first:last])
-        _mask(scores.view(num_kv_heads, group, num_rows, -1), position - first, plan.window)
-        result = _weighted_sum(torch.softmax(scores, dim=-1), value[:, first:last])
+        _cap(scores, soft_cap)
+        scores = scores.view(num_kv_heads, group, num_rows, -1)
+        _mask(scores, position - first, plan.window)
+        probabilities = _softmax(scores, None if sinks is None else sinks[:, :, None])
+        result = _weighted_sum(probabilities.flatten(1, 2), value[:, first:last])
         out[start:end] = result.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)[: end - start]
         start = end
 
@@ -124,8 +143,8 @@ def _slice_length(position: int, num_heads: int) -> int:
 
 def _gather(cache: torch.Tensor, block_rows: torch.Tensor, workspace: torch.Tensor, batch: int) -> torch.Tensor:
     """[num_blocks, kv_heads, block_size, D] -> [batch, length, D] float32, in the workspace."""
-    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
-    rows = cache.view(num_blocks * num_kv_heads, block_size * head_dim)
+    _, _, block_size, head_dim = cache.shape
+    rows = cache_as_rows(cache, block_size * head_dim)
     gathered = workspace[: block_rows.numel() * block_size * head_dim].view(-1, block_size * head_dim)
     if cache.dtype == torch.float32:
         torch.index_select(rows, 0, block_rows, out=gathered)
@@ -155,3 +174,22 @@ def _mask(scores: torch.Tensor, position: int, window: int | None) -> None:
     if window is not None:
         hidden |= key <= query - window
     scores[..., first:].masked_fill_(hidden, -torch.inf)
+
+
+def _cap(scores: torch.Tensor, soft_cap: float | None) -> None:
+    """Cap scores, which are divided by the soft cap, in place."""
+    if soft_cap is not None:
+        scores.tanh_().mul_(soft_cap)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Probabilities of scores [..., length], for which a sink [..., 1] counts as one more score.
+
+    It comes in the first of `LENGTH_MULTIPLE` columns before the scores, so that its place in the sum does not depend
+    on their number.
+    """
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    columns = scores.new_full((*scores.shape[:-1], LENGTH_MULTIPLE), -torch.inf)
+    columns[..., :1] = sinks
+    return torch.softmax(torch.cat((columns, scores), dim=-1), dim=-1)[..., LENGTH_MULTIPLE:]

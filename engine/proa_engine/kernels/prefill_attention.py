@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.attention_tile import LOG2_E, attend_tile, store_rows
+from proa_engine.kernels.attention_tile import attend_tile, first_state, score_factors, store_rows
+from proa_engine.kernels.cache_layout import block_stride
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import next_power_of_2
 
@@ -27,6 +28,8 @@ def prefill_attention(
     scale: float,
     window: int | None,
     *,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
     batch_invariant: bool = False,
     slot_mapping: torch.Tensor | None = None,
 ) -> None:
@@ -40,8 +43,7 @@ def prefill_attention(
     group = num_heads // num_kv_heads
     assert query.stride(-1) == 1
     assert out.is_contiguous()
-    assert key_cache.is_contiguous()
-    assert value_cache.is_contiguous()
+    factor, cap = score_factors(scale, soft_cap)
     block_d = max(16, next_power_of_2(head_dim))
     block_m, tile, num_warps = _tiling(block_d, query.element_size(), key_cache.element_size(), batch_invariant)
     block_m = max(block_m, next_power_of_2(group))
@@ -56,9 +58,10 @@ def prefill_attention(
         seq_lens,
         block_table,
         None if window is None else slot_mapping,
+        sinks,
         num_decodes,
         num_requests,
-        scale * LOG2_E,
+        factor,
         query.stride(0),
         query.stride(1),
         block_table.stride(0),
@@ -66,12 +69,14 @@ def prefill_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        BLOCK_STRIDE=block_stride(key_cache, value_cache),
         WINDOW=window or 0,
+        SOFT_CAP=cap,
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_D=block_d,
         TILE=tile,
-        ONE_LOOP=batch_invariant,
+        ONE_LOOP=batch_invariant or block_d > 256,  # a second loop spills registers
         num_warps=num_warps,
         num_stages=5,  # two for the block table, three for keys and values: one tile of them is in flight
     )
@@ -80,7 +85,9 @@ def prefill_attention(
 def _tiling(block_d: int, itemsize: int, cache_itemsize: int, batch_invariant: bool) -> tuple[int, int, int]:
     """Rows and tokens of a tile, and warps: the most that registers hold without spilling. See docs/performance.md."""
     if itemsize == 4:
-        return 32, 32, 4
+        return (32, 32, 4) if block_d <= 256 else (16, 16, 4)
+    if block_d > 256:
+        return 64, 16, 8
     is_fp8_cache = cache_itemsize == 1  # keys and values are converted in registers
     if block_d > 128:
         return (64, 32, 8) if batch_invariant or is_fp8_cache else (128, 32, 8)
@@ -113,9 +120,10 @@ def prefill_attention_kernel(
     seq_lens_ptr,  # [first_request + num_requests]
     block_table_ptr,  # [first_request + num_requests, max_blocks]
     slot_mapping_ptr,  # [num_tokens] int64; None: no query token has slot -1
+    sinks_ptr,  # [num_kv_heads * GROUP]; None: no sinks
     first_request,
     num_requests,
-    scale_log2,
+    factor,
     stride_query_token,
     stride_query_head,
     stride_table_request,
@@ -123,7 +131,9 @@ def prefill_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: no window
+    SOFT_CAP: tl.constexpr,  # see `attend_tile`
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -159,8 +169,7 @@ def prefill_attention_kernel(
     table_ptr = block_table_ptr + request.to(tl.int64) * stride_table_request
     end = context_len + tl.minimum(first_query + BLOCK_Q, query_len)
 
-    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    maximum, total = first_state(sinks_ptr, head, row_mask, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = 0
     masked_start = (context_len + first_query + 1) // TILE * TILE  # every row attends to every token before it
@@ -188,13 +197,14 @@ def prefill_attention_kernel(
                 value_cache_ptr,
                 table_ptr,
                 kv_head,
-                scale_log2,
-                NUM_KV_HEADS=NUM_KV_HEADS,
+                factor,
+                BLOCK_STRIDE=BLOCK_STRIDE,
                 HEAD_DIM=HEAD_DIM,
                 BLOCK_SIZE=BLOCK_SIZE,
                 BLOCK_D=BLOCK_D,
                 TILE=TILE,
                 WINDOW=WINDOW,
+                SOFT_CAP=SOFT_CAP,
                 MASKED=False,
             )
     for tile in range(masked_start, end, TILE):
@@ -211,13 +221,14 @@ def prefill_attention_kernel(
             value_cache_ptr,
             table_ptr,
             kv_head,
-            scale_log2,
-            NUM_KV_HEADS=NUM_KV_HEADS,
+            factor,
+            BLOCK_STRIDE=BLOCK_STRIDE,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_D=BLOCK_D,
             TILE=TILE,
             WINDOW=WINDOW,
+            SOFT_CAP=SOFT_CAP,
             MASKED=True,
         )
     out_offset = (token * NUM_KV_HEADS * GROUP + head) * HEAD_DIM

@@ -7,6 +7,7 @@ Grid: (tokens, blocks of heads). A program computes the same for queries, keys a
 import torch
 import triton.language as tl
 
+from proa_engine.kernels.cache_layout import block_stride
 from proa_engine.kernels.cache_rows import CacheRows, cache_rows, write_to_cache
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
 from proa_engine.kernels.launch import kernel
@@ -26,19 +27,28 @@ def rotate_and_cache(
     slot_mapping: torch.Tensor,
     rows: CacheRows | None = None,
     cache_scales: tuple[float, float] = (1.0, 1.0),
+    *,
+    interleaved: bool = False,
+    norm_values: bool = False,
 ) -> torch.Tensor:
     """heads [T, q heads + 2 * kv_heads, D], queries then keys then values -> rotated queries [T, q heads, D].
 
-    Keys and values are written to caches [num_blocks, kv_heads, block_size, D]. Token t's slot is block * block_size +
-    offset; slot -1 is padding and is not written. `norms` are the weights [D] for q and for k, and epsilon. cos, sin
-    [T, R] float32 hold the R/2 angles' values twice, sin with its first half negated; only the first R of a head's
-    values are rotated. `rows` holds the same slots as row indices on a CPU. If the cache holds 8-bit floats, keys and
-    values are divided by `cache_scales`.
+    Keys and values are written to caches [num_blocks, kv_heads, block_size, D], of the same strides and contiguous in a
+    block. Token t's slot is block * block_size + offset; slot -1 is padding and is not written. `rows` holds the same
+    slots as row indices on a CPU. If the cache holds 8-bit floats, keys and values are divided by `cache_scales`.
+
+    `norms` are the weights [D] for q and for k, and epsilon; a model whose weight counts from 1 adds 1 to it when it is
+    loaded. With `norm_values` values are normalised too, without a weight.
+
+    cos, sin [T, R] float32 hold the R/2 angles' values twice, sin with its first half negated. Only the first R of a
+    head's values are rotated: i with i + R/2, or 2 * i with 2 * i + 1 if `interleaved`. A layer without rotation takes
+    cos = 1 and sin = 0, which changes no bit.
     """
+    variant = cache_scales, interleaved, norm_values
     if not heads.is_cpu:
-        return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping, cache_scales)
-    rows = rows or cache_rows(slot_mapping, key_cache.shape)
-    return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows, cache_scales)
+        return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping, *variant)
+    rows = rows or cache_rows(slot_mapping, key_cache.shape, key_cache.stride(0))
+    return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows, *variant)
 
 
 def rotate_and_cache_reference(
@@ -50,31 +60,39 @@ def rotate_and_cache_reference(
     value_cache: torch.Tensor,
     rows: CacheRows,
     cache_scales: tuple[float, float] = (1.0, 1.0),
+    interleaved: bool = False,
+    norm_values: bool = False,
 ) -> torch.Tensor:
     num_kv_heads = key_cache.shape[1]
     num_heads = heads.shape[1] - 2 * num_kv_heads
     num_rotated = num_heads + num_kv_heads
+    value = heads[:, num_rotated:]
     if norms is None:
-        rotated = rotate(heads[:, :num_rotated], cos, sin)
+        rotated = rotate(heads[:, :num_rotated], cos, sin, interleaved)
         query, key = rotated[:, :num_heads], rotated[:, num_heads:]
     else:
         q_weight, k_weight, eps = norms
-        query = rotate(rms_norm_reference(heads[:, :num_heads], q_weight, eps), cos, sin)
-        key = rotate(rms_norm_reference(heads[:, num_heads:num_rotated], k_weight, eps), cos, sin)
-    value = heads[:, num_rotated:]
+        query = rotate(rms_norm_reference(heads[:, :num_heads], q_weight, eps), cos, sin, interleaved)
+        key = rotate(rms_norm_reference(heads[:, num_heads:num_rotated], k_weight, eps), cos, sin, interleaved)
+        if norm_values:
+            value = rms_norm_reference(value, torch.ones_like(k_weight), eps)
     if key_cache.dtype == FP8:
         key, value = with_scale(key, cache_scales[0]), with_scale(value, cache_scales[1])
     write_to_cache(key, value, key_cache, value_cache, rows)
     return query
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair (x[i], x[i + R/2]) of the first R values of x [T, heads, D] by its angle (RoPE, Su et al. 2021,
-    arXiv 2104.09864). cos, sin [T, R]"""
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Rotate pairs of x [T, heads, D], as `rotate_and_cache` describes, by their angles (RoPE, Su et al. 2021, arXiv
+    2104.09864). cos, sin [T, R]"""
     size = cos.shape[-1]
     if size < x.shape[-1]:
-        return torch.cat((rotate(x[..., :size], cos, sin), x[..., size:]), dim=-1)
-    swapped = x.roll(size // 2, dims=-1)
+        return torch.cat((rotate(x[..., :size], cos, sin, interleaved), x[..., size:]), dim=-1)
+    if interleaved:
+        cos, sin = (table.view(-1, 2, size // 2).transpose(1, 2).flatten(1) for table in (cos, sin))
+        swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        swapped = x.roll(size // 2, dims=-1)
     return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
 
 
@@ -87,6 +105,8 @@ def _rotate_and_cache_triton(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     cache_scales: tuple[float, float] = (1.0, 1.0),
+    interleaved: bool = False,
+    norm_values: bool = False,
 ) -> torch.Tensor:
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -94,8 +114,6 @@ def _rotate_and_cache_triton(
     assert heads.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
-    assert key_cache.is_contiguous()
-    assert value_cache.is_contiguous()
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     q_weight, k_weight, eps = norms or (None, None, 0.0)
     rotate_and_cache_kernel[(num_tokens, cdiv(num_all_heads, BLOCK_HEADS))](
@@ -115,8 +133,11 @@ def _rotate_and_cache_triton(
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
         HALF_ROTATED=cos.shape[1] // 2,
+        INTERLEAVED=interleaved,
         BLOCK_SIZE=block_size,
+        BLOCK_STRIDE=block_stride(key_cache, value_cache),
         HAS_NORMS=norms is not None,
+        NORM_VALUES=norms is not None and norm_values,
         FP8_CACHE=key_cache.dtype == FP8,
         ROUND=ROUND_BEFORE,
         BLOCK_HEADS=BLOCK_HEADS,
@@ -144,8 +165,11 @@ def rotate_and_cache_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HALF_ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,  # rotated pairs are of neighbours
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    NORM_VALUES: tl.constexpr,
     FP8_CACHE: tl.constexpr,
     ROUND: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -166,7 +190,10 @@ def rotate_and_cache_kernel(
     # A pair's values in the head: `index` and `index + gap`. Pairs of values that are not rotated come last.
     index = pair
     gap = HALF
-    if HALF_ROTATED < HALF:
+    if INTERLEAVED:
+        index = tl.where(pair < HALF_ROTATED, 2 * pair, pair + HALF_ROTATED)
+        gap = tl.where(pair < HALF_ROTATED, 1, HALF - HALF_ROTATED)
+    elif HALF_ROTATED < HALF:
         index = tl.where(pair < HALF_ROTATED, pair, pair + HALF_ROTATED)
         gap = tl.where(pair < HALF_ROTATED, HALF_ROTATED, HALF - HALF_ROTATED)
     # [BLOCK_HEADS, BLOCK_HALF]
@@ -184,6 +211,10 @@ def rotate_and_cache_kernel(
         k_second = tl.load(k_weight_ptr + index + gap, mask=is_pair, other=0.0).to(tl.float32)
         normed_first = first * scale[:, None] * tl.where(is_query, q_first, k_first)
         normed_second = second * scale[:, None] * tl.where(is_query, q_second, k_second)
+        if NORM_VALUES:
+            # Rounded to the heads' type before they are quantized, as in the reference.
+            first = (first * scale[:, None]).to(heads_ptr.dtype.element_ty).to(tl.float32)
+            second = (second * scale[:, None]).to(heads_ptr.dtype.element_ty).to(tl.float32)
     is_rotated = pair < HALF_ROTATED
     cos = tl.load(cos_ptr + token * 2 * HALF_ROTATED + pair, mask=is_rotated, other=1.0)
     sin = tl.load(sin_ptr + (token * 2 + 1) * HALF_ROTATED + pair, mask=is_rotated, other=0.0)
@@ -196,8 +227,8 @@ def rotate_and_cache_kernel(
     slot = tl.load(slot_mapping_ptr + token)
     is_written = is_pair & (slot >= 0)  # not padding
     kv_head = tl.where(is_key, head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS)
-    block = slot // BLOCK_SIZE
-    cache_place = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + index
+    place_in_block = (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + index
+    cache_place = slot // BLOCK_SIZE * BLOCK_STRIDE + place_in_block
     if FP8_CACHE:
         # Rounded to the heads' type first, as keys of an unquantized cache are.
         rotated_first = to_fp8(rotated_first.to(heads_ptr.dtype.element_ty).to(tl.float32) * key_factor, ROUND)

@@ -54,10 +54,7 @@ def silu_and_mul_fp8(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
 
 
 def activate_and_mul_reference(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
-    """x [T, 2N] -> [T, N]
-
-    Computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch begins.
-    """
+    """x [T, 2N] -> [T, N]"""
     if activation == "silu":
         return silu_and_mul_reference(x)
     gate, up = x.float().chunk(2, dim=-1)
@@ -66,7 +63,10 @@ def activate_and_mul_reference(x: torch.Tensor, activation: ActivationName) -> t
 
 
 def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2N] -> [T, N]"""
+    """x [T, 2N] -> [T, N]
+
+    Computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch begins.
+    """
     gate, up = x.chunk(2, dim=-1)
     return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
 

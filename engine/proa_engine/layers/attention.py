@@ -83,8 +83,8 @@ class AttentionStep:
     positions: torch.Tensor  # [T] int64
     batch_invariant: bool
     _rotations: dict[RotaryTable, Rotation] = field(default_factory=dict)
-    _plans: dict[tuple[int, int | None, int], AttentionPlan] = field(default_factory=dict)
-    _rows: dict[tuple[int, int], CacheRows] = field(default_factory=dict)
+    _plans: dict[tuple[object, ...], AttentionPlan] = field(default_factory=dict)
+    _rows: dict[tuple[object, ...], CacheRows] = field(default_factory=dict)
     _state_plans: list[StatePlan] = field(default_factory=list)  # one at most
 
     def rotation(self, table: RotaryTable) -> Rotation:
@@ -94,45 +94,49 @@ class AttentionStep:
         return rotation
 
     def plan(self, cache: LayerCache, window: int | None) -> AttentionPlan:
-        """The plan of layers with this block table, window and number of KV heads.
+        """The plan of layers with this block table, window and layout of the cache.
 
-        On a GPU a plan holds nothing of the table, so tables share it.
+        On a GPU a plan depends on the number of KV heads only, so tables and layouts share it.
         """
-        return self._plan(cache.table, cache.tensors[0].shape, window)
+        return self._plan(cache, cache.tensors[0].shape, window)
 
     def latent_plan(self, cache: LayerCache, num_heads: int) -> AttentionPlan:
         """The plan of latent layers with this block table, whose rank has `num_heads` heads."""
         num_blocks, block_size, row_size = cache.tensors[0].shape
         groups = 1 if self.positions.is_cpu else head_groups(num_heads)
-        return self._plan(cache.table, torch.Size((num_blocks, groups, block_size, row_size)), None)
+        return self._plan(cache, torch.Size((num_blocks, groups, block_size, row_size)), None)
 
-    def _plan(self, table: int, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
-        key = (table if self.positions.is_cpu else 0, window, cache_shape[1])
+    def _plan(self, cache: LayerCache, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
+        block_stride = cache.tensors[0].stride(0)
+        layout = (cache.table, cache_shape, block_stride) if self.positions.is_cpu else (cache_shape[1],)
+        key = (window, *layout)
         plan = self._plans.get(key)
         if plan is None:
-            metadata = self.metadata
+            metadata, table = self.metadata, self.metadata.tables[cache.table]
             plan = self._plans[key] = plan_attention(
                 metadata.query_start_loc,
                 metadata.seq_lens,
-                metadata.tables[table].block_table,
+                table.block_table,
                 metadata.num_decodes,
                 cache_shape,
                 window,
                 decode_width=metadata.decode_width,
                 batch_invariant=self.batch_invariant,
-                slot_mapping=metadata.tables[table].slot_mapping,
+                slot_mapping=table.slot_mapping,
+                block_stride=block_stride,
             )
         return plan
 
     def cache_rows(self, cache: LayerCache) -> CacheRows | None:
-        """Where layers with this block table and number of KV heads write; None on a GPU, which needs only slots."""
+        """Where layers with this block table and layout of the cache write; None on a GPU, which needs only slots."""
         keys = cache.tensors[0]
         if not keys.is_cpu:
             return None
-        key = cache.table, keys.shape[1]
+        key = cache.table, keys.shape, keys.stride(0)
         rows = self._rows.get(key)
         if rows is None:
-            rows = self._rows[key] = cache_rows(self.metadata.tables[cache.table].slot_mapping, keys.shape)
+            slots = self.metadata.tables[cache.table].slot_mapping
+            rows = self._rows[key] = cache_rows(slots, keys.shape, keys.stride(0))
         return rows
 
     def state_plan(self) -> StatePlan | None:

@@ -17,30 +17,49 @@ def attend(
     query_lens: list[int],
     seq_lens: list[int],
     window: int | None,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     num_decodes = sum(length == 1 for length in query_lens)
     plan = plan_reference(starts, torch.tensor(seq_lens), tables, num_decodes, caches.shape[1:], window)
-    return paged_attention_reference(query, caches[0], caches[1], plan, scale=0.25)
+    return paged_attention_reference(query, caches[0], caches[1], plan, 0.25, sinks, soft_cap)
 
 
-@pytest.mark.parametrize("window", [None, 40, 200])
+@pytest.mark.parametrize(
+    ("window", "has_sinks", "soft_cap"),
+    [
+        (None, False, None),
+        (40, False, None),
+        (200, False, None),
+        (None, True, None),
+        (40, True, 2.0),
+        (None, False, 2.0),
+    ],
+)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "dtype"),
     [(6, 6, 32, torch.float32), (8, 2, 64, torch.float32), (7, 1, 128, torch.float32), (4, 2, 64, torch.bfloat16)],
 )
 def test_a_token_has_the_same_bits_as_a_decode_and_in_a_prompt(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+    has_sinks: bool,
+    soft_cap: float | None,
 ) -> None:
     length = 420
+    scores = torch.randn(num_heads) if has_sinks else None, soft_cap
     caches = torch.randn(2, NUM_BLOCKS, num_kv_heads, BLOCK_SIZE, head_dim).to(dtype)
     table = torch.randperm(NUM_BLOCKS)[None, : -(-length // BLOCK_SIZE)].int()
     query = torch.randn(length, num_heads, head_dim).to(dtype)
-    prompt = attend(query, caches, table, [length], [length], window)
+    prompt = attend(query, caches, table, [length], [length], window, *scores)
     decoded = list(range(1, length, 13))
-    alone = [attend(query[n - 1 : n], caches, table, [1], [n], window) for n in decoded]
+    alone = [attend(query[n - 1 : n], caches, table, [1], [n], window, *scores) for n in decoded]
     rows = query[[n - 1 for n in decoded]]
-    together = attend(rows, caches, table.expand(len(decoded), -1), [1] * len(decoded), decoded, window)
+    together = attend(rows, caches, table.expand(len(decoded), -1), [1] * len(decoded), decoded, window, *scores)
     for row, n in enumerate(decoded):
         assert torch.equal(alone[row][0], prompt[n - 1]), f"token {n}, alone"
         assert torch.equal(together[row], prompt[n - 1]), f"token {n}, beside others"
