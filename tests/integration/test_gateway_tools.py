@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import openai
 import pytest
 
 from proa_gateway.openai.response_schema import ChatCompletion, ChatCompletionChunk
@@ -310,6 +311,13 @@ JSON_ANSWER = {"response_format": {"type": "json_object"}}
         (JSON_ANSWER, [CLOSE], [OPEN], False),
         ({"tools": [], **JSON_ANSWER}, [CLOSE], [OPEN], False),
         ({"tools": [], "reasoning_effort": "none", **JSON_ANSWER}, [], [], False),
+        ({"extra_body": {"thinking_token_budget": 7}}, [OPEN], [], True),
+        (
+            {"extra_body": {"thinking_token_budget": 0, "chat_template_kwargs": {"enable_thinking": True}}},
+            [OPEN],
+            [OPEN],
+            True,
+        ),
     ],
 )
 async def test_the_grammar_begins_where_the_reasoning_ends(
@@ -328,6 +336,24 @@ async def test_the_grammar_begins_where_the_reasoning_ends(
         free_if_first,
         repeats,
     )
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tools": [], **JSON_ANSWER}])
+async def test_a_budget_of_reasoning_excludes_constraints(gateway: RunningGateway, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await whole(gateway, extra_body={"thinking_token_budget": 7}, **fields)
+    assert caught.value.param == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"thinking_token_budget": -1}, {"thinking_token_budget": 5, "reasoning_effort": "none"}]
+)
+async def test_a_budget_without_reasoning_or_without_bound_constrains_nothing(
+    gateway: RunningGateway, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    says(engine, "one")
+    await whole(gateway, tools=[], extra_body=fields)
+    assert grammar_of(engine) is None
 
 
 async def test_auto_without_a_strict_tool_is_not_constrained(gateway: RunningGateway, engine: FakeEngine) -> None:

@@ -4,14 +4,15 @@ import pytest
 
 from proa.contract import Grammar
 from proa.grammar import GrammarError, check
+from proa_engine.core.grammar import GrammarCursor
 from proa_gateway.parsing.format import PythonCall, ToolFormat
 from proa_gateway.parsing.formats.harmony import HARMONY
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.formats.pythonic import PYTHONIC
-from proa_gateway.parsing.grammar import Reasoning, answer_grammar, tool_grammar
+from proa_gateway.parsing.grammar import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
 from support.format_writers import WRITERS, Writer
-from support.tool_grammars import FormatTokenizer, accepts_message, format_tokenizer
+from support.tool_grammars import FormatTokenizer, TestMatcher, accepts_message, format_tokenizer
 
 WEATHER = FunctionTool(
     "weather",
@@ -106,6 +107,32 @@ def test_reasoning_is_free_where_the_prompt_leaves_it_open(tokenizer: FormatToke
         assert accepts_message(required, text, tokenizer)
     for text in (CLOCK_CALL, "Let me see.</think>\n\nHello", "Let me see."):
         assert not accepts_message(required, text, tokenizer)
+
+
+def follow(grammar: Grammar, text: str, tokenizer: FormatTokenizer) -> bool:
+    """Whether the grammar allows the tokens of the text."""
+    cursor = GrammarCursor(grammar, TestMatcher(grammar, tokenizer))
+    return all(cursor.accept(token_id) for token_id in tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("reasoning", [Reasoning.OPEN, Reasoning.OPTIONAL])
+def test_reasoning_is_closed_after_its_budget_and_the_rest_is_free(max_tokens: int, reasoning: Reasoning) -> None:
+    bounded = reasoning_grammar(HERMES, max_tokens, reasoning, MARKERS.added_tokens)
+    assert bounded is not None
+    check(bounded.text)
+    opening = "<think>" if reasoning is Reasoning.OPTIONAL else ""
+    for used in range(max_tokens + 1):
+        text = opening + "q" * used
+        assert follow(bounded, f"{text}</think>{'free ' * 9}{CLOCK_CALL}<tool_call>", MARKERS)
+        assert follow(bounded, f"{text}q", MARKERS) is (used < max_tokens)
+    assert follow(bounded, "q" * 9, MARKERS) is (reasoning is Reasoning.OPTIONAL), "no reasoning, no budget"
+
+
+def test_reasoning_without_tokens_of_its_own_has_no_budget() -> None:
+    assert reasoning_grammar(HERMES, 5, Reasoning.OPEN, TEXT.added_tokens) is None
+    for tool_format in (HARMONY, PYTHONIC):
+        assert reasoning_grammar(tool_format, 5, Reasoning.OPTIONAL, MARKERS.added_tokens) is None
 
 
 @BOTH

@@ -8,8 +8,9 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.grammars import Grammars
-from proa_gateway.openai.message_constraint import MessageConstraint, MessageGrammarKey
+from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageConstraint, MessageGrammarKey
 from proa_gateway.openai.structured_outputs import Constraint
+from proa_gateway.parsing.grammar import Reasoning, reasoning_grammar
 
 
 class Constrainer:
@@ -35,6 +36,11 @@ class Constrainer:
         if self._pool.refuses_grammars(model.name):
             text = f"{param} is not supported by the engines of the model {model.name!r}."
             raise UnsupportedField(text, param=param)
+        if message is not None and message.thinking_token_budget is not None:
+            if constraint is not None or message.constrains_calls:
+                raise InvalidRequest(f"{BUDGET} and {param} exclude each other.", param=BUDGET)
+            self._bound_reasoning(params, message, model, message.thinking_token_budget)
+            return ()
         grammar: Grammar | None = None
         warnings: tuple[str, ...] = ()
         try:
@@ -49,3 +55,15 @@ class Constrainer:
         for each in params:
             each.grammar = grammar
         return tuple(f"{param}: {warning}" for warning in warnings)
+
+    def _bound_reasoning(
+        self, params: Sequence[SamplingParams], message: MessageConstraint, model: ServedModel, max_tokens: int
+    ) -> None:
+        if message.reasoning is Reasoning.CLOSED and message.tool_format.reasoning is not None:
+            return
+        added_tokens = model.tokenizer.added_tokens
+        grammar = reasoning_grammar(message.tool_format, max_tokens, message.reasoning, added_tokens)
+        if grammar is None:
+            raise UnsupportedField(NO_BUDGET, param=BUDGET)
+        for each in params:
+            each.grammar = grammar

@@ -18,6 +18,7 @@ class Conversation:
     `template_kwargs`: the chat template's variables. `chat_template`: None: the model's own. `opens_message`: the
     prompt ends with the opening of a new message. `continues_message`: it ends within the last one.
     `includes_reasoning`: the answer shows it. `separates_reasoning`: it is not part of the answer's text.
+    `thinking_token_budget`: after so many tokens it is closed.
     """
 
     messages: Sequence[ChatMessage]
@@ -26,6 +27,7 @@ class Conversation:
     parallel_tool_calls: bool = True
     includes_reasoning: bool = True
     separates_reasoning: bool = True
+    thinking_token_budget: int | None = None
     reasoning_effort: Effort | None = None
     documents: Sequence[Mapping[str, object]] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict)

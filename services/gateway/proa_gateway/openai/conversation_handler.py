@@ -12,7 +12,7 @@ from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.openai.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
-from proa_gateway.openai.message_constraint import MessageConstraint
+from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageConstraint
 from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
@@ -114,6 +114,8 @@ class ConversationHandler:
         conversation, (prompt,) = self.conversation, prompts
         message_format = self.message_format(model, prompt)
         if message_format is None:
+            if conversation.thinking_token_budget is not None:
+                raise UnsupportedField(NO_BUDGET, param=BUDGET)
             return None
         return MessageConstraint(
             message_format.compiled.tool_format,
@@ -121,6 +123,7 @@ class ConversationHandler:
             "auto" if conversation.tool_choice == "none" else conversation.tool_choice,
             conversation.parallel_tool_calls,
             prompt.reasoning,
+            conversation.thinking_token_budget,
         )
 
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:

@@ -12,25 +12,35 @@ from proa_gateway.parsing.grammar import Reasoning, answer_grammar, tool_grammar
 from proa_gateway.parsing.tool import FunctionTool, ToolChoice
 from proa_gateway.tokenizer import Tokenizer
 
+BUDGET = "thinking_token_budget"
+NO_BUDGET = f"{BUDGET} needs a model whose reasoning begins and ends with tokens of its own, and is separated."
+
 
 @dataclass(frozen=True, slots=True)
 class MessageConstraint:
-    """`tools`: those that the model may call."""
+    """`tools`: those that the model may call. `thinking_token_budget`: of its reasoning; None: no bound."""
 
     tool_format: ToolFormat
     tools: Sequence[Tool]
     choice: ToolChoice
     parallel_calls: bool
     reasoning: Reasoning
+    thinking_token_budget: int | None = None
 
     @property
     def constrains(self) -> bool:
         """Whether it constrains an answer that nothing else constrains."""
+        return self.thinking_token_budget is not None or self.constrains_calls
+
+    @property
+    def constrains_calls(self) -> bool:
         return bool(self.tools) and (self.choice != "auto" or any(tool.function.strict for tool in self.tools))
 
     @property
     def param(self) -> str:
         """The request's field, for errors."""
+        if self.thinking_token_budget is not None and not self.constrains_calls:
+            return BUDGET
         return "tools" if self.choice == "auto" else "tool_choice"
 
 

@@ -25,6 +25,7 @@ from proa_gateway.request_id import REQUEST_ID
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+MAX_THINKING_TOKENS = 1_000_000
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 NumLogprobs = Annotated[int, Field(ge=-1, lt=2**31, description="-1: the whole vocabulary.")]
 Name = Annotated[str, Field(max_length=256)]
@@ -175,6 +176,9 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
     include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
     separate_reasoning: bool | None = Field(None, description="False: it is part of the content. Default: true.")
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_THINKING_TOKENS)] | None = Field(
+        None, description="At most so many tokens of reasoning, which is closed then. -1: any number."
+    )
 
     @property
     def opens_message(self) -> bool:

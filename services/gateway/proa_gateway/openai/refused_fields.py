@@ -26,7 +26,6 @@ _FUNCTIONS = Refused("use tools and tool_choice", neutral=("none", "auto"))
 _MULTIMODAL = Refused("only text is implemented")
 _TRANSFER = Refused("prefill and decode are not split between engines")
 _LORA = Refused("adapters are not implemented")
-_BUDGET = Refused("the tokens of reasoning are not counted yet", neutral=(-1,))
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
 _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))
 
@@ -36,7 +35,7 @@ REFUSED: Mapping[str, Refused] = {
     "logits_processors": Refused("code of clients is not run"),
     "logprob_token_ids": Refused("log probabilities are those of the likeliest tokens; use logprobs"),
     "repetition_detection": Refused("repetitions do not end the output; use repetition_penalty or stop"),
-    "thinking_token_budget": _BUDGET,
+    "thinking_token_budget": Refused("use /v1/chat/completions", neutral=(-1,)),
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
     "kv_transfer_params": _TRANSFER,

@@ -57,6 +57,7 @@ class ChatHandler(ConversationHandler):
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
+    budget = request.thinking_token_budget
     return Conversation(
         messages=request.messages,
         tools=request.tools or (),
@@ -64,6 +65,7 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
         parallel_tool_calls=request.parallel_tool_calls is not False,
         includes_reasoning=request.include_reasoning is not False,
         separates_reasoning=request.separate_reasoning is not False,
+        thinking_token_budget=None if budget == -1 else budget,
         reasoning_effort=request.reasoning_effort,
         documents=request.documents or (),
         template_kwargs=request.chat_template_kwargs or {},

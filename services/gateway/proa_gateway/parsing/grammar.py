@@ -74,6 +74,24 @@ def answer_grammar(
     return _after_reasoning(tool_format, _nested(answer, rules), reasoning, rules)
 
 
+def reasoning_grammar(
+    tool_format: ToolFormat, max_tokens: int, reasoning: Reasoning, added_tokens: AddedTokens
+) -> Grammar | None:
+    """At most `max_tokens` tokens of reasoning, and its closing; what follows is free. None: its opening or closing is
+    no token of the tokenizer's. `reasoning` is not CLOSED."""
+    if tool_format.reasoning is None or tool_format.channels is not None:
+        return None
+    opening, closing = (added_tokens.get(text) for text in tool_format.reasoning)
+    if opening is None or closing is None:
+        return None
+    text = f"start: <[{closing}]>\n"
+    if max_tokens:
+        text = f"start: thinking <[{closing}]>\nthinking[max_tokens={max_tokens}]: /(?s:.*)/\n"
+    # If the prompt has opened it, the grammar holds from the first token, unless that opens it once more.
+    first = (opening,) if reasoning is Reasoning.OPEN else ()
+    return Grammar(text=text, start_after=(opening,), free_if_first=first, repeats=True)
+
+
 def _nested(answer: Grammar, rules: LarkRules) -> str:
     if answer.start_after:
         raise GrammarError("tools and structural tags that begin with a token exclude each other")
