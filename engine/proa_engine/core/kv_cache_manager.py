@@ -1,22 +1,17 @@
 """KVCacheManager: allocates KV cache blocks and state slots to requests and finds cached prefixes for them."""
 
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa_engine.core.block_hashes import BlockHashes, BlockHashFunction
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
 from proa_engine.core.prefix_cache import Checkpoint, PrefixCache
-from proa_engine.core.request import Request
+from proa_engine.core.request import PUBLISHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
 from proa_engine.core.types import NO_STATES, StateSteps
-
-# `proa.blocks.checkpoint_positions`
-CheckpointPositions = Callable[[int, int, int, int, int, int], tuple[int, ...]]
-
-_NEVER = sys.maxsize  # as a number of published blocks: no block of the request is to be published
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +47,16 @@ class KVCacheManager:
         self.num_queried_tokens = 0  # of requests when they were first scheduled, since start
         self.num_hit_tokens = 0
         self._block_size = groups.block_size
-        self._has_checkpoints = groups.has_checkpoints
         self._cache = PrefixCache(len(groups.windows))
         self._pool = BlockPool(groups.num_blocks, self._cache.evict, order=block_order)
         self._tables = BlockTables(groups, self._pool)
         self._states = StateSlots(groups.num_state_slots, self._cache.evict) if groups.num_state_slots else None
         self.kv_events = self._cache.kv_events
         self._hashes = None if hash_block is None else BlockHashes(hash_block, root_hash, groups.block_size)
-        self._checkpoint_positions = checkpoint_positions
+        self._checkpoints: Checkpoints | None = None
+        if groups.has_checkpoints and hash_block is not None:
+            assert checkpoint_positions is not None
+            self._checkpoints = Checkpoints(groups, checkpoint_positions, self._cache, self._pool, self._tables)
 
     @property
     def usage(self) -> float:
@@ -81,7 +78,7 @@ class KVCacheManager:
                 break
             blocks.append(block)
         num_known = len(blocks) * self._block_size
-        if not self._has_checkpoints:
+        if self._checkpoints is None:
             return Hit(num_known, num_known, blocks, None)
         for length in range(len(blocks), 0, -1):
             checkpoint = self._cache.checkpoints.get(request.block_hashes[length - 1])
@@ -106,8 +103,9 @@ class KVCacheManager:
             return None
         if self._states is not None:
             self._states.join(request, snapshot)
-        request.num_published_blocks = len(hit.blocks) if self._hashes is not None else _NEVER
-        request.checkpoints = self._positions(request, hit)
+        request.num_published_blocks = len(hit.blocks) if self._hashes is not None else PUBLISHES_NOTHING
+        if self._checkpoints is not None:
+            self._checkpoints.join(request, hit.num_tokens, hit.num_known_tokens)
         return block_ids
 
     def publish(self, filling: Iterable[tuple[Request, int]]) -> Mapping[str, StateSteps]:
@@ -121,18 +119,14 @@ class KVCacheManager:
         for request, start in filling:
             num_before = request.num_published_blocks
             self._publish_blocks(request)
-            if not self._has_checkpoints:
-                continue
-            if self._is_position(request, request.num_computed_tokens):
-                request.num_slots = request.num_computed_tokens  # so that the next step is in `filling`
-            positions = self._due_checkpoints(request, start, num_before)
+            due = self._checkpoints.due(request, start, num_before) if self._checkpoints is not None else []
             if self._states is not None:
-                row = self._states.plan(request, start, positions, self._add_checkpoint)
+                row = self._states.plan(request, start, due, self._add_checkpoint)
                 if row is not None:
                     steps[request.request_id] = row
             else:
-                for position in positions:
-                    self._add_checkpoint(request, position, None)
+                for position in due:
+                    self._add_checkpoint(request, position)
         if self._states is None:
             return NO_STATES
         self._states.release()
@@ -140,8 +134,9 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Free all that the request holds. What is in the prefix cache stays there until it is allocated again."""
-        if self._has_checkpoints:
-            self._checkpoint_end(request)
+        if self._checkpoints is not None:
+            self._publish_blocks(request)
+            self._checkpoints.add_last(request)
         self._tables.leave(request)
         if self._states is not None:
             self._states.leave(request)
@@ -155,7 +150,7 @@ class KVCacheManager:
         """
         self._cache.reset()
         for request in running:
-            request.num_published_blocks = _NEVER
+            request.num_published_blocks = PUBLISHES_NOTHING
 
     def record_lookup(self, num_tokens: int, num_hits: int) -> None:
         self.num_queried_tokens += num_tokens
@@ -186,62 +181,6 @@ class KVCacheManager:
                 self._pool.demote(replaced)
         request.num_published_blocks = num_full
 
-    def _positions(self, request: Request, hit: Hit) -> tuple[int, ...]:
-        if not self._has_checkpoints or self._hashes is None:
-            return ()
-        assert self._checkpoint_positions is not None
-        groups, num_known = self.groups, hit.num_known_tokens
-        return self._checkpoint_positions(
-            request.num_tokens,
-            hit.num_tokens,
-            num_known,
-            groups.checkpoint_interval,
-            groups.min_junction,
-            self._block_size,
-        )
-
-    def _due_checkpoints(self, request: Request, start: int, num_before: int) -> list[int]:
-        """The checkpoints to make in the step that computes the tokens from `start`, ascending.
-
-        A checkpoint is due in the step that computes the token behind it. At that time the host knows the tokens before
-        it, except with drafts in flight; then it is due when the block before it is published. `num_before` is the
-        number of blocks that were published before this step.
-        """
-        low = max(min(start, (num_before + 1) * self._block_size), 1)
-        high = min(request.num_computed_tokens - 1, request.num_published_blocks * self._block_size)
-        if high < low or request.num_published_blocks == _NEVER:
-            return []
-        due = [position for position in request.checkpoints if low <= position <= high]
-        interval = self.groups.checkpoint_interval
-        if interval and high // interval * interval >= low:
-            due = sorted({*due, *range(-(-low // interval) * interval, high + 1, interval)})
-        return [position for position in due if self._can_checkpoint(request, position)]
-
-    def _is_position(self, request: Request, position: int) -> bool:
-        interval = self.groups.checkpoint_interval
-        return position in request.checkpoints or (interval > 0 and position % interval == 0)
-
-    def _can_checkpoint(self, request: Request, position: int) -> bool:
-        """Whether there is no checkpoint yet, and the request still holds what it needs."""
-        known = request.block_hashes[position // self._block_size - 1] in self._cache.checkpoints
-        return not known and self._tables.tails(request, position) is not None
-
-    def _checkpoint_end(self, request: Request) -> None:
-        """Make a checkpoint at the last full block, if the state is of there: it may be of a later token."""
-        self._publish_blocks(request)
-        position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
-        if position == 0 or request.num_published_blocks == _NEVER:
-            return
-        if request.state is not None and request.num_computed_tokens != position:
-            return
-        if self._can_checkpoint(request, position):
-            self._add_checkpoint(request, position, request.state)
-
-    def _add_checkpoint(self, request: Request, position: int, state: Block | None) -> None:
-        tails = self._tables.tails(request, position)
-        assert tails is not None
-        hashes, end = request.block_hashes, position // self._block_size
-        named = [list(zip(hashes[end - len(tail) : end], tail, strict=True)) for tail in tails]
-        for tail in self._cache.add_checkpoint(hashes[end - 1], named, state).tails:
-            for block in tail:
-                self._pool.refresh(block)
+    def _add_checkpoint(self, request: Request, position: int, state: Block | None = None) -> None:
+        assert self._checkpoints is not None
+        self._checkpoints.add(request, position, state)

@@ -1,5 +1,6 @@
 """Request: the state of one output sequence in the core."""
 
+import sys
 from enum import IntEnum
 
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason
@@ -29,6 +30,7 @@ FINISH_REASONS = {
 }
 
 
+PUBLISHES_NOTHING = sys.maxsize  # as `num_published_blocks`
 _RUNNING = RequestStatus.RUNNING  # looking up an enum's member takes longer than all of `append_plain_token`
 
 
@@ -106,7 +108,7 @@ class Request:
         self.checkpoints: tuple[int, ...] = ()  # positions, see `proa.blocks.checkpoint_positions`
         self.num_slots = 0  # tokens that may be computed before the manager must be asked again
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
-        self.num_published_blocks = 0
+        self.num_published_blocks = 0  # of table 0 that are in the prefix cache, or other blocks of their content
 
         self.events: list[Event] = []  # not sent yet
         self.has_output = False

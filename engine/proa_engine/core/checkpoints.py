@@ -1,0 +1,94 @@
+"""Checkpoints: where requests leave checkpoints in the prefix cache, for models with windows or recurrent states."""
+
+from collections.abc import Callable
+
+from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.block_tables import BlockTables
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.prefix_cache import PrefixCache
+from proa_engine.core.request import PUBLISHES_NOTHING, Request
+
+CheckpointPositions = Callable[[int, int, int, int, int, int], tuple[int, ...]]
+"""`proa.blocks.checkpoint_positions`, which gateways use too, to know where hits end."""
+
+
+class Checkpoints:
+    """Makes the checkpoints of requests at `positions`, and one at each request's end.
+
+    A checkpoint costs memory, and with states a slot. So a prompt has few: behind its last full block, for the next
+    turn of a conversation; where it leaves what others have computed, for the third request that begins so; and at
+    multiples of a large interval. One that cannot be had is left out.
+    """
+
+    def __init__(
+        self,
+        groups: CacheGroups,
+        positions: CheckpointPositions,
+        cache: PrefixCache,
+        pool: BlockPool,
+        tables: BlockTables,
+    ) -> None:
+        self._groups = groups
+        self._block_size = groups.block_size
+        self._interval = groups.checkpoint_interval
+        self._positions = positions
+        self._cache = cache
+        self._pool = pool
+        self._tables = tables
+
+    def join(self, request: Request, num_hit: int, num_known: int) -> None:
+        """Plan the checkpoints of a request that joins with `num_hit` tokens, of which table 0 knows `num_known`."""
+        request.checkpoints = self._positions(
+            request.num_tokens, num_hit, num_known, self._interval, self._groups.min_junction, self._block_size
+        )
+
+    def due(self, request: Request, start: int, num_before: int) -> list[int]:
+        """The positions of the checkpoints to make in the step that computes the tokens from `start`, ascending.
+
+        A checkpoint is due in the step that computes the token behind it. At that time the host knows the tokens before
+        it, except with drafts in flight; then it is due when the block before it is published. `num_before` is the
+        number of blocks that were published before this step.
+        """
+        end = request.num_computed_tokens
+        if self._is_planned(request, end):
+            request.num_slots = end  # so that the manager is asked for the next step, even if it needs no block
+        low = max(min(start, (num_before + 1) * self._block_size), 1)
+        high = min(end - 1, request.num_published_blocks * self._block_size)
+        if high < low or request.num_published_blocks == PUBLISHES_NOTHING:
+            return []
+        positions = [position for position in request.checkpoints if low <= position <= high]
+        if self._interval and high // self._interval * self._interval >= low:
+            multiples = range(-(-low // self._interval) * self._interval, high + 1, self._interval)
+            positions = sorted({*positions, *multiples})
+        return [position for position in positions if self._can_add(request, position)]
+
+    def add(self, request: Request, position: int, state: Block | None) -> None:
+        """Make a checkpoint of the request's blocks before `position`, whose states are in the slot `state`."""
+        tails = self._tables.tails(request, position)
+        assert tails is not None
+        hashes, end = request.block_hashes, position // self._block_size
+        named = [list(zip(hashes[end - len(tail) : end], tail, strict=True)) for tail in tails]
+        for tail in self._cache.add_checkpoint(hashes[end - 1], named, state).tails:
+            for block in tail:
+                self._pool.refresh(block)
+
+    def add_last(self, request: Request) -> None:
+        """Make a checkpoint at the end of a request whose full blocks are published.
+
+        With states only if the last full block ends there: else they are those of a later token.
+        """
+        position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
+        if position == 0 or request.num_published_blocks == PUBLISHES_NOTHING:
+            return
+        if request.state is not None and position != request.num_computed_tokens:
+            return
+        if self._can_add(request, position):
+            self.add(request, position, request.state)
+
+    def _is_planned(self, request: Request, position: int) -> bool:
+        return position in request.checkpoints or (self._interval > 0 and position % self._interval == 0)
+
+    def _can_add(self, request: Request, position: int) -> bool:
+        """Whether there is no checkpoint yet, and the request still holds what it needs."""
+        is_known = request.block_hashes[position // self._block_size - 1] in self._cache.checkpoints
+        return not is_known and self._tables.tails(request, position) is not None
