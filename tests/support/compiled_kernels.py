@@ -71,6 +71,8 @@ CASES = [
     Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
+    Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
+    Case("Qwen3.5-4B invariant", models.QWEN35_4B, _INVARIANT),
     Case("Qwen3-30B-A3B fp8", models.QWEN3_30B_A3B, {"quantization": "fp8"}),
     Case("Qwen3-30B-A3B fp8 blocks", stored_as(models.QWEN3_30B_A3B, models.FP8_BLOCKS)),
 ]

@@ -22,6 +22,11 @@ MOST_PROGRAMS = 32
 # Kernels whose time is that of a layer's matrix products, attention and what lies between them
 HOT = {
     "decode_attention_kernel",
+    "delta_rule_chunk_kernel",
+    "delta_rule_recurrent_kernel",
+    "delta_rule_scan_kernel",
+    "gated_rms_norm_kernel",
+    "short_conv_kernel",
     "prefill_attention_kernel",
     "skinny_gemm_kernel",
     "invariant_linear_kernel",

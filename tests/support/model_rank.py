@@ -46,7 +46,8 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     )
     assert isinstance(model, DecoderForCausalLM)
     hidden = PagedModel(model).prefill(list(range(100)), 33)
-    layer: Any = model.layers[0]  # a CPU's products have a shape
+    # A CPU's products have a shape.
+    layer: Any = next(layer for layer in model.layers if hasattr(getattr(layer, "attention", None), "qkv"))
     head: Any = model.lm_head
     shapes = {
         "qkv": tuple(layer.attention.qkv.linear.shape),

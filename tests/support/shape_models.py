@@ -49,6 +49,24 @@ GLM_47_FLASH = _fields("Glm4MoeLiteForCausalLM", 2048, 10240, 20, 20, 154880) | 
     "routed_scaling_factor": 1.8,
     "norm_topk_prob": True,
 }
+_GATED_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+QWEN35_4B = _fields("Qwen3_5ForCausalLM", 2560, 9216, 16, 4, 248320, head_dim=256) | _GATED_DELTA_NET
+QWEN35_35B_A3B = (
+    _fields("Qwen3_5MoeForCausalLM", 2048, 0, 16, 2, 248320, head_dim=256)
+    | _GATED_DELTA_NET
+    | {
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    }
+)
 
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

@@ -16,6 +16,9 @@ TESTS = Path(__file__).parents[1]
 AMONG_THEM = {
     "accept_drafts_kernel",
     "decode_attention_kernel",
+    "delta_rule_chunk_kernel",
+    "delta_rule_recurrent_kernel",
+    "delta_rule_scan_kernel",
     "draw_chunk_kernel",
     "fp8_block_matmul_kernel",
     "int4_matmul_kernel",
@@ -66,6 +69,7 @@ def test_loops_of_hot_kernels_have_copies_in_flight(compiled: list[KernelFacts])
     loops = [facts for facts in compiled if facts.is_hot and facts.copies_in_flight]
     assert {facts.kernel for facts in loops} == {name for name in AMONG_THEM if "matmul" in name} | {
         "decode_attention_kernel",
+        "delta_rule_scan_kernel",
         "prefill_attention_kernel",
         "invariant_linear_kernel",
     }

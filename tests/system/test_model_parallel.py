@@ -41,6 +41,7 @@ def test_two_ranks_give_the_logits_of_one_and_hold_half_each(tmp_path: Path) -> 
         make_tiny_model(tmp_path / "mistral", "mistral"),
         make_tiny_model(tmp_path / "qwen2", "qwen2", tie_word_embeddings=True),
         make_tiny_model(tmp_path / "qwen3", "qwen3"),
+        make_tiny_model(tmp_path / "qwen3.5", "qwen3_5_text"),
         make_tiny_model(tmp_path / "gemma 3", "gemma3_text"),
         make_tiny_model(tmp_path / "olmo 3", "olmo3"),
         make_tiny_model(tmp_path / "phi 4", "phi3"),
@@ -74,6 +75,7 @@ def test_two_ranks_share_experts_and_quantized_weights(tmp_path: Path) -> None:
     }
     folders = [write_quantized(source, tmp_path / name, format)[0] for name, format in formats.items()]
     folders.append(make_tiny_model(tmp_path / "experts", "qwen3_moe"))
+    folders.append(make_tiny_model(tmp_path / "shared expert, projections by key head", "qwen3_next"))
     experts = make_tiny_model(tmp_path / "source of experts", "qwen3_moe", moe_intermediate_size=256, **SIZES)
     folders.append(write_quantized(experts, tmp_path / "8-bit experts", FP8_FORMATS["fp8, blocks"])[0])
     ranks = run_ranks(folders, "auto", 2, tmp_path)
