@@ -9,7 +9,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.paged_model import PagedModel
-from support.tiny_models import ARCHITECTURES, make_tiny_model
+from support.tiny_models import ARCHITECTURES, RECURRENT, make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -17,7 +17,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
 def test_logits_on_the_gpu_equal_those_on_the_cpu(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, architecture)
     config = ModelConfig.from_folder(folder)
