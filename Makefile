@@ -111,6 +111,9 @@ lock: setup ## rebuild requirements/*.lock after a change of dependencies (UPGRA
 e2e: setup ## end-to-end tests on the cluster of KUBECONFIG (PYTEST_ARGS)
 	pytest tests/e2e --timeout=900 $(PYTEST_ARGS)
 
+sweep: setup ## all causal language model types through transformers; writes the list in docs/models.md
+	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python -m support.transformers_sweep
+
 train: setup ## train the built-in model (hours; resumes where it stopped) and export it
 	python -m training.train
 	python -m training.export

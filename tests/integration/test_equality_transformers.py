@@ -15,6 +15,7 @@ from proa.contract import SamplingParams
 from support.engine import build_core, request, run
 from support.tiny_models import ARCHITECTURES, BYTES, LATENT, make_tiny_model
 
+ADAPTED = ("cohere2", "gpt_neox", "starcoder2")  # have no module of their own in the engine
 NUM_PROMPTS = 20
 NUM_TOKENS = 16
 MARGIN = 1e-4
@@ -102,6 +103,12 @@ def test_tokens_of_other_families_equal_those_of_transformers(family: str, tmp_p
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_batched_tokens_equal_those_of_transformers(case: tuple[Path, list[Expected]], setting: str) -> None:
     check(*case, setting)
+
+
+@pytest.mark.parametrize("architecture", ADAPTED)
+def test_tokens_of_models_that_transformers_runs(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture, seed=3)
+    check(folder, reference(folder), "all on")
 
 
 def check(folder: Path, expected: list[Expected], setting: str) -> None:

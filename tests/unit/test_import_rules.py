@@ -34,6 +34,7 @@ ONLY = {
         *(ENGINE / name for name in ("telemetry.py", "worker_spans.py")),
         GATEWAY / "observability/telemetry.py",
     ],
+    "transformers": [ENGINE / "models/transformers_adapter"],
     "opentelemetry.exporter": [PROTOS / "telemetry.py"],
 }
 

@@ -23,8 +23,8 @@ class SafetensorsCheckpoint:
     """The *.safetensors files of a folder as a `WeightSource`. Tracks which tensors were taken."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, report: Callable[[str], None]) -> None:
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         self._report = report
         self._reported_at = time.monotonic()
         self._folder = folder
@@ -38,12 +38,20 @@ class SafetensorsCheckpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    def take_names(self) -> dict[str, tuple[int, ...]]:
+        """The full shape of every tensor. All count as taken: the caller names those that it does not use."""
+        self._taken.update(self._file_of)
+        return {
+            name: tuple(file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
+            for name, file in self._file_of.items()
+        }
+
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Missing tensors and wrong shapes or types are collected, so that `finish` can name all of them in one
         error."""
-        dtype = dtype or self._dtype
+        dtype = dtype or self.dtype
         wanted = list(shape)
         if part is not None:
             wanted[part.dim] = part.length
@@ -51,7 +59,7 @@ class SafetensorsCheckpoint:
         problem = self._problem(name, list(shape), dtype)
         if problem is not None:
             self._problems.append(problem)
-            return torch.zeros(wanted, dtype=dtype, device=self._device)
+            return torch.zeros(wanted, dtype=dtype, device=self.device)
         index = [slice(None)] * len(shape)
         if part is not None:
             index[part.dim] = slice(part.start, part.start + part.length)
@@ -61,7 +69,7 @@ class SafetensorsCheckpoint:
         tensor: torch.Tensor = (
             view[tuple(index)] if view.get_shape() else file.get_tensor(name)  # type: ignore[no-untyped-call]
         )
-        return tensor.to(device=self._device, dtype=dtype, copy=True).view(wanted).contiguous()
+        return tensor.to(device=self.device, dtype=dtype, copy=True).view(wanted).contiguous()
 
     def _problem(self, name: str, shape: list[int], dtype: torch.dtype) -> str | None:
         if name not in self._file_of:
@@ -102,8 +110,8 @@ class RandomWeights:
 
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self._seed = seed
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
 
     def __contains__(self, name: str) -> bool:
         return False  # has no tensors besides those that layers ask for
@@ -111,12 +119,12 @@ class RandomWeights:
     def take(
         self, name: str, shape: tuple[int, ...], part: Slice | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        if self._device.type == "meta":
-            tensor = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        if self.device.type == "meta":
+            tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         else:
             digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
-            generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
-            tensor = _draw(name, shape, dtype or self._dtype, generator)
+            generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7], "little"))
+            tensor = _draw(name, shape, dtype or self.dtype, generator)
         return tensor if part is None else tensor.narrow(part.dim, part.start, part.length).clone()
 
 

@@ -16,7 +16,7 @@ from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.decoder_layer import LayerDeclaration
 from proa_engine.models.quantization import linear_method
-from proa_engine.models.registry import architecture_of, model_class
+from proa_engine.models.registry import architecture_of, is_adapted, model_class, standard_fields
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -74,6 +74,8 @@ class ModelConfig:
         architecture = architecture_of(config)
         model = model_class(architecture)
         fields = {**model.defaults, **_text_fields(config)}
+        if is_adapted(architecture):
+            fields = standard_fields(fields)
         return cls(
             architecture=architecture,
             model_type=config.get("model_type") or "",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ MODULES = {
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
 }
+ADAPTER = "proa_engine.models.transformers_adapter"  # for all other architectures
 
 
 class ModelClass(Protocol):
@@ -54,13 +56,35 @@ class ModelClass(Protocol):
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first of `architectures`. Raises ValueError if it is not supported."""
-    names = config.get("architectures") or ["none named"]
-    if names[0] not in MODULES:
-        raise ValueError(f"architecture {names[0]} is not supported; supported: {', '.join(MODULES)}")
-    return str(names[0])
+    name = str((config.get("architectures") or ["none named"])[0])
+    if name in MODULES:
+        return name
+    if find_spec("transformers") is None:
+        hint = "; others need the extra: pip install 'proa-engine[transformers]'"
+    elif import_module(f"{ADAPTER}.fields").knows(name):
+        return name
+    else:
+        hint = ", and the causal language models of transformers"
+    raise ValueError(f"architecture {name} is not supported; supported: {', '.join(MODULES)}{hint}")
+
+
+def is_adapted(architecture: str) -> bool:
+    """Whether a model of this architecture is run by `transformers`."""
+    return architecture not in MODULES
 
 
 def model_class(architecture: str) -> ModelClass:
-    """Return the class of `architecture`, a name in `MODULES`."""
-    model: ModelClass = getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
+    """Return the class of `architecture`, a name that `architecture_of` returned."""
+    model: ModelClass
+    if is_adapted(architecture):
+        model = import_module(f"{ADAPTER}.model").TransformersForCausalLM
+    else:
+        model = getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
     return model
+
+
+def standard_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the fields that ModelConfig reads to those of a model that `transformers` runs. Raises ValueError, naming
+    the field, for what is not supported."""
+    added: dict[str, Any] = import_module(f"{ADAPTER}.fields").standard_fields(fields)
+    return added

@@ -45,8 +45,8 @@ def test_defaults_are_filled_in() -> None:
     ("overrides", "words"),
     [
         (
-            {"architectures": ["MambaForCausalLM"]},
-            "MambaForCausalLM is not supported; supported: .*LlamaForCausalLM",
+            {"architectures": ["UnknownForCausalLM"]},
+            "UnknownForCausalLM is not supported; supported: .*LlamaForCausalLM",
         ),
         ({"architectures": []}, "architecture none named is not supported"),
         ({"quantization_config": {"quant_method": "exl2"}}, "quantization exl2 is not supported; supported: none, "),

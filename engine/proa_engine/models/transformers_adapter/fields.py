@@ -1,0 +1,139 @@
+"""Which architectures the adapter runs, and their configuration as `transformers` reads it.
+
+Raises ValueError, naming the field, for what is not supported, before any weight is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from proa_engine.layers.context import LayerContext
+from proa_engine.layers.norm import NormOptions
+from proa_engine.layers.weights import Weights
+from proa_engine.models.config import DecoderOptions
+from proa_engine.models.decoder_layer import FeedForward, Layer
+
+UNSUPPORTED_ROPE_TYPES = ("dynamic", "longrope")  # frequencies depend on the longest sequence of the batch
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+def knows(architecture: str) -> bool:
+    """Whether `transformers` has this architecture as a causal language model."""
+    return architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def read_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
+    """config.json's fields as `transformers` reads them."""
+    if "text_config" in fields:
+        raise ValueError(f"model_type {fields.get('model_type')} is not supported: it has other inputs than text")
+    if fields.get("model_type") not in CONFIG_MAPPING:
+        raise ValueError(f"model_type {fields.get('model_type')} is not one of transformers")
+    config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise ValueError("is_encoder_decoder and add_cross_attention are not supported")
+    unknown = set(_field(config, "layer_types") or ()) - LAYER_TYPES
+    if unknown:
+        raise ValueError(f"layer type {sorted(unknown)[0]} is not supported through transformers")
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *given.values()):
+        if isinstance(rope, Mapping) and rope.get("rope_type") in UNSUPPORTED_ROPE_TYPES:
+            raise ValueError(f"rope_type {rope['rope_type']} is not supported through transformers")
+    return config
+
+
+def standard_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that `ModelConfig` reads, which some architectures call by other names, and "original": `fields`."""
+    config = read_config(fields)
+    longest = _field(config, "max_position_embeddings") or 2048
+    # Chunked attention sees all tokens before, as long as there is one chunk.
+    longest = min(longest, _field(config, "attention_chunk_size") or longest)
+    return {
+        **fields,
+        "original": fields,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "max_position_embeddings": longest,
+        "tie_word_embeddings": getattr(config, "tie_word_embeddings", False),
+        "eos_token_id": getattr(config, "eos_token_id", None),
+    }
+
+
+def _field(config: PreTrainedConfig, name: str) -> Any:
+    """The field that the library calls `name`, None if the architecture has none."""
+    return vars(config).get(config.attribute_map.get(name, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedOptions(DecoderOptions):
+    fields: Mapping[str, Any]  # of config.json
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedMLP:
+    """What is known of a layer's feed-forward layer. `transformers` makes it."""
+
+    inner_size: int
+    num_experts: int  # 1: some
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 0  # counted with the layer
+
+    def make(self, weights: Weights, context: LayerContext) -> FeedForward:
+        raise AssertionError("transformers makes the layers")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayer:
+    number: int
+    size: int  # parameters
+    mlp: AdaptedMLP
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return self.size
+
+    def make(self, weights: Weights, context: LayerContext) -> Layer:
+        raise AssertionError("transformers makes the layers")
+
+
+def read_options(fields: Mapping[str, Any]) -> AdaptedOptions:
+    """The options of a model of `transformers`, which is built without memory to count its parameters. `fields` are
+    those of `standard_fields`."""
+    fields = fields["original"]
+    config = read_config(fields)
+    model = build_on_meta(fields, torch.float32)
+    embeddings = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each}
+    size = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in embeddings)
+    experts = any("experts" in name for name, _ in model.named_modules())
+    mlp = AdaptedMLP(_field(config, "intermediate_size") or 4 * config.hidden_size, int(experts))
+    layers = config.num_hidden_layers
+    return AdaptedOptions(
+        layers=tuple(AdaptedLayer(number, size // layers, mlp) for number in range(layers)),
+        norm=NormOptions(1e-6),
+        fields=dict(fields),
+    )
+
+
+def build_on_meta(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The model of `transformers`, without memory for its tensors."""
+    import transformers
+    from transformers.utils.generic import ContextManagers
+
+    config = read_config(fields)
+    config._attn_implementation = "eager"
+    model_class = getattr(transformers, fields["architectures"][0])
+    with ContextManagers(model_class.get_init_context(dtype, False, False, False)):
+        model = model_class(config)
+    refuse_states(model)
+    return model.eval()
+
+
+def refuse_states(model: torch.nn.Module) -> None:
+    """Refuse a model whose layers keep more than keys and values, as far as its modules show it."""
+    for module in model.modules():
+        children = dict(module.named_children())
+        if any(isinstance(child, torch.nn.Conv1d) for child in children.values()):
+            raise ValueError(f"{type(module).__name__} keeps a state outside attention")

@@ -1,0 +1,128 @@
+"""A causal language model of `transformers` as a `CausalLM`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from proa_engine.layers.attention import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.cache_layers import CacheLayer, LayerCache
+from proa_engine.layers.linear import Unquantized
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Weights
+from proa_engine.models.config import DecoderOptions, ModelConfig
+from proa_engine.models.transformers_adapter import fields as adapter_fields
+from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
+from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
+from proa_engine.models.transformers_adapter.probe import probe
+
+
+class TransformersForCausalLM:
+    """A `CausalLM`. The constructor loads all weights and tries the model: it raises ValueError with the reason if the
+    model cannot be served."""
+
+    defaults: Mapping[str, Any] = {}
+
+    @staticmethod
+    def read_options(fields: Mapping[str, Any]) -> DecoderOptions:
+        return adapter_fields.read_options(fields)
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
+        options = config.decoder
+        assert isinstance(options, adapter_fields.AdaptedOptions)
+        name = config.architecture
+        if not isinstance(config.linear_method, Unquantized):
+            raise ValueError(f"{name} is run by transformers, where quantization is not supported")
+        if config.batch_invariant:
+            raise ValueError(f"{name} is run by transformers, where batch_invariant on a GPU is not supported")
+        if parallel.world_size > 1:
+            raise ValueError(f"{name} is run by transformers, where tensor_parallel_size is not supported")
+        source = weights.source
+        assert isinstance(source, TypedSource)
+        model = adapter_fields.build_on_meta(options.fields, source.dtype)
+        load_weights(model, source)
+        try:
+            self._adapt(model, config)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be run through transformers: {error}") from error
+
+    @torch.inference_mode()
+    def _adapt(self, model: Any, config: ModelConfig) -> None:
+        self.decoder = _decoder(model)
+        self.calls = AttentionCalls(model)
+        self.layers = probe(model, self.calls, self._hidden, config.vocab_size, config.max_position_embeddings)
+        # The rest of the model computes logits of hidden states that it gets from here.
+        self.given = _GivenStates()
+        _replace(model, self.decoder, self.given)
+        self.head = model
+
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata
+    ) -> Tensor:
+        step = AttentionStep(metadata, positions, batch_invariant=False)
+        attend = PagedAttend(self.layers, caches, step)
+        hidden: Tensor = self.calls.run(attend, lambda: self._hidden(input_ids, positions))
+        return hidden
+
+    def _hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        output = self.decoder(input_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = output[0][0]
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.given.hidden = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        logits: Tensor = self.head(ids, use_cache=False).logits[0]
+        return logits
+
+    def cache_layers(self) -> tuple[CacheLayer, ...]:
+        return self.layers
+
+    def parameters(self) -> Iterator[Tensor]:
+        seen: set[int] = set()
+        for module in (self.decoder, self.head):
+            for tensor in (*module.parameters(), *module.buffers()):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
+
+
+class _GivenStates(nn.Module):
+    """Stands for the decoder: returns hidden states [1, T, hidden_size] that were computed before."""
+
+    hidden: Tensor
+
+    def forward(self, *_: Any, **__: Any) -> "_Output":
+        return _Output(self.hidden)
+
+
+class _Output:
+    """A model output with hidden states alone; all its other fields are None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _decoder(model: Any) -> Any:
+    """The part of a model that computes hidden states of tokens."""
+    for part in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
+        if isinstance(part, PreTrainedModel) and part is not model:
+            return part
+    raise ValueError("it has no decoder")
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` in place of `old` wherever a module of `model` holds it."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if child is old:
+                setattr(module, name, new)

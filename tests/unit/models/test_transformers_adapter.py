@@ -1,0 +1,135 @@
+"""Models that `transformers` runs: equal logits, refusals by name, loading, and the published list."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from proa_engine.layers.cache_layers import KeyValueLayer
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models import registry
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
+from support.paged_model import PagedModel
+from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
+from support.transformers_sweep import judge, read_page
+from support.transformers_types import model_types
+
+# The whole list: tests/system/test_transformers_sweep.py.
+SLICE = ("cohere2", "deepseek_v2", "gpt2", "gpt_neox", "mixtral", "opt", "phi", "stablelm", "starcoder2")
+REFUSED = {
+    "bloom": "its attention does not go through the interface of transformers",
+    "doge": "DogeAttention changes the attention mask",
+    "lfm2": "layer type conv is not supported through transformers",
+    "mamba": "MambaMixer keeps a state outside attention",
+}
+
+
+@pytest.mark.parametrize("model_type", SLICE)
+def test_logits_equal_those_of_transformers(model_type: str) -> None:
+    assert judge(model_type).outcome == "equal"
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_other_state_is_refused_by_name(model_type: str) -> None:
+    verdict = judge(model_type)
+    assert (verdict.outcome, verdict.reason) == ("refused", REFUSED[model_type])
+
+
+def test_every_type_is_published() -> None:
+    published = read_page()
+    assert sorted(published) == model_types()
+    assert all(published[name] == "equal" for name in SLICE)
+    assert all(published[name] == reason for name, reason in REFUSED.items())
+    assert list(published.values()).count("equal") >= 90
+
+
+def load(folder: Path, load_format: LoadFormat = "auto") -> TransformersForCausalLM:
+    model = load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=ParallelContext(),
+        load_format=load_format,
+        report=lambda line: None,
+    )
+    assert isinstance(model, TransformersForCausalLM)
+    return model
+
+
+def test_checkpoint_with_renamed_and_merged_tensors(tmp_path: Path) -> None:
+    """Mixtral's checkpoints have one matrix an expert, the library's modules one tensor for all."""
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(tmp_path, "mixtral", num_local_experts=4, num_experts_per_tok=2)
+    ids = torch.arange(30) % VOCAB_SIZE
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids[None]).logits[0]
+        model = load(folder)
+        logits = model.compute_logits(PagedModel(model, num_blocks=8).prefill(ids.tolist(), 7))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_configuration_of_other_field_names(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "gpt2")  # calls them n_embd, n_positions and n_layer
+    assert "n_positions" in (folder / "config.json").read_text()
+    config = ModelConfig.from_folder(folder)
+    assert (config.hidden_size, config.max_position_embeddings, len(config.layers)) == (64, 512, 2)
+    assert config.eos_token_ids == (EOS_TOKEN_ID,)
+    assert config.vocab_size == VOCAB_SIZE
+
+
+def test_dummy_weights_are_the_same_every_time(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "starcoder2")
+    models = [load(folder, "dummy") for _ in range(2)]
+    first, second = (dict(enumerate(model.parameters())) for model in models)
+    assert all(torch.equal(first[number], second[number]) for number in first)
+    assert any(bool(parameter.any()) for parameter in first.values())
+
+
+def test_layers_declare_their_windows(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    model = load(make_tiny_model(tmp_path, "cohere2", **kinds))
+    assert model.cache_layers() == (KeyValueLayer(2, 16, 20), KeyValueLayer(2, 16, None))
+
+
+def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make_tiny_model(tmp_path, "starcoder2")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.extra.weight"] = tensors.pop("model.norm.bias")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"missing model\.norm\.bias; unexpected model\.extra\.weight"):
+        load(folder)
+
+
+def fields(**others: Any) -> dict[str, Any]:
+    return {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", **others}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (fields(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "rope_type dynamic"),
+        (fields(text_config={}), "it has other inputs than text"),
+        (fields(add_cross_attention=True), "add_cross_attention"),
+        (fields(model_type="unknown"), "model_type unknown is not one of transformers"),
+        ({"architectures": ["NoSuchForCausalLM"]}, "architecture NoSuchForCausalLM is not supported"),
+    ],
+)
+def test_configurations_are_refused_by_field(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dicts(config, {})
+
+
+def test_missing_library_names_the_extra() -> None:
+    with (
+        mock.patch.object(registry, "find_spec", return_value=None),
+        pytest.raises(ValueError, match=r"pip install 'proa-engine\[transformers\]'"),
+    ):
+        ModelConfig.from_dicts(fields(), {})
