@@ -33,6 +33,15 @@ QWEN3_30B_A3B = _fields("Qwen3MoeForCausalLM", 2048, 6144, 32, 4, 151936, head_d
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+GPT_OSS_20B = _fields("GptOssForCausalLM", 2880, 2880, 64, 8, 201088, head_dim=64) | {
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
+    "quantization_config": MXFP4,
+}
+GPT_OSS_120B = GPT_OSS_20B | {"num_local_experts": 128}
 
 GLM_47_FLASH = _fields("Glm4MoeLiteForCausalLM", 2048, 10240, 20, 20, 154880) | {
     "q_lora_rank": 768,

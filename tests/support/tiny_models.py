@@ -21,6 +21,40 @@ CHAT_TEMPLATE = (
 RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
+# Fields of mixtures of experts
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
+_QWEN3_NEXT = _EXPERTS | {"shared_expert_intermediate_size": 32}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        "n_routed_experts": 12,
+        "n_group": 3,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.8,
+    },
+    "gpt_oss": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "swiglu_limit": 1.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 8.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "olmoe": _EXPERTS,
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 80},
+    "qwen3_5_moe_text": _QWEN3_NEXT,
+    "qwen3_moe": _EXPERTS,
+    "qwen3_next": _QWEN3_NEXT,
+}
+
 
 # Sizes of models with latent attention.
 LATENT: dict[str, Any] = {
@@ -74,8 +108,6 @@ def make_tiny_model(
     }
     if architecture == "mistral":
         settings["sliding_window"] = 24
-    if architecture == "qwen3_moe":
-        settings |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
     if architecture in RECURRENT:
         settings |= {
             "num_hidden_layers": 3,
@@ -86,21 +118,18 @@ def make_tiny_model(
             "linear_value_head_dim": 24,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         }
-    if architecture in ("qwen3_next", "qwen3_5_moe_text"):
-        settings |= {
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 48,
-            "shared_expert_intermediate_size": 32,
-        }
+    settings |= MIXTURES.get(architecture, {})
     settings.update(overrides)
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():  # biases and norms start as constants: make them matter
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():  # biases and norms start as constants: make them matter
+            if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.data += 0.1 * torch.randn(parameter.shape)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer += 0.1 * torch.randn(buffer.shape)
     model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder)

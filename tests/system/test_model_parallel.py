@@ -77,6 +77,7 @@ def test_two_ranks_share_experts_and_quantized_weights(tmp_path: Path) -> None:
     folders.append(make_tiny_model(tmp_path / "experts", "qwen3_moe"))
     folders.append(make_tiny_model(tmp_path / "shared expert, projections by key head", "qwen3_next"))
     experts = make_tiny_model(tmp_path / "source of experts", "qwen3_moe", moe_intermediate_size=256, **SIZES)
+    folders += [make_tiny_model(tmp_path / name, name) for name in ("mixtral", "olmoe", "qwen2_moe")]
     folders.append(write_quantized(experts, tmp_path / "8-bit experts", FP8_FORMATS["fp8, blocks"])[0])
     ranks = run_ranks(folders, "auto", 2, tmp_path)
     for folder, (first, _), (second, _) in zip(folders, *ranks, strict=True):

@@ -46,7 +46,7 @@ class Mxfp4Matrices:
     ) -> torch.Tensor:
         """As `ExpertMatrices.multiply`."""
         assert isinstance(x, torch.Tensor)
-        return moe_mxfp4(x, self, blocks, pair_weights, k)
+        return moe_mxfp4_matmul(x, self, blocks, pair_weights, k)
 
 
 def pack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Mxfp4Matrices:
@@ -77,7 +77,7 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     return torch.ldexp(values, scales[..., None].int() - 127).flatten(-2)
 
 
-def moe_mxfp4(
+def moe_mxfp4_matmul(
     x: torch.Tensor, matrices: Mxfp4Matrices, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
 ) -> torch.Tensor:
     """See `ExpertMatrices.multiply`."""
@@ -89,7 +89,7 @@ def moe_mxfp4(
     out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=x.device)
     block_m = blocks.block_size
     block_n = 64 if block_m <= 16 else 128
-    moe_mxfp4_kernel[(blocks.max_blocks * cdiv(num_outputs, block_n),)](
+    moe_mxfp4_matmul_kernel[(blocks.max_blocks * cdiv(num_outputs, block_n),)](
         x,
         matrices.words,
         matrices.exponents,
@@ -141,7 +141,7 @@ def _dequantize(words, exponents, G: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @kernel(do_not_specialize=["num_pairs"])
-def moe_mxfp4_kernel(
+def moe_mxfp4_matmul_kernel(
     x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
     words_ptr,  # [experts, ceil(num_inputs / 128), num_outputs, 16]
     exponents_ptr,  # [experts, ceil(num_inputs / 128), num_outputs]

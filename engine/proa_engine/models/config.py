@@ -46,6 +46,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     torch_dtype: torch.dtype  # type of the unquantized weights on disk
     linear_method: LinearMethod  # how matrices are stored and multiplied
+    num_nextn_layers: int = 0  # layers behind the last one that predict further tokens; they are not loaded
     is_text_part: bool = False  # the checkpoint also holds models of other inputs, which are not loaded
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
 
@@ -87,6 +88,7 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(fields, generation),
             torch_dtype=_torch_dtype(fields),
             is_text_part="text_config" in config,
+            num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
             linear_method=linear_method(fields.get("quantization_config"), quantization),
         )
 

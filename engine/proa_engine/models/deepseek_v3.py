@@ -3,7 +3,8 @@
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
-from proa_engine.models.latent import latent_decoder, sigmoid_routing
+from proa_engine.models.latent import latent_decoder
+from proa_engine.models.shared_experts import sigmoid_routing
 
 
 class DeepseekV3ForCausalLM(DecoderForCausalLM):

@@ -82,8 +82,9 @@ def load_model(
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text, or
-    predicts several tokens (Qwen's `mtp`)."""
-    if name.startswith("mtp."):
+    predicts several tokens (Qwen's `mtp`, DeepSeek's layers behind the last one)."""
+    drafting = range(len(config.layers), len(config.layers) + config.num_nextn_layers)
+    if name.startswith(("mtp.", *(f"model.layers.{number}." for number in drafting))):
         return True
     if name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name.endswith("lm_head.weight")):
         return True

@@ -16,6 +16,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Experts, LinearMethod, Weights
+from support.mxfp4_models import mxfp4_tensors
 from support.stored_weights import StoredWeights
 
 HIDDEN, INNER, EXPERTS, CHOSEN = 64, 96, 6, 3
@@ -135,25 +136,17 @@ def test_every_layout_gives_the_same_experts(interleaved: bool, inputs_first: bo
         assert torch.equal(ours, theirs)
 
 
-def mxfp4_tensors(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Random experts in 4 bits with the biases of `tensors`: what is stored, and transformers' dequantized twin."""
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    stored = {name: tensor for name, tensor in tensors.items() if name.endswith("bias")}
-    dense = dict(stored)
-    generator = torch.Generator().manual_seed(2)
-    for name, outputs, inputs in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
-        shape = (EXPERTS, outputs, inputs // 32)
-        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(119, 126, shape, dtype=torch.uint8, generator=generator)
-        stored |= {f"experts.{name}_blocks": blocks, f"experts.{name}_scales": scales}
-        dense[f"experts.{name}"] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    return stored, dense
+def in_4_bits(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Random experts with the biases of `tensors`: what is stored, and transformers' dense twin."""
+    biases = {name: tensor for name, tensor in tensors.items() if name.endswith("bias")}
+    gate_up = mxfp4_tensors("experts.gate_up_proj", (EXPERTS, 2 * INNER, HIDDEN))
+    down = mxfp4_tensors("experts.down_proj", (EXPERTS, HIDDEN, INNER))
+    return biases | gate_up[0] | down[0], biases | gate_up[1] | down[1]
 
 
 @torch.inference_mode()
 def test_experts_of_mxfp4_equal_their_dequantized_twins() -> None:
-    stored, dense = mxfp4_tensors(dict(gpt_oss_mlp().state_dict()))
+    stored, dense = in_4_bits(dict(gpt_oss_mlp().state_dict()))
     x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1))
     weights, experts = torch.rand(9, CHOSEN), torch.rand(9, EXPERTS).topk(CHOSEN).indices.int()
     expected = load(dense, 0, 1, Unquantized())(x, weights, experts)
@@ -163,7 +156,7 @@ def test_experts_of_mxfp4_equal_their_dequantized_twins() -> None:
 
 
 def test_what_mxfp4_cannot_store_is_refused_by_name() -> None:
-    stored, _ = mxfp4_tensors(dict(gpt_oss_mlp().state_dict()))
+    stored, _ = in_4_bits(dict(gpt_oss_mlp().state_dict()))
     with pytest.raises(ValueError, match=r"experts: 64 inputs and 48 of the inner width on each rank cannot be cut"):
         load(stored, 0, 2, Mxfp4())
     stored["experts.down_proj_scales"][0, 0, 0] = 193

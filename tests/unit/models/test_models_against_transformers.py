@@ -75,6 +75,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
     ),
     "qwen3.5 moe": ("qwen3_5_moe_text", {}),
+    "glm4 moe": ("glm4_moe", {"num_hidden_layers": 3, "n_shared_experts": 2}),
+    "glm4 moe, biases and norms": ("glm4_moe", {"attention_bias": True, "use_qk_norm": True, "norm_topk_prob": False}),
+    "mixtral": ("mixtral", {"sliding_window": 24}),
+    "olmoe": ("olmoe", {"norm_topk_prob": False}),
+    "qwen2 moe": ("qwen2_moe", {}),
+    "qwen2 moe, one layer plain": ("qwen2_moe", {"mlp_only_layers": [0], "norm_topk_prob": False}),
     "gemma 3": (
         "gemma3_text",
         {"num_hidden_layers": 4, "sliding_window": 24, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0}
@@ -159,6 +165,17 @@ def test_the_text_model_of_a_larger_checkpoint_is_loaded(names: tuple[str, str],
     (whole / "config.json").write_text(json.dumps(both))
     logits = [model.compute_logits(PagedModel(model).prefill([1, 2, 3])) for model in (load(text), load(whole))]
     assert torch.equal(*logits)
+
+
+def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.eh_proj.weight"] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors")
+    load(folder)
+    save_file(tensors | {"model.layers.3.eh_proj.weight": torch.zeros(3)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"unexpected model.layers.3.eh_proj.weight"):
+        load(folder)
 
 
 def load(folder: Path) -> CausalLM:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import load_model
+from proa_engine.models.loader import LoadFormat, load_model
 from support.paged_model import PagedModel
 from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -23,11 +23,15 @@ from support.tiny_models import VOCAB_SIZE, make_tiny_model
 TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
-def load(folder: Path, quantization: str | None = None) -> CausalLM:
-    config = ModelConfig.from_folder(folder, quantization)
-    cpu = torch.device("cpu")
+def load(folder: Path, quantization: str | None = None, load_format: LoadFormat = "auto") -> CausalLM:
     return load_model(
-        folder, config, dtype=torch.float32, device=cpu, parallel=ParallelContext(), report=lambda line: None
+        folder,
+        ModelConfig.from_folder(folder, quantization),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=ParallelContext(),
+        load_format=load_format,
+        report=lambda line: None,
     )
 
 
@@ -110,17 +114,7 @@ def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) 
     source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
     quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS)[name])
     (quantized / "model.safetensors").unlink()
-    config = ModelConfig.from_folder(quantized)
-    model = load_model(
-        quantized,
-        config,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        parallel=ParallelContext(),
-        load_format="dummy",
-        report=lambda line: None,
-    )
-    assert PagedModel(model).prefill(TOKENS).isfinite().all()
+    assert PagedModel(load(quantized, load_format="dummy")).prefill(TOKENS).isfinite().all()
 
 
 def test_a_quantized_tensor_is_not_taken_for_a_plain_one(tmp_path: Path) -> None:
