@@ -160,3 +160,26 @@ def test_hashes_each_block_once() -> None:
         manager.get_computed_blocks(request)
     compute(manager, request)
     assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_a_block_that_is_computed_again_replaces_the_free_one() -> None:
+    """A prompt of two full blocks always computes the second one again, since its last token is left to compute."""
+    manager, first, second = make_manager(4), live(range(8)), live(range(8), order=1)
+    compute(manager, first)
+    manager.kv_events.follow()
+    manager.kv_events.take()
+    manager.free(first)
+    compute(manager, second)
+    replaced, block = first.block_hashes[1], second.tables[0][1]
+    assert manager._cache.names[replaced] is block
+    assert manager.kv_events.take() is None
+    assert manager.allocate_slots(second, 9) == [[1]]  # the one that lost its name is allocated next
+    manager.check_integrity([second])
+
+
+def test_a_block_that_is_computed_again_does_not_replace_one_in_use() -> None:
+    manager, first, second = make_manager(4), live(range(8)), live(range(8), order=1)
+    compute(manager, first)
+    compute(manager, second)
+    assert manager._cache.names[first.block_hashes[1]] is first.tables[0][1]
+    manager.check_integrity([first, second])
