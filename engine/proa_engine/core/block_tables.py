@@ -110,11 +110,12 @@ class BlockTables:
         return [columns, *[min(known, first + most) for first, most in zip(firsts, self._window_columns, strict=True)]]
 
     def _extend(self, request: Request, needs: Sequence[int]) -> list[list[int]]:
-        added = []
+        blocks, start, added = self._pool.get_new_blocks(sum(needs)), 0, []
         for table, need in zip(request.tables, needs, strict=True):
-            blocks = self._pool.get_new_blocks(need)
-            table += blocks
-            added.append([block.block_id for block in blocks])
+            new = blocks[start : start + need]
+            start += need
+            table += new
+            added.append([block.block_id for block in new])
         request.num_slots = min(map(len, request.tables)) * self._block_size
         return added
 
@@ -127,13 +128,17 @@ class BlockTables:
         """
         lowest = min(request.num_computed_tokens, request.num_tokens - 1)
         position = lowest // self._block_size * self._block_size
+        firsts, passed = request.first_columns, list[Block]()
         for index, window in enumerate(self._groups.windows):
-            table, before = request.tables[1 + index], request.first_columns[index]
             first = self._groups.first_column(window, position)
-            if first > before:
-                self._pool.free_blocks(held(table[before:first]))
-                table[before:first] = [None] * (first - before)
-                request.first_columns[index] = first
+            table = request.tables[1 + index]
+            for column in range(firsts[index], first):
+                block, table[column] = table[column], None
+                assert block is not None
+                passed.append(block)
+            if first > firsts[index]:
+                firsts[index] = first
+        self._pool.free_blocks(passed)
 
 
 def held(blocks: Sequence[Block | None]) -> list[Block]:
