@@ -47,7 +47,9 @@ def http_post(path: str, body: dict[str, Any]) -> bytes:
 
 async def follow(port: int, model: str, arrivals: list[tuple[float, float]]) -> None:
     """One endless stream; adds the time of each event and the seconds since the one before."""
-    body = {"model": model, "prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    # What a model says after its end is often special tokens, which have no events unless they are text.
+    fields = {"max_tokens": 400, "ignore_eos": True, "skip_special_tokens": False}
+    body = {"model": model, "prompt": "Hello", "stream": True, **fields}
     request = http_post("/v1/completions", body)
     while True:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
