@@ -44,6 +44,7 @@ class Expected:
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
 OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": WINDOWS,
+    "gpt_oss": {},
     "olmo3": WINDOWS,
     "qwen3_next": {},
     "qwen3_5_moe_text": {},

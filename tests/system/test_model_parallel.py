@@ -9,6 +9,7 @@ import torch
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.loader import LoadFormat
 from support.model_rank import RankResult, run_model, run_rank
+from support.mxfp4_models import write_mxfp4
 from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
@@ -77,6 +78,8 @@ def test_two_ranks_share_experts_and_quantized_weights(tmp_path: Path) -> None:
     folders.append(make_tiny_model(tmp_path / "experts", "qwen3_moe"))
     folders.append(make_tiny_model(tmp_path / "shared expert, projections by key head", "qwen3_next"))
     experts = make_tiny_model(tmp_path / "source of experts", "qwen3_moe", moe_intermediate_size=256, **SIZES)
+    gpt_oss = make_tiny_model(tmp_path / "gpt-oss", "gpt_oss", intermediate_size=128)
+    folders += [gpt_oss, write_mxfp4(gpt_oss, tmp_path / "4-bit experts")[0]]
     folders += [make_tiny_model(tmp_path / name, name) for name in ("mixtral", "olmoe", "qwen2_moe")]
     folders.append(write_quantized(experts, tmp_path / "8-bit experts", FP8_FORMATS["fp8, blocks"])[0])
     ranks = run_ranks(folders, "auto", 2, tmp_path)

@@ -44,6 +44,7 @@ class AttentionOptions:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm | None = None
+    sinks: bool = False  # a learned score for each head, in the softmax beside those of the keys
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
 
@@ -178,6 +179,10 @@ class Attention:
             norm = options.qk_norm.norm
             q_weight = norm.take_weight(weights / "q_norm", head_dim)
             self.norms = q_weight, norm.take_weight(weights / "k_norm", head_dim), norm.eps
+        self.sinks: torch.Tensor | None = None
+        if options.sinks:
+            part = Slice(0, parallel.rank * self.num_heads, self.num_heads)
+            self.sinks = weights.take("sinks", (options.num_heads,), part, torch.float32)
         self.cache_scales = _cache_scale(weights, "k_scale"), _cache_scale(weights, "v_scale")
 
     @property
@@ -217,6 +222,7 @@ class Attention:
             num_decodes=metadata.num_decodes,
             scale=self.scale * scales[0],
             window=self.window,
+            sinks=self.sinks,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])

@@ -19,6 +19,7 @@ MODULES = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "LlamaForCausalLM": "llama",

@@ -77,6 +77,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5 moe": ("qwen3_5_moe_text", {}),
     "glm4 moe": ("glm4_moe", {"num_hidden_layers": 3, "n_shared_experts": 2}),
     "glm4 moe, biases and norms": ("glm4_moe", {"attention_bias": True, "use_qk_norm": True, "norm_topk_prob": False}),
+    "gpt-oss": ("gpt_oss", {"num_hidden_layers": 4}),
+    "gpt-oss, reaching no limit": ("gpt_oss", {"swiglu_limit": 7.0, "rope_parameters": YARN}),
     "mixtral": ("mixtral", {"sliding_window": 24}),
     "olmoe": ("olmoe", {"norm_topk_prob": False}),
     "qwen2 moe": ("qwen2_moe", {}),

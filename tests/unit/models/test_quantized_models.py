@@ -16,6 +16,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import LoadFormat, load_model
+from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
 from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -109,11 +110,24 @@ def test_int4_checkpoints_give_the_logits_of_their_dense_twins(name: str, tmp_pa
     torch.testing.assert_close(logits(quantized), expected, atol=2e-4, rtol=0)
 
 
+def test_experts_in_4_bits_give_the_logits_of_their_dense_twins(tmp_path: Path) -> None:
+    quantized, dense = write_mxfp4(make_tiny_model(tmp_path / "source", "gpt_oss", seed=3), tmp_path)
+    expected = logits_of_transformers(dense, lambda module_name, module: None)
+    ours = logits(quantized)
+    torch.testing.assert_close(ours, expected, atol=2e-4, rtol=0)
+    assert torch.equal(logits(quantized, chunk=1), ours), "a token's bits depend on the others of its step"
+
+
 @pytest.mark.parametrize("name", ["fp8, blocks", "compressed-tensors, channels, by token", "gptq, inputs out of order"])
 def test_dummy_weights_of_a_quantized_checkpoint_run(name: str, tmp_path: Path) -> None:
     source = make_tiny_model(tmp_path / "source", "qwen3", **SIZES)
     quantized, _ = write_quantized(source, tmp_path, (FP8_FORMATS | INT4_FORMATS)[name])
     (quantized / "model.safetensors").unlink()
+    assert PagedModel(load(quantized, load_format="dummy")).prefill(TOKENS).isfinite().all()
+
+
+def test_dummy_experts_in_4_bits_run(tmp_path: Path) -> None:
+    quantized, _ = write_mxfp4(make_tiny_model(tmp_path / "source", "gpt_oss"), tmp_path)
     assert PagedModel(load(quantized, load_format="dummy")).prefill(TOKENS).isfinite().all()
 
 
