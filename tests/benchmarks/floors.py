@@ -4,9 +4,12 @@ A part takes the longer of its bytes over the bandwidth and its operations over 
 weight and each cached key and value is counted once.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+MXFP4_BYTES = 4.25 / 8  # of a weight of 4 bits, with its share of the scale of 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +68,23 @@ def parts(config: Mapping[str, Any], step: Step, *, fp8: bool) -> Iterator[Part]
         return Part(name, layers * parameters * itemsize, layers * flops, speedup)
 
     yield product("attention's products", hidden * head_dim * 2 * (heads + kv_heads))
-    if num_experts := config.get("num_experts"):
-        chosen, expert = config["num_experts_per_tok"], 3 * hidden * config["moe_intermediate_size"]
+    if num_experts := config.get("num_experts") or config.get("num_local_experts"):
+        chosen = config["num_experts_per_tok"]
+        expert = 3 * hidden * (config.get("moe_intermediate_size") or config["intermediate_size"])
         met = num_experts * (1 - (1 - chosen / num_experts) ** step.rows)  # expected number, of randomly routed rows
-        yield product("experts", met * expert, chosen * expert)
+        quantization = config.get("quantization_config") or {}
+        expert_itemsize = MXFP4_BYTES if quantization.get("quant_method") == "mxfp4" else itemsize
+        yield Part(
+            "experts", layers * met * expert * expert_itemsize, layers * 2 * step.rows * chosen * expert, speedup
+        )
     else:
         yield product("MLP", 3 * hidden * config["intermediate_size"])
-    keys = step.sequences * step.context
-    pairs = step.rows * (step.context + (step.new_tokens + 1) / 2)  # of queries and the keys that they attend to
-    yield Part("attention", layers * keys * 4 * kv_heads * head_dim, layers * pairs * 4 * heads * head_dim)
+    keys = pairs = 0.0  # read before the step; of queries and the keys that they attend to
+    for kind in config.get("layer_types") or ["full_attention"] * layers:
+        most = config["sliding_window"] if kind == "sliding_attention" else math.inf
+        keys += step.sequences * min(step.context, most)
+        pairs += step.rows * min(step.context + (step.new_tokens + 1) / 2, most)
+    yield Part("attention", keys * 4 * kv_heads * head_dim, pairs * 4 * heads * head_dim)
     head = hidden * config["vocab_size"]
     yield Part("logits", 2 * head, 2 * step.sequences * head)
 

@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.1-8B": ("Llama-3.1-8B", {}),
     "Llama-3.1-8B fp8": ("Llama-3.1-8B", {"quantization": "fp8"}),
     "Qwen3-30B-A3B": ("Qwen3-30B-A3B", {}),
+    "gpt-oss-20b": ("gpt-oss-20b", {}),
 }
 H200 = Card(4.25e12, 799e12)
 _KERNEL_TITLES = [

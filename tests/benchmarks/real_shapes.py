@@ -14,6 +14,36 @@ _QWEN3: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "hidden_act": "silu",
 }
+_EVERY_OTHER = ["sliding_attention", "full_attention"]
+_GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "swiglu_limit": 7.0,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "eos_token_id": 200002,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": _QWEN3
     | {
@@ -51,6 +81,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",
     },
+    "gpt-oss-20b": _GPT_OSS | {"num_local_experts": 32, "num_hidden_layers": 24, "layer_types": _EVERY_OTHER * 12},
+    "gpt-oss-120b": _GPT_OSS | {"num_local_experts": 128, "num_hidden_layers": 36, "layer_types": _EVERY_OTHER * 18},
     "Qwen3-30B-A3B": _QWEN3
     | {
         "architectures": ["Qwen3MoeForCausalLM"],

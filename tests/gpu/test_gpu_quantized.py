@@ -12,16 +12,19 @@ import torch
 from proa_engine import LLM
 from proa_engine.kernels import fp8, int4_linear, moe_route, rms_norm, silu_and_mul
 from proa_engine.kernels.attention_plan import plan_reference
+from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_align import align_pairs, align_pairs_reference
 from proa_engine.kernels.moe_matmul import ExpertMatrices, rows_per_block
+from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.quant_mxfp4 import DequantizedLinear
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from support.kernel_cases import attention_case
@@ -34,6 +37,7 @@ from support.quantized_cases import (
     expert_case,
     int4_case,
     matrix_in_blocks,
+    mxfp4_case,
     routing,
 )
 from support.quantized_models import FP8_FORMATS, INT4_FORMATS, SIZES, write_quantized
@@ -133,6 +137,27 @@ def test_experts_of_floats_and_of_8_bits(tokens: int, dtype: torch.dtype) -> Non
             ExpertMatrices(gate_up.cuda(), gate_up_scales.cuda()), ExpertMatrices(down.cuda(), down_scales.cuda()), form
         )
         near(fused(*on_device), looped(*arguments), 0.02)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 2, 64, 300, 3000])
+def test_experts_of_4_bits(tokens: int, dtype: torch.dtype) -> None:
+    case = expert_case(tokens, hidden=480, inner=352, experts=32, k=4, dtype=dtype)
+    stored = mxfp4_case(32, 704, 15), mxfp4_case(32, 480, 11)
+    biases = torch.randn(32, 704).to(dtype), torch.randn(32, 480).to(dtype)
+    first, second = (
+        [DequantizedLinear(*one) for one in zip(*each, bias, strict=True)]
+        for each, bias in zip(stored, biases, strict=True)
+    )
+    gate_up, down = (
+        pack_mxfp4(blocks.cuda(), scales.cuda(), bias.cuda())
+        for (blocks, scales), bias in zip(stored, biases, strict=True)
+    )
+    activation = ClampedSwiGLU(alpha=1.702, limit=7.0)
+    ours = FusedExperts(gate_up, down, activation=activation)(case.x.cuda(), case.weights.cuda(), case.experts.cuda())
+    theirs = LoopedExperts(first, second, activation)(case.x, case.weights, case.experts)
+    scale = theirs.abs().max()
+    near(ours / scale.cuda(), theirs / scale)
 
 
 @pytest.mark.parametrize("experts", [9, 128])

@@ -69,6 +69,7 @@ CASES = [
     Case("heads of 256, invariant, fp8 KV", models.WIDE_HEADS, _INVARIANT | _FP8_CACHE),
     Case("heads of 512", models.WIDEST_HEADS),
     Case("Qwen3-30B-A3B", models.QWEN3_30B_A3B),
+    Case("gpt-oss-20b", models.GPT_OSS_20B),
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
     Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),

@@ -33,6 +33,7 @@ HOT = {
     "fp8_block_matmul_kernel",
     "int4_matmul_kernel",
     "moe_matmul_kernel",
+    "moe_mxfp4_matmul_kernel",
     "rms_norm_kernel",
     "rotate_and_cache_kernel",
     "activate_and_mul_kernel",

@@ -24,6 +24,7 @@ AMONG_THEM = {
     "int4_matmul_kernel",
     "invariant_linear_kernel",
     "moe_matmul_kernel",
+    "moe_mxfp4_matmul_kernel",
     "prefill_attention_kernel",
     "propose_ngrams_kernel",
     "rms_norm_kernel",
