@@ -117,7 +117,8 @@ def _prefill(
     key = _gather(key_cache, tile.block_rows, plan.keys, num_kv_heads).transpose(1, 2)
     value = _gather(value_cache, tile.block_rows, plan.values, num_kv_heads)
     value[:, tile.num_tokens :] = 0
-    value[:, : tile.num_hidden] = 0
+    if tile.num_hidden:
+        value[:, : tile.num_hidden] = 0
     start = tile.start
     while start < tile.end:
         position = tile.num_tokens - (tile.end - start)  # of the first query, among the gathered tokens
