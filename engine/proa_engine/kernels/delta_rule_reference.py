@@ -54,7 +54,7 @@ def delta_rule_reference(
         torch.sum(torch.mul(state, query[tokens], out=product), -1, out=out[tokens])
         cut = plan.cuts.get(step)
         if cut is not None:
-            cache[cut.slots] = states[cut.rows]
+            cut.write(states, cache)
     result = torch.empty(num_tokens, value_width, dtype=qkv.dtype)
     result[plan.token_order] = out.view(num_tokens, value_width).to(qkv.dtype)
     return result

@@ -15,8 +15,12 @@ TAPS = 3  # inputs before a token that the convolution reads
 class Cut:
     """States to write after a step."""
 
-    rows: torch.Tensor  # [N] int64: in the plan's order
+    rows: torch.Tensor | None  # [N] int64: in the plan's order; None: all
     slots: torch.Tensor  # [N] int64
+
+    def write(self, states: torch.Tensor, cache: torch.Tensor) -> None:
+        """states [R, ...], cache [slots, ...]"""
+        cache.index_copy_(0, self.slots, states if self.rows is None else states.index_select(0, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class StatePlan:
     row_counts: tuple[int, ...]  # rows of each step
     cuts: dict[int, Cut]  # by step
     read: torch.Tensor  # [R] int64: slots, in the plan's order of rows; 0 where nothing is read
-    is_first: torch.Tensor  # [R] bool, in the plan's order: the row begins at position 0
+    first_rows: torch.Tensor | None  # int64, in the plan's order: rows that begin at position 0; None: none does
     conv_states: torch.Tensor  # [R, TAPS] int64: inputs that are states, in the plan's order of rows
     conv_inputs: torch.Tensor  # [T] int64: inputs that are tokens, in the order of the batch
     conv_ends: torch.Tensor  # [S, TAPS] int64: the last inputs of each segment
@@ -64,12 +68,14 @@ def plan_states(
         (ends - starts[segment_rows] - 1).tolist(), rank[segment_rows].tolist(), slots.tolist(), strict=True
     ):
         cuts.setdefault(step, []).append((row, slot))
+    slots_read = read[order].long()
+    first_rows = (slots_read < 0).nonzero().flatten()
     return StatePlan(
         token_order=token_order,
         row_counts=tuple(step_of.bincount().tolist()),
-        cuts={step: Cut(*torch.tensor(pairs).unbind(1)) for step, pairs in cuts.items()},
-        read=read[order].clamp(min=0).long(),
-        is_first=read[order] < 0,
+        cuts={step: _cut(pairs, len(lengths)) for step, pairs in cuts.items()},
+        read=slots_read.clamp(min=0),
+        first_rows=first_rows if len(first_rows) else None,
         conv_states=(starts[:-1] + TAPS * torch.arange(len(lengths)))[order, None] + taps,
         conv_inputs=tokens + TAPS * (row_of + 1),
         conv_ends=(ends + TAPS * segment_rows)[:, None] + taps,
@@ -77,8 +83,16 @@ def plan_states(
     )
 
 
+def _cut(pairs: list[tuple[int, int]], num_rows: int) -> Cut:
+    """`pairs` of rows and slots, one for a row at most."""
+    pairs.sort()
+    rows, slots = torch.tensor(pairs).unbind(1)
+    return Cut(None if len(pairs) == num_rows else rows, slots)
+
+
 def read_states(cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
     """The states [R, ...] of a cache [slots, ...] before the step, in the plan's order of rows."""
     states = cache.index_select(0, plan.read)
-    states[plan.is_first] = 0
+    if plan.first_rows is not None:
+        states.index_fill_(0, plan.first_rows, 0)
     return states

@@ -113,3 +113,14 @@ def test_what_is_not_supported_is_named(field: str, value: object, tmp_path: Pat
     fields = json.loads((folder / "config.json").read_text()) | {field: value}
     with pytest.raises(ValueError, match=r"kernel_dim 3|value_heads 5|sliding_attention"):
         ModelConfig.from_dicts(fields, {})
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_next", "qwen3_5_text"])
+@torch.inference_mode()
+def test_gates_are_a_product_of_their_own_in_quantized_checkpoints(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, architecture)
+    plain = PagedModel(load(folder)).prefill(prompts(1)[0])
+    config = folder / "config.json"
+    quantization = {"quant_method": "fp8", "modules_to_not_convert": ["layers"]}  # leaves nothing to quantize
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
+    torch.testing.assert_close(PagedModel(load(folder)).prefill(prompts(1)[0]), plain, atol=1e-4, rtol=0)
