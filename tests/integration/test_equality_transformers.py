@@ -13,7 +13,7 @@ import torch
 
 from proa.contract import SamplingParams
 from support.engine import build_core, request, run
-from support.tiny_models import ARCHITECTURES, BYTES, LATENT, make_tiny_model
+from support.tiny_models import ARCHITECTURES, BYTES, LATENT, VOCAB_SIZE, make_tiny_model
 
 ADAPTED = ("cohere2", "gpt_neox", "starcoder2")  # have no module of their own in the engine
 NUM_PROMPTS = 20
@@ -45,6 +45,9 @@ WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_at
 OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": WINDOWS,
     "gpt_oss": {},
+    "gemma4_text": WINDOWS
+    | {"global_head_dim": 32, "num_kv_shared_layers": 2}
+    | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},
     "olmo3": WINDOWS,
     "qwen3_next": {},
     "qwen3_5_moe_text": {},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
-from proa_engine.layers.cache_layers import LayerCache, StateLayer
+from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.layers.state_rows import StateRows
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.cache_memory import allocate_caches
@@ -54,10 +54,14 @@ def nan_caches(
     device: torch.device | str = "cpu",
     num_state_slots: int = 0,
 ) -> list[LayerCache]:
-    """The caches of a model's layers, filled with NaN, so that anything read before it is written shows."""
-    layers = model.cache_layers()
-    plan = plan_caches(layers, block_size, dtype, max_model_len=1)  # one table: no window is shorter
-    caches = allocate_caches(layers, plan, num_blocks, dtype, torch.device(device), num_state_slots)
+    """The caches of a model's layers, each in its own memory, filled with NaN, so that reads before writes show."""
+    caches: list[LayerCache] = []
+    for layer in model.cache_layers():
+        if isinstance(layer, SharedLayer):
+            caches.append(caches[layer.layer])
+            continue
+        plan = plan_caches([layer], block_size, dtype, max_model_len=1)  # one table: no window is shorter
+        caches += allocate_caches([layer], plan, num_blocks, dtype, torch.device(device), num_state_slots)
     for cache in caches:
         for tensor in cache.tensors:
             tensor.fill_(torch.nan)

@@ -41,16 +41,21 @@ class AttentionOptions:
     rope: RopeConfig
     window: int | None = None  # tokens that a token attends to, itself included; None: all before it
     scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # c: a score s becomes c * tanh(s / c)
+    sinks: bool = False  # each head has a score without a key, which only adds to the sum of the softmax
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm | None = None
-    sinks: bool = False  # a learned score for each head, in the softmax beside those of the keys
+    norm_values: bool = False  # values are normalised as q and k, without weights
+    values_are_keys: bool = False  # there is no v_proj: values are the keys before their norm and rotation
+    only_reads: bool = False  # it has no keys and values of its own, but reads the cache of an earlier layer
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
 
     def num_parameters(self, hidden_size: int) -> int:
-        num_heads = 2 * (self.num_heads + self.num_kv_heads) + self.output_gate * self.num_heads
-        return hidden_size * self.head_dim * num_heads
+        q_heads = (2 + self.output_gate) * self.num_heads
+        kv_heads = 0 if self.only_reads else (2 - self.values_are_keys) * self.num_kv_heads
+        return hidden_size * self.head_dim * (q_heads + kv_heads)
 
     def make(self, weights: Weights, context: LayerContext) -> "Attention":
         return Attention(weights / "self_attn", context, self)
@@ -61,8 +66,9 @@ class AttentionOptions:
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         if not self.output_gate:
             stored_as = "qkv_proj" if self.stored_merged else None
-            qkv, sizes = ("q_proj", "k_proj", "v_proj"), (q_size, kv_size, kv_size)
-            return column_projections(weights, qkv, hidden_size, sizes, parallel, stored_as)
+            count = 1 if self.only_reads else 2 if self.values_are_keys else 3
+            names, sizes = ("q_proj", "k_proj", "v_proj")[:count], (q_size, kv_size, kv_size)[:count]
+            return column_projections(weights, names, hidden_size, sizes, parallel, stored_as)
         num_heads = parallel.share(self.num_heads, "number of attention heads")
         starts = [2 * self.head_dim * (parallel.rank * num_heads + head) for head in range(num_heads)]
         query, gate = (
@@ -166,6 +172,12 @@ class Attention:
         self.output = RowParallelLinear(
             weights / "o_proj", q_size, context.hidden_size, parallel, bias=options.output_bias
         )
+        self.soft_cap = options.soft_cap
+        self.sinks: torch.Tensor | None = None
+        if options.sinks:
+            part = Slice(0, parallel.rank * self.num_heads, self.num_heads)
+            self.sinks = weights.take("sinks", (options.num_heads,), part, torch.float32)
+        self.interleaved = options.rope.interleaved
         self.gate_size = self.num_heads * head_dim if options.output_gate else 0
         self.rotary = context.rotary.table(options.rope)
         self.norms: tuple[torch.Tensor, torch.Tensor, float] | None = None  # of each head
@@ -178,23 +190,27 @@ class Attention:
         elif options.qk_norm is not None:
             norm = options.qk_norm.norm
             q_weight = norm.take_weight(weights / "q_norm", head_dim)
-            self.norms = q_weight, norm.take_weight(weights / "k_norm", head_dim), norm.eps
-        self.sinks: torch.Tensor | None = None
-        if options.sinks:
-            part = Slice(0, parallel.rank * self.num_heads, self.num_heads)
-            self.sinks = weights.take("sinks", (options.num_heads,), part, torch.float32)
+            has_keys = not options.only_reads
+            k_weight = norm.take_weight(weights / "k_norm", head_dim) if has_keys else q_weight
+            self.norms = q_weight, k_weight, norm.eps
+        self.norm_values = options.norm_values
+        self.values_are_keys = options.values_are_keys and not options.only_reads
+        self.only_reads = options.only_reads
         self.cache_scales = _cache_scale(weights, "k_scale"), _cache_scale(weights, "v_scale")
 
     @property
     def cache_layer(self) -> KeyValueLayer:
+        """What it caches, or reads of the earlier layer."""
         return KeyValueLayer(self.num_kv_heads, self.head_dim, self.window)
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
         metadata = step.metadata
         qkv, gate = self._without_gate(self.qkv(x))
-        heads = self._normed(qkv).view(x.shape[0], -1, self.head_dim)
+        heads = self._heads(qkv)
         key_cache, value_cache = cache.tensors
+        written = _without_heads(cache) if self.only_reads else cache
+        written_keys, written_values = written.tensors
         table = metadata.tables[cache.table]
         scales = self.cache_scales if key_cache.dtype == FP8 else (1.0, 1.0)
         rotation = step.rotation(self.rotary)
@@ -203,11 +219,13 @@ class Attention:
             self.norms,
             rotation.cos,
             rotation.sin,
-            key_cache,
-            value_cache,
+            written_keys,
+            written_values,
             table.slot_mapping,
-            step.cache_rows(cache),
+            step.cache_rows(written),
             scales,
+            interleaved=self.interleaved,
+            norm_values=self.norm_values,
         )
         if rotation.query_scale is not None:
             query = query.mul_(rotation.query_scale)
@@ -223,6 +241,7 @@ class Attention:
             scale=self.scale * scales[0],
             window=self.window,
             sinks=self.sinks,
+            soft_cap=self.soft_cap,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])
@@ -236,14 +255,21 @@ class Attention:
             return qkv, None
         return qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
 
-    def _normed(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Normalise all heads of q, and all of k, together, if the model does. [T, heads * head_dim]"""
-        if self.whole_norms is None:
-            return qkv
-        q_norm, k_norm = self.whole_norms
+    def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Add values that are keys, and do the norms that `rotate_and_cache` does not. [T, heads, head_dim]"""
         kv_size = self.num_kv_heads * self.head_dim
-        query, key, value = qkv.split((self.num_heads * self.head_dim, kv_size, kv_size), dim=-1)
-        return torch.cat((q_norm(query), k_norm(key), value), dim=-1)
+        if self.whole_norms is not None:
+            q_norm, k_norm = self.whole_norms
+            query, key, value = qkv.split((self.num_heads * self.head_dim, kv_size, kv_size), dim=-1)
+            qkv = torch.cat((q_norm(query), k_norm(key), value), dim=-1)
+        if self.values_are_keys:
+            qkv = torch.cat((qkv, qkv[:, -kv_size:]), dim=-1)
+        return qkv.view(len(qkv), -1, self.head_dim)
+
+
+def _without_heads(cache: LayerCache) -> LayerCache:
+    """The cache as one of no KV heads, into which nothing is written."""
+    return LayerCache(cache.table, tuple(tensor[:, :0] for tensor in cache.tensors))
 
 
 def _cache_scale(weights: Weights, name: str) -> float:

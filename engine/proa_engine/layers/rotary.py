@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-RopeType = Literal["default", "linear", "llama3", "longrope", "yarn", "none"]
+RopeType = Literal["default", "linear", "llama3", "longrope", "proportional", "yarn", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,7 @@ class RopeConfig:
     """Fields as in a Hugging Face config's `rope_parameters`; each type reads its own."""
 
     dim: int  # the first `dim` values of a head are rotated
+    interleaved: bool = False  # pairs are neighbours; False: half of `dim` apart
     theta: float = 10_000.0
     type: RopeType = "default"  # none: positions are not encoded
     factor: float = 1.0
@@ -29,6 +30,7 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    proportion: float = 1.0  # proportional: share of the frequencies, from the highest on; the others are 0
     llama_4_scaling_beta: float = 0.0  # not zero: queries grow with the logarithm of their position
 
 
@@ -96,6 +98,9 @@ def _frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
             # One set for all requests: cached keys of one set cannot be read with the other.
             is_long = max_positions > config.original_max_position_embeddings
             return plain / torch.tensor(config.long_factor if is_long else config.short_factor)
+        case "proportional":
+            count = int(config.proportion * config.dim // 2)
+            return torch.cat((plain[:count], torch.zeros(len(plain) - count))) / config.factor
         case "yarn":
             return _yarn(config, plain)
 

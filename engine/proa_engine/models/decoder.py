@@ -35,7 +35,7 @@ class DecoderForCausalLM:
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
         options = config.decoder
-        inner, head = _text_weights(weights)
+        inner, head = text_weights(weights)
         rows = take_vocab_share(inner / "embed_tokens", config.vocab_size, config.hidden_size, parallel)
         self.embedding = VocabParallelEmbedding(rows, parallel)
         # In the weights' type, as in the models' own code.
@@ -59,17 +59,19 @@ class DecoderForCausalLM:
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        step = AttentionStep(metadata, positions, self.batch_invariant)
-        x, residual = self.embed(input_ids), None
+        x, step = self.begin(input_ids, positions, metadata)
+        residual: torch.Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             x, residual = layer(x, residual, cache, step)
-        assert residual is not None  # there is a layer
-        return self.norm.add(x, residual)[0]
+        return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids [T] int64 -> [T, hidden_size]"""
+    def begin(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> tuple[torch.Tensor, AttentionStep]:
+        """The input of the first layer [T, hidden_size], and what all layers share."""
         x = self.embedding(input_ids)
-        return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
+        x = x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
+        return x, AttentionStep(metadata, positions, self.batch_invariant)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.lm_head(hidden)
@@ -90,7 +92,7 @@ class DecoderForCausalLM:
                 yield tensor
 
 
-def _text_weights(weights: Weights) -> tuple[Weights, Weights]:
+def text_weights(weights: Weights) -> tuple[Weights, Weights]:
     """The decoder's weights and the LM head's, by the names of a text model's checkpoint, or of a larger model's."""
     for inner, head in (("model.language_model", "lm_head"), ("language_model.model", "language_model.lm_head")):
         if weights.has(f"{inner}.embed_tokens.weight"):

@@ -84,7 +84,7 @@ class Layer(Protocol):
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [T, hidden_size]: what is still to be added to the sum `residual`, or the sum itself where that is None.
         Returns both for the next layer; may overwrite both."""
         ...

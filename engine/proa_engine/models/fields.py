@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]
 
 ACTIVATIONS: Mapping[str, ActivationName] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 SCALING_FIELDS = (
     "factor",
     "original_max_position_embeddings",
@@ -76,14 +76,25 @@ def gated_mlp(fields: Fields, **options: Any) -> GatedMLPOptions:
     return GatedMLPOptions(**(read | options))
 
 
-def rope(fields: Fields, given: Fields | None = None) -> RopeConfig:
-    """Read `given`, by default the field `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+def rope(fields: Fields, given: Fields | None = None, *, interleaved: bool = False) -> RopeConfig:
+    """Read `given`, by default the field `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+
+    `interleaved` as in `RopeConfig`.
+    """
     if given is None:
         given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     rope_type: Any = given.get("rope_type", given.get("type", "default"))
     rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope scaling {rope_type} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    if rope_type == "proportional":
+        return RopeConfig(
+            dim=head_dim(fields),
+            theta=given["rope_theta"],
+            type=rope_type,
+            factor=given.get("factor", 1.0),
+            proportion=given.get("partial_rotary_factor", 1.0),
+        )
     share = given.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
     known = {name: given[name] for name in SCALING_FIELDS if given.get(name) is not None}
     max_positions = fields.get("max_position_embeddings", 2048)
@@ -94,7 +105,8 @@ def rope(fields: Fields, given: Fields | None = None) -> RopeConfig:
         known |= {name: tuple(given[name]) for name in ("short_factor", "long_factor")}
         known.setdefault("factor", max_positions / known["original_max_position_embeddings"])
     theta = given.get("rope_theta") or fields.get("rope_theta") or 10_000.0
-    return RopeConfig(dim=int(head_dim(fields) * share), theta=theta, type=rope_type, **known)
+    dim = int(head_dim(fields) * share)
+    return RopeConfig(dim=dim, interleaved=interleaved, theta=theta, type=rope_type, **known)
 
 
 def ropes(fields: Fields, sliding_theta: float) -> dict[str, RopeConfig]:

@@ -14,7 +14,11 @@ class Phi3ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         layer = LayerOptions(
-            attention=read.attention(fields, window=fields.get("sliding_window"), stored_merged=True),
+            attention=read.attention(
+                fields,
+                window=fields.get("sliding_window"),
+                stored_merged=True,
+            ),
             mlp=read.gated_mlp(fields, stored_merged=True),
             norm=read.norm(fields),
         )

@@ -32,6 +32,13 @@ LONGROPE = {
     "long_factor": [1.0 + 0.5 * i for i in range(8)],
 }
 TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 24,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -83,6 +90,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {"norm_topk_prob": False}),
     "qwen2 moe": ("qwen2_moe", {}),
     "qwen2 moe, one layer plain": ("qwen2_moe", {"mlp_only_layers": [0], "norm_topk_prob": False}),
+    "gemma 2": (
+        "gemma2",
+        {"num_hidden_layers": 3, "sliding_window": 24, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0},
+    ),
     "gemma 3": (
         "gemma3_text",
         {"num_hidden_layers": 4, "sliding_window": 24, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0}
@@ -93,6 +104,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v3": ("deepseek_v3", LATENT | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}}),
     "deepseek v3, halves": ("deepseek_v3", LATENT | {"rope_interleave": False, "norm_topk_prob": False}),
     "glm 4 moe lite": ("glm4_moe_lite", LATENT | {"n_group": 1, "topk_group": 1}),
+    "gemma 4": ("gemma4_text", GEMMA4),
+    "gemma 4, values from keys": (
+        "gemma4_text",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
+    ),
+    "gemma 4, inputs of layers, shared caches": (
+        "gemma4_text",
+        GEMMA4
+        | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+        | {"use_double_wide_mlp": True},
+    ),
+    "gemma 4, experts": (
+        "gemma4_text",
+        GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24},
+    ),
+    "glm": ("glm", {}),
+    "glm 4": ("glm4", {"attention_bias": False}),
     "granite": (
         "granite",
         {
@@ -116,6 +144,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi 3": ("phi3", {"sliding_window": 24}),
+    "phi 4 mini": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+    ),
     "phi 3, beyond its first context": (
         "phi3",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
@@ -124,7 +156,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
     ),
-    "phi 4 mini": ("phi3", {"partial_rotary_factor": 0.75}),
     "phi 4": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "smollm 3": ("smollm3", {"no_rope_layer_interval": 2}),
     "smollm 3, windows": (
