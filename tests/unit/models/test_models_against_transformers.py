@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import load_model
+from proa_engine.models.loader import LoadFormat, load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
 
@@ -211,13 +211,21 @@ def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path: Path) -> No
         load(folder)
 
 
-def load(folder: Path) -> CausalLM:
+@pytest.mark.parametrize("architecture", sorted({architecture for architecture, _ in CASES.values()}))
+def test_dummy_weights_make_a_model_that_runs(architecture: str, tmp_path: Path) -> None:
+    overrides = next(overrides for name, overrides in CASES.values() if name == architecture)
+    model = load(make_tiny_model(tmp_path, architecture, **overrides), "dummy")
+    assert model.compute_logits(PagedModel(model).prefill([1, 2, 3])).isfinite().all()
+
+
+def load(folder: Path, load_format: LoadFormat = "auto") -> CausalLM:
     return load_model(
         folder,
         ModelConfig.from_folder(folder),
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=ParallelContext(),
+        load_format=load_format,
         report=lambda line: None,
     )
 
