@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.speculation import check_speculation
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, move_weights
@@ -104,7 +105,9 @@ class Worker:
         plan = plan_caches(model.cache_layers(), config.block_size, self._cache_dtype, self.max_model_len)
         self._plan = plan
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
-        kv_cache.check_room(self.cache_groups(sizes), plan.block_bytes, self.max_model_len)
+        groups = self.cache_groups(sizes)
+        check_speculation(config.num_speculative_tokens, groups)
+        kv_cache.check_room(groups, plan.block_bytes, self.max_model_len)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
         return WorkerSizes(sizes, plan.block_bytes, weight_bytes)
 

@@ -1,0 +1,112 @@
+"""A model with recurrent layers behind `LLM`: fewer requests where states need the memory, and every kind of output."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proa_engine import LLM, SamplingParams, StructuredOutputsParams
+from proa_engine.config import EngineConfig
+from proa_engine.engine_parts import load_engine
+from proa_engine.executor import make_executor
+from proa_engine.server.model_info import make_model_info
+from proa_engine.server.options import ServeOptions
+from proa_engine.server.serve import EngineServer, StartError
+from proa_engine.speculative_config import SpeculativeConfig
+from support.tiny_models import make_tiny_model
+
+CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_batched_tokens": 64}
+CACHE_BYTES = 300_000  # a state takes 23,424
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+REFUSAL = "speculative decoding does not support models with recurrent layers; remove speculative_config"
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+PROMPTS = ["The sea", "A boat with two unlike hulls that are of unequal length", "Why?", "One, two, three"] * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("states"), "qwen3_5_text", seed=3)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    llm = LLM(str(folder), num_gpu_blocks_override=64, max_num_seqs=16, **CONFIG)
+    yield llm
+    llm.llm_engine.shutdown()
+
+
+def test_fewer_requests_run_where_states_would_take_more_than_half(folder: Path, llm: LLM) -> None:
+    lines: list[str] = []
+    config = EngineConfig(model=str(folder), kv_cache_memory_bytes=CACHE_BYTES, **CONFIG)
+    parts = load_engine(config, lines.append)
+    try:
+        assert parts.executor.max_num_seqs == CACHE_BYTES // (2 * 23_424) - 1 == 5
+        assert parts.executor.cache_groups.num_state_slots == 5 + 1 + 1
+        assert any("7 states, at most 5 requests at a time" in line for line in lines), lines
+        assert make_model_info(parts, tokenizer_digest="").max_num_seqs == 5
+    finally:
+        parts.shutdown()
+    small = LLM(str(folder), kv_cache_memory_bytes=CACHE_BYTES, **CONFIG)
+    outputs = small.generate(PROMPTS, GREEDY, use_tqdm=False)
+    small.llm_engine.shutdown()
+    expected = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
+
+
+def test_drafts_are_refused_before_the_warm_up(folder: Path) -> None:
+    with pytest.raises(ValueError, match=REFUSAL):
+        LLM(str(folder), speculative_config=DRAFTS, **CONFIG)
+    lines: list[str] = []
+    config = EngineConfig(model=str(folder), speculative_config=SpeculativeConfig.from_mapping(DRAFTS), **CONFIG)
+    with pytest.raises(ValueError, match=REFUSAL):
+        make_executor(config, lines.append)
+    assert not any("warmed up" in line for line in lines)
+    server = EngineServer(ServeOptions(config=config, host="127.0.0.1", port=0, metrics_port=0, health_port=0))
+    server.start()
+    with pytest.raises(StartError, match=REFUSAL):
+        server.run()
+
+
+def test_prompt_logprobs_are_those_of_a_prompt_without_a_hit(llm: LLM) -> None:
+    plain = llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)[0]
+    (told,) = llm.generate(PROMPTS[1], replace(GREEDY, prompt_logprobs=1), use_tqdm=False)
+    (again,) = llm.generate(PROMPTS[1], replace(GREEDY, prompt_logprobs=1), use_tqdm=False)
+    assert told.prompt_logprobs is not None
+    assert len(told.prompt_logprobs) == len(PROMPTS[1])
+    assert told.prompt_logprobs == again.prompt_logprobs
+    assert told.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_choices_continue_the_prompts_state(llm: LLM) -> None:
+    params = replace(GREEDY, temperature=1.5, seed=7, n=3)
+    first, second = (llm.generate(PROMPTS[1], params, use_tqdm=False)[0] for _ in range(2))
+    assert [each.token_ids for each in first.outputs] == [each.token_ids for each in second.outputs]
+    assert len({tuple(each.token_ids) for each in first.outputs}) == 3
+    same = llm.generate(PROMPTS[1], replace(GREEDY, n=3), use_tqdm=False)[0]
+    expected = llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)[0]
+    assert [each.token_ids for each in same.outputs] == [expected.outputs[0].token_ids] * 3
+
+
+def test_a_stop_string_ends_the_output(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[0], replace(GREEDY, allowed_token_ids=(97, 98, 99)), use_tqdm=False)[0].outputs[0].text
+    stop = whole[5:8]
+    params = replace(GREEDY, allowed_token_ids=(97, 98, 99), stop=(stop,))
+    (output,) = llm.generate(PROMPTS[0], params, use_tqdm=False)[0].outputs
+    assert output.finish_reason == "stop"
+    assert output.text == whole[: whole.index(stop)]
+
+
+def test_an_output_follows_its_grammar_in_a_batch(llm: LLM) -> None:
+    forms = [
+        StructuredOutputsParams(choice=["red", "reddish", "green"]),
+        StructuredOutputsParams(regex=r"\d{3}-[a-f]{2}"),
+    ]
+    params = [SamplingParams(max_tokens=20, seed=1, structured_outputs=form) for form in forms]
+    outputs = llm.generate([PROMPTS[0]] * 3, [*params, GREEDY], use_tqdm=False)
+    chosen, matched, free = (output.outputs[0] for output in outputs)
+    assert chosen.text in ("red", "reddish", "green")
+    assert len(matched.text) == 6
+    assert matched.text[3] == "-"
+    assert free.token_ids == llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
