@@ -220,3 +220,21 @@ def test_two_ranks_accept_the_same_draft_tokens(folder: Path, expected: dict[str
         assert engine.core.stats().spec_decode_num_accepted_tokens > 0
     equal = [result.token_ids == expected[name].token_ids for name, result in results.items()]
     assert sum(equal) >= len(equal) - 1  # the ranks' sums may round differently where two logits are close
+
+
+@pytest.mark.parametrize("num_blocks", [2000, 60])
+def test_drafts_change_no_token_with_windows_in_tables(num_blocks: int, tmp_path: Path) -> None:
+    folder = make_tiny_model(
+        tmp_path, "olmo3", seed=8, layer_types=["sliding_attention", "full_attention"], sliding_window=20
+    )
+    wanted = requests()[:14]
+    with build_core(folder, **CONFIG) as engine:
+        expected = run(engine, wanted)
+    settings = {"num_gpu_blocks_override": num_blocks, "max_num_seqs": 12}
+    with build_core(folder, poison=True, speculative_config=DRAFTS, **CONFIG, **settings) as engine:
+        assert engine.executor.cache_groups.windows == (20,)
+        for _ in range(2):
+            assert_same(run(engine, wanted), expected)
+        stats = engine.core.stats()
+    assert (stats.num_preemptions > 0) == (num_blocks == 60)
+    assert 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
