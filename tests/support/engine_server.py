@@ -1,4 +1,4 @@
-"""The engine's server in this process with the fake executor: gRPC and core are real, there is no model."""
+"""The engine's server in this process, with a model or the fake executor."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -140,3 +140,21 @@ def running_server(
             server.request_stop()
         thread.join(30)
         assert not thread.is_alive(), "the server does not stop"
+
+
+@contextmanager
+def serving_model(folder: Path, name: str, **config: Any) -> Iterator[int]:
+    """The port of a server that has loaded the model in `folder` on the CPU."""
+    chosen = EngineConfig(model=str(folder), device="cpu", served_model_name=name, **config)
+    options = ServeOptions(config=chosen, host="127.0.0.1", port=0, metrics_port=0, health_port=0)
+    server = EngineServer(options, exit_process=lambda status: None)
+    port = server.start()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for_health(port, "startup")
+        yield port
+    finally:
+        server.request_stop()
+        thread.join(30)
+        assert not thread.is_alive()

@@ -3,9 +3,8 @@ of their API, and calls that a grammar forces are read as calls with arguments o
 
 import json
 import shutil
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,7 @@ from jsonschema import validate
 from openai import AsyncOpenAI
 from tokenizers import AddedToken
 
-from proa_engine.config import EngineConfig
-from proa_engine.server.options import ServeOptions
-from proa_engine.server.serve import EngineServer
-from support.engine_server import wait_for_health
+from support.engine_server import serving_model
 from support.format_writers import WRITERS, Writer
 from support.gateway import RunningGateway, running_gateway
 from support.tiny_models import make_tiny_model
@@ -110,27 +106,9 @@ class Family:
 @asynccontextmanager
 async def serving(writer: Writer, weights: dict[str, Path], folder: Path) -> AsyncIterator[Family]:
     ids = write_model(folder, weights[ARCHITECTURES.get(writer.tool_format.name, "llama")], writer)
-    with running_engine(folder) as port:
+    with serving_model(folder, "family", num_gpu_blocks_override=256) as port:
         async with running_gateway(f"127.0.0.1:{port}") as gateway:
             yield Family(gateway, writer, ids)
-
-
-@contextmanager
-def running_engine(folder: Path) -> Iterator[int]:
-    """The port of an engine in this process."""
-    config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=256, served_model_name="family")
-    options = ServeOptions(config=config, host="127.0.0.1", port=0, metrics_port=0, health_port=0)
-    server = EngineServer(options, exit_process=lambda status: None)
-    port = server.start()
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_for_health(port, "startup")
-        yield port
-    finally:
-        server.request_stop()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.tool_format.name)
