@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proa_engine.config import EngineConfig
+from proa_engine.executor import make_executor
+from support.engine_server import running_server
 from support.fake_engine import FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, running_gateway
+from support.mxfp4_models import write_mxfp4
+from support.tiny_models import make_tiny_model
 from support.tokenizers import byte_level_tokenizer
 
 SPECIAL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
@@ -22,18 +28,18 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 TOKENIZER = byte_level_tokenizer()
 TOKENIZER.add_special_tokens(list(SPECIAL))
+ENDS = TOKENIZER.encode("<|return|><|call|>").ids
+FILES = {
+    "generation_config.json": json.dumps({"eos_token_id": ENDS}).encode(),
+    "tokenizer.json": TOKENIZER.to_str().encode(),
+    "tokenizer_config.json": json.dumps({"eos_token": "<|return|>", "chat_template": TEMPLATE}).encode(),
+}
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[FakeEngine]:
-    config = {"eos_token": "<|return|>", "chat_template": TEMPLATE}
-    files = {
-        "tokenizer.json": TOKENIZER.to_str().encode(),
-        "tokenizer_config.json": json.dumps(config).encode(),
-    }
-    async with FakeEngine(files=files) as engine:
-        # As in gpt-oss's generation_config.json.
-        engine.info.eos_token_ids[:] = TOKENIZER.encode("<|return|><|call|>").ids
+    async with FakeEngine(files=FILES) as engine:
+        engine.info.eos_token_ids[:] = ENDS
         yield engine
 
 
@@ -73,3 +79,24 @@ async def test_call_ends_a_call(gateway: RunningGateway, engine: FakeEngine) -> 
         (made,) = choice.message.tool_calls
         assert (made.function.name, json.loads(made.function.arguments)) == ("get_weather", {"city": "Rome"})
         assert (choice.message.content or None, choice.finish_reason) == (None, "tool_calls")
+
+
+async def test_a_chat_with_random_weights_in_4_bits_ends_at_an_end_token(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", "gpt_oss", vocab_size=TOKENIZER.get_vocab_size())
+    folder, _ = write_mxfp4(source, tmp_path)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    choices: dict[str, Any] = {"device": "cpu", "block_size": 16, "num_gpu_blocks_override": 100}
+    executor = make_executor(EngineConfig(model=str(folder), **choices), lambda text: None)
+    with running_server(executor, tokenizer_folder=folder, step_timeout=60.0, **choices) as server:
+        async with running_gateway(f"127.0.0.1:{server.port}") as gateway:
+            fields: dict[str, Any] = {
+                "model": (await gateway.openai.models.list()).data[0].id,
+                "messages": [{"role": "user", "content": "Rome?"}],
+                "max_tokens": 20,
+            }
+            completion = await gateway.openai.chat.completions.create(**fields)
+            assert completion.usage.completion_tokens == 20
+            # <|call|>, which only generation_config.json names, is certain to come first.
+            completion = await gateway.openai.chat.completions.create(**fields, logit_bias={str(ENDS[1]): 100})
+            assert (completion.usage.completion_tokens, completion.choices[0].finish_reason) == (1, "stop")
