@@ -68,11 +68,9 @@ def gated_mlp(fields: Fields, **options: Any) -> GatedMLPOptions:
     activation = fields.get("hidden_activation") or fields.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    read = {
-        "inner_size": fields["intermediate_size"],
-        "bias": fields.get("mlp_bias", False),
-        "activation": ACTIVATIONS[activation],
-    }
+    read = {"bias": fields.get("mlp_bias", False), "activation": ACTIVATIONS[activation]}
+    if "inner_size" not in options:
+        read["inner_size"] = fields["intermediate_size"]
     return GatedMLPOptions(**(read | options))
 
 

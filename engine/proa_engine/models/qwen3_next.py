@@ -7,7 +7,6 @@ from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.attention import QkNorm
 from proa_engine.layers.experts import SeparateOrTogether
 from proa_engine.layers.gated_delta_net import KERNEL_SIZE, GatedDeltaNetOptions
-from proa_engine.layers.mlp import GatedMLPOptions
 from proa_engine.layers.moe import MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
@@ -46,10 +45,8 @@ def hybrid_options(fields: read.Fields, mlps: Sequence[FeedForwardOptions], *, b
 
 
 def experts(fields: read.Fields, *, normalize: bool) -> MoEOptions:
-    activation = read.gated_mlp(fields, inner_size=0).activation
-    if activation != "silu":
-        raise ValueError(f"activation {activation} is not supported; supported: silu")
-    shared = GatedMLPOptions(inner_size=fields["shared_expert_intermediate_size"])
+    read.require(fields, "hidden_act", ("silu",))
+    shared = read.gated_mlp(fields, inner_size=fields["shared_expert_intermediate_size"])
     return MoEOptions(
         num_experts=fields["num_experts"],
         expert_size=fields["moe_intermediate_size"],
