@@ -1,14 +1,17 @@
 """Windows in tables of their own, and states in slots, change no bit of what a model computes on a CPU."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from proa.contract import SamplingParams
+from proa_engine.layers.cache_layers import CacheLayer
 from proa_engine.worker import worker
-from proa_engine.worker.cache_plan import plan_caches
+from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from support.engine import Result, build_core, request, run
 from support.tiny_models import BYTES, make_tiny_model
 
@@ -43,6 +46,10 @@ def results(folder: Path, **config: Any) -> tuple[list[Result], int]:
         return rounds, engine.executor.cache_groups.num_tables
 
 
+def in_one_table(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype, _: int) -> CachePlan:
+    return plan_caches(layers, block_size, dtype, max_model_len=1)  # no window is shorter
+
+
 def values(of: list[Result]) -> list[tuple[list[int], list[float]]]:
     return [(each.token_ids, [entry.logprob for entry in each.logprobs]) for each in of]
 
@@ -52,6 +59,14 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("windows"), "gemma3_text", seed=3, **WINDOWS)
 
 
+@pytest.fixture(scope="module")
+def mixed_shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of two sizes."""
+    shapes: dict[str, Any] = {"global_head_dim": 48, "num_global_key_value_heads": 1}
+    shapes |= {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+    return make_tiny_model(tmp_path_factory.mktemp("mixed"), "gemma4_text", seed=3, **WINDOWS, **shapes)
+
+
 @pytest.mark.parametrize(("num_blocks", "num_hits"), [(60, 1), (600, 16)])
 def test_windows_in_tables_of_their_own_give_the_bits_of_one_table(
     num_blocks: int, num_hits: int, windows: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,12 +74,19 @@ def test_windows_in_tables_of_their_own_give_the_bits_of_one_table(
     grouped, num_tables = results(windows, num_gpu_blocks_override=num_blocks)
     assert num_tables == 5
     assert sum(each.num_cached_tokens > 0 for each in grouped) >= num_hits
-    monkeypatch.setattr(
-        worker, "plan_caches", lambda layers, block_size, dtype, _: plan_caches(layers, block_size, dtype, 1)
-    )
+    monkeypatch.setattr(worker, "plan_caches", in_one_table)
     whole, num_tables = results(windows, num_gpu_blocks_override=num_blocks)
     assert num_tables == 1
     assert values(grouped) == values(whole)
+
+
+def test_layers_of_several_shapes_give_the_bits_of_one_table(
+    mixed_shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped, num_tables = results(mixed_shapes)
+    assert num_tables > 1
+    monkeypatch.setattr(worker, "plan_caches", in_one_table)
+    assert values(grouped) == values(results(mixed_shapes)[0])
 
 
 @pytest.mark.parametrize("change", [{"enable_prefix_caching": False}, {"async_scheduling": False}], ids=str)

@@ -4,6 +4,7 @@ All attention layers share one pool of blocks of equal bytes. A block of table 0
 keep every token. Layers with a window are packed into further tables, each of as many layers as fit into a block.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,9 +70,10 @@ def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtyp
         for table, indices in enumerate(tables)
         for number, index in enumerate(indices)
     }
+    widest = max(sum(sizes[index] for index in indices) for indices in tables)
     return CachePlan(
         block_size=block_size,
-        block_bytes=max(sum(sizes[index] for index in indices) for indices in tables),
+        block_bytes=_round_up(widest, [layers[index] for index in kept], block_size, dtype),
         windows=tuple(windows[indices[0]] for indices in tables[1:]),
         places=tuple(placed.get(_stored_by(layers, index)) for index in range(len(layers))),
         state_bytes=sum(sizes[index] for index, layer in enumerate(layers) if isinstance(layer, StateLayer)),
@@ -98,6 +100,13 @@ def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int
         if len(tables) < _MAX_TABLES or room >= sum(sizes[index] for index in windows):
             return tables
         room += largest
+
+
+def _round_up(num_bytes: int, layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype) -> int:
+    """The next multiple of what one head of each layer takes in a block: on a CPU blocks are whole rows of those."""
+    rows = {layer.head_dim * block_size * dtype.itemsize for layer in layers if isinstance(layer, KeyValueLayer)}
+    multiple = math.lcm(*rows)
+    return -(-num_bytes // multiple) * multiple
 
 
 def _stored_by(layers: Sequence[CacheLayer], index: int) -> int:

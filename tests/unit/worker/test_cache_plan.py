@@ -45,6 +45,11 @@ def test_a_window_layer_larger_than_all_full_layers_sets_the_bytes_of_a_block() 
     assert result.places == (Place(0, 0), Place(2, 0), Place(1, 0))
 
 
+def test_blocks_are_whole_rows_of_every_head_size() -> None:
+    result = plan([KeyValueLayer(1, 48), KeyValueLayer(1, 32), KeyValueLayer(1, 16, 32)])
+    assert result.block_bytes == 6 * 1024  # of 5 KiB; rows take 1.5, 1 and 0.5 KiB
+
+
 def test_windows_of_the_whole_context_and_of_all_layers_are_masks_only() -> None:
     assert plan([KeyValueLayer(1, 64), KeyValueLayer(1, 64, 4096)], max_model_len=4096).windows == ()
     assert plan([KeyValueLayer(1, 64, 4096)] * 2).windows == ()
