@@ -17,7 +17,9 @@ from proa_engine.kernels import (
     rotate_and_cache,
     silu_and_mul,
     skinny_gemm,
+    store_kv,
 )
+from proa_engine.kernels.cache_rows import cache_rows
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
@@ -98,6 +100,20 @@ def check_rotate_and_cache(dtype: torch.dtype) -> None:
         )
         close(query, their_query)
         close(ours, theirs)
+
+
+def check_store_kv(dtype: torch.dtype) -> None:
+    tokens, block_size = 5, 4
+    slots = torch.tensor([9, -1, 23, 0, 7])
+    for num_kv_heads, dim in ((1, 2), (3, 20), (9, 16)):
+        key = torch.randn(tokens, 2 * num_kv_heads, dim).to(dtype)[:, :num_kv_heads]  # a slice of merged heads
+        value = torch.randn(num_kv_heads, tokens, dim).to(dtype).transpose(0, 1)
+        ours = torch.full((2, 6, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
+        theirs = ours.clone()
+        store_kv._store_kv_triton(key, value, ours[0], ours[1], slots)
+        rows = cache_rows(slots, theirs[0].shape)
+        store_kv.store_kv(key, value, theirs[0], theirs[1], slots, rows)
+        assert torch.equal(ours, theirs)
 
 
 def check_decode_attention(dtype: torch.dtype) -> None:
@@ -298,6 +314,7 @@ CHECKS = (
     check_activate_and_mul,
     check_skinny_gemm_linear,
     check_rotate_and_cache,
+    check_store_kv,
     check_decode_attention,
     check_attention_of_wide_decodes,
     check_attention_of_padded_decodes,

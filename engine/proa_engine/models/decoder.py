@@ -86,7 +86,7 @@ class DecoderForCausalLM:
 
     def parameters(self) -> Iterator[torch.Tensor]:
         seen: set[int] = set()
-        for tensor in _tensors(self):
+        for tensor in tensors_of(self):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
@@ -100,13 +100,13 @@ def text_weights(weights: Weights) -> tuple[Weights, Weights]:
     return weights / "model", weights / "lm_head"
 
 
-def _tensors(owner: object) -> Iterator[torch.Tensor]:
+def tensors_of(owner: object) -> Iterator[torch.Tensor]:
     """Yield every tensor that `owner`, its layers and lists of them hold."""
     if isinstance(owner, torch.Tensor):
         yield owner
     elif isinstance(owner, list | tuple):
         for item in owner:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif type(owner).__module__.startswith("proa_engine") and hasattr(owner, "__dict__"):
         for item in vars(owner).values():
-            yield from _tensors(item)
+            yield from tensors_of(item)

@@ -115,6 +115,8 @@ class PagedAttend:
             num_decodes=metadata.num_decodes,
             scale=call.scale,
             window=layer.window,
+            sinks=call.sinks,
+            soft_cap=call.soft_cap,
         )
         return out[..., :width].contiguous()
 

@@ -14,10 +14,12 @@ from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models.config import DecoderOptions, ModelConfig
+from proa_engine.models.decoder import tensors_of
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
 from proa_engine.models.transformers_adapter.probe import probe
+from proa_engine.models.transformers_adapter.products import CalledLayers, ProductLinear, use_products
 
 
 class TransformersForCausalLM:
@@ -53,7 +55,16 @@ class TransformersForCausalLM:
     def _adapt(self, model: Any, config: ModelConfig) -> None:
         self.decoder = _decoder(model)
         self.calls = AttentionCalls(model)
-        self.layers = probe(model, self.calls, self._hidden, config.vocab_size, config.max_position_embeddings)
+        called = CalledLayers(self.decoder)
+        output_layer = {model.get_output_embeddings()}
+        self.layers = probe(
+            model,
+            self.calls,
+            self._hidden,
+            lambda: use_products(model, called.end() | output_layer),
+            config.vocab_size,
+            config.max_position_embeddings,
+        )
         # The rest of the model computes logits of hidden states that it gets from here.
         self.given = _GivenStates()
         _replace(model, self.decoder, self.given)
@@ -84,7 +95,8 @@ class TransformersForCausalLM:
     def parameters(self) -> Iterator[Tensor]:
         seen: set[int] = set()
         for module in (self.decoder, self.head):
-            for tensor in (*module.parameters(), *module.buffers()):
+            products = [part.merged for part in module.modules() if isinstance(part, ProductLinear)]
+            for tensor in (*module.parameters(), *module.buffers(), *tensors_of(products)):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield tensor

@@ -65,9 +65,17 @@ class Masks:
 
 
 def probe(
-    model: Any, calls: AttentionCalls, forward: Forward, vocab_size: int, max_positions: int
+    model: Any,
+    calls: AttentionCalls,
+    forward: Forward,
+    prepare: Callable[[], None],
+    vocab_size: int,
+    max_positions: int,
 ) -> tuple[KeyValueLayer, ...]:
-    """Return what each attention call of a forward pass keeps. Raises ValueError with the reason for a refusal."""
+    """Return what each attention call of a forward pass keeps. `prepare` may change the model after the first runs.
+
+    Raises ValueError with the reason for a refusal.
+    """
     device = next(model.parameters()).device
     ids = [torch.arange(length, device=device) * 7 % min(vocab_size, 89) + 1 for length in LENGTHS]
     positions = [torch.arange(length, device=device) for length in LENGTHS]
@@ -91,6 +99,7 @@ def probe(
         raise ValueError("its layers have keys of different sizes")
     register()
     _implement(config, IMPLEMENTATION)
+    prepare()
     remaining = iter(layers)
 
     def attend(call: AttentionCall) -> Tensor:
@@ -116,8 +125,6 @@ def _layer(call: AttentionCall, window: int | None) -> KeyValueLayer:
     unknown = [name for name, value in call.others.items() if isinstance(value, Tensor) and name != "position_ids"]
     if unknown:
         raise ValueError(f"its attention has the argument {unknown[0]}")
-    if call.sinks is not None or call.soft_cap is not None:
-        raise ValueError("attention sinks and soft caps are not supported")
     size = max(call.query.shape[-1], call.value.shape[-1])
     return KeyValueLayer(call.key.shape[1], size + size % 2, window)
 
