@@ -55,6 +55,16 @@ def gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Gaug
     return family
 
 
+def gauge_by_label(
+    name: str, text: str, labels: Mapping[str, str], label: str, values: Mapping[str, float]
+) -> GaugeMetricFamily:
+    """A sample for each of `values`, by the value of one more label."""
+    family = GaugeMetricFamily(name, text, labels=(*labels, label))
+    for label_value, value in values.items():
+        family.add_metric((*labels.values(), label_value), value)
+    return family
+
+
 def counter(name: str, text: str, labels: Mapping[str, str], value: float | CounterByLabel) -> CounterMetricFamily:
     if not isinstance(value, CounterByLabel):
         family = CounterMetricFamily(name, text, labels=tuple(labels))

@@ -5,16 +5,16 @@ A new metric: declare it in `__init__` (a histogram), `_gauges` or `_counters`, 
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, SchedulerStats
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
-from proa_engine.core.types import StepOutputs
+from proa_engine.core.types import CacheOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
     COUNT_BUCKETS,
@@ -25,6 +25,7 @@ from proa_engine.metric_families import (
     Histogram,
     counter,
     gauge,
+    gauge_by_label,
 )
 
 
@@ -46,11 +47,13 @@ class EngineMetrics:
         config: EngineConfig,
         *,
         num_gpu_blocks: int,
+        occupancy: Callable[[], CacheOccupancy] = CacheOccupancy,
         grammars: GrammarStats | None = None,
     ) -> None:
-        """`grammars` None: the engine refuses grammars."""
+        """`occupancy` is called at each scrape. `grammars` None: the engine refuses grammars."""
         self._config = config
         self._num_gpu_blocks = num_gpu_blocks
+        self._occupancy = occupancy
         self._grammars = grammars
         self._labels = {"model_name": config.model_name, "engine": "0"}
         self._lock = threading.Lock()
@@ -118,6 +121,7 @@ class EngineMetrics:
         yield gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", labels, stats.num_waiting_reqs)
         yield self._sleep_state()
         yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
+        yield from self._cache_gauges(self._occupancy())
         cache = {
             "block_size": str(self._config.block_size),
             "num_gpu_blocks": str(self._num_gpu_blocks),
@@ -127,15 +131,29 @@ class EngineMetrics:
         lora = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         yield gauge("vllm:lora_requests_info", "LoRA adapters in use, as labels; none yet.", labels | lora, 1)
 
+    def _cache_gauges(self, cache: CacheOccupancy) -> Iterator[Metric]:
+        blocks = {str(table): count for table, count in enumerate(cache.cached_blocks)}
+        text = "Blocks in the prefix cache, by table: 0 for full attention, the others for sliding windows."
+        yield gauge_by_label("proa_engine_prefix_cache_blocks", text, self._labels, "table", blocks)
+        text = "Positions at which a request can continue a cached prefix, for models with windows or states."
+        yield gauge("proa_engine_prefix_cache_checkpoints", text, self._labels, cache.num_checkpoints)
+        states = {
+            "used": cache.num_used_states,
+            "cached": cache.num_cached_states,
+            "free": cache.num_free_states,
+        }
+        text = "Slots for the recurrent states of one request, by use."
+        yield gauge_by_label("proa_engine_state_slots", text, self._labels, "use", states)
+
     def _sleep_state(self) -> Metric:
-        family = GaugeMetricFamily(
+        states = ("awake", "weights_offloaded", "discard_all")
+        return gauge_by_label(
             "vllm:engine_sleep_state",
             "1 for the engine's sleep_state, 0 for the others.",
-            labels=(*self._labels, "sleep_state"),
+            self._labels,
+            "sleep_state",
+            {state: float(self._stats.sleep_level == level) for level, state in enumerate(states)},
         )
-        for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
-            family.add_metric((*self._labels.values(), state), float(self._stats.sleep_level == level))
-        return family
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._stats

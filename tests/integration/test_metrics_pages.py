@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from proa.blocks import checkpoint_positions
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, SamplingParams, SchedulerStats
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
@@ -80,6 +81,30 @@ def test_engine_page_counts_the_cores_work() -> None:
     assert page.value("vllm:inter_token_latency_seconds_count") == 12  # five tokens have four gaps
     assert page.value("gen_ai_server_time_to_first_token_seconds_count", gen_ai_request_model="m") == 3
     assert page.value("vllm:request_prompt_tokens_sum") == 30
+
+
+def test_engine_page_tells_what_the_cache_holds() -> None:
+    groups = CacheGroups(
+        num_blocks=64, block_size=4, windows=(8,), num_state_slots=6, checkpoint_interval=512, max_step_tokens=64
+    )
+    manager = KVCacheManager(groups, hash_block=hash_block, checkpoint_positions=checkpoint_positions)
+    config = SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, max_waiting_requests=8)
+    executor = FakeExecutor(num_blocks=64, block_size=4, windows=(8,), num_state_slots=6)
+    core = EngineCore(Scheduler(config, manager), executor)
+    EngineMetrics(registry := CollectorRegistry(), CONFIG, num_gpu_blocks=64, occupancy=core.cache_occupancy)
+    for name in "ab":
+        core.submit(request(name, prompt=range(13), max_tokens=2))
+        core.step()
+        assert scrape(registry).value("proa_engine_state_slots", use="used") == 1
+        while core.has_unfinished_requests():
+            core.step()
+    page = scrape(registry)
+    assert page.value("proa_engine_prefix_cache_blocks", table="0") == 3
+    assert page.value("proa_engine_prefix_cache_blocks", table="1") == 2
+    assert page.value("proa_engine_prefix_cache_checkpoints") == 1
+    assert page.value("proa_engine_state_slots", use="used") == 0
+    assert page.value("proa_engine_state_slots", use="cached") == 1
+    assert page.value("proa_engine_state_slots", use="free") == 5
 
 
 def test_aborted_request_is_counted_and_its_state_removed() -> None:

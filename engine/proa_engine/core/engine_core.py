@@ -21,7 +21,7 @@ from proa_engine.core.operations import Operation, Operations
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
 from proa_engine.core.scheduler import Scheduler
-from proa_engine.core.types import PlainTokens, Rejection, SchedulerOutput, StepOutputs
+from proa_engine.core.types import CacheOccupancy, PlainTokens, Rejection, SchedulerOutput, StepOutputs
 
 
 class _KvEvents(Enum):
@@ -129,6 +129,10 @@ class EngineCore:
         stats = self._scheduler.stats
         stats.sleep_level = self._operations.sleep_level
         return stats
+
+    def cache_occupancy(self) -> CacheOccupancy:
+        """What the cache holds at this moment. From any thread."""
+        return self._scheduler.cache_occupancy
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the core's state is inconsistent. For tests."""

@@ -11,7 +11,7 @@ from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
 from proa_engine.core.prefix_cache import Checkpoint, PrefixCache
 from proa_engine.core.request import PUBLISHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
-from proa_engine.core.types import NO_STATES, StateSteps
+from proa_engine.core.types import NO_STATES, CacheOccupancy, StateSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,19 @@ class KVCacheManager:
     def usage(self) -> float:
         """Share of the blocks, or of the state slots if that is larger, held by requests, 0 to 1."""
         return self._pool.usage if self._states is None else max(self._pool.usage, self._states.pool.usage)
+
+    @property
+    def occupancy(self) -> CacheOccupancy:
+        """Sizes only, so any thread may ask."""
+        names = (self._cache.names, *self._cache.window_names)
+        cached_blocks, num_checkpoints = tuple(map(len, names)), len(self._cache.checkpoints)
+        if self._states is None:
+            return CacheOccupancy(cached_blocks, num_checkpoints)
+        slots, num_cached = self._states.pool, len(self._cache.state_names)
+        num_used = slots.num_blocks - slots.num_free_blocks
+        return CacheOccupancy(
+            cached_blocks, num_checkpoints, num_used, num_cached, max(slots.num_free_blocks - num_cached, 0)
+        )
 
     def get_computed_blocks(self, request: Request) -> Hit:
         """The request's longest cached prefix that it can continue.

@@ -17,7 +17,7 @@ from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.speculation import DraftCounter, check_speculation
 from proa_engine.core.step_plan import IdColumn, StepPlan
-from proa_engine.core.types import ModelRunnerOutput, PlainTokens, SchedulerOutput, StateSteps
+from proa_engine.core.types import CacheOccupancy, ModelRunnerOutput, PlainTokens, SchedulerOutput, StateSteps
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
 
@@ -81,6 +81,10 @@ class Scheduler:
             spec_decode_num_draft_tokens=self._drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
         )
+
+    @property
+    def cache_occupancy(self) -> CacheOccupancy:
+        return self._manager.occupancy
 
     def add_request(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """Queue a request. Returns a rejection if it cannot be accepted, or its output if it has ended already.

@@ -119,6 +119,18 @@ class SchedulerOutput:
         return not (self.decode_request_ids or self.num_chunk_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheOccupancy:
+    """What the cache holds at one moment. Cached blocks may also be in use."""
+
+    cached_blocks: tuple[int, ...] = ()  # in the prefix cache, by table
+    num_checkpoints: int = 0
+    # A slot is in use, cached for a checkpoint, or free; all are zero without recurrent layers.
+    num_used_states: int = 0
+    num_cached_states: int = 0
+    num_free_states: int = 0
+
+
 class Drafts(NamedTuple):
     """A request's draft tokens in one step."""
 

@@ -126,6 +126,7 @@ class EngineServer:
                 self._registry,
                 parts.config,
                 num_gpu_blocks=parts.executor.cache_groups.num_blocks,
+                occupancy=parts.core.cache_occupancy,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
             )
             loop = EngineLoop(parts.core, self._make_output_queue(), metrics.observe_step)
