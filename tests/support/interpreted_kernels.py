@@ -82,6 +82,7 @@ def check_rotate_and_cache(dtype: torch.dtype) -> None:
         (3, 1, 12, 12, True, {"interleaved": True}),
         (2, 2, 20, 6, False, {"interleaved": True}),
         (5, 1, 20, 10, True, {"norm_values": True}),
+        (3, 0, 16, 16, True, {"norm_values": True}),  # a layer that only reads the cache of another
     ]
     for num_heads, num_kv_heads, dim, rotary_dim, has_norms, options in cases:
         heads = torch.randn(tokens, num_heads + 2 * num_kv_heads, dim).to(dtype)

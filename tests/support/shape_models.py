@@ -33,6 +33,11 @@ QWEN3_30B_A3B = _fields("Qwen3MoeForCausalLM", 2048, 6144, 32, 4, 151936, head_d
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA2_9B = _fields("Gemma2ForCausalLM", 3584, 14336, 16, 8, 256000, num_hidden_layers=4) | _GEMMA
+GEMMA4_E4B = _fields("Gemma4ForCausalLM", 2560, 10240, 8, 2, 262144, num_hidden_layers=4) | _GEMMA
+GEMMA4_E4B |= {"num_kv_shared_layers": 2, "attention_k_eq_v": True}
+GLM4_9B = _fields("Glm4ForCausalLM", 4096, 13696, 32, 2, 151552, head_dim=128)
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 GPT_OSS_20B = _fields("GptOssForCausalLM", 2880, 2880, 64, 8, 201088, head_dim=64) | {
     "num_local_experts": 32,
