@@ -4,10 +4,8 @@ A request has `width` query tokens, its last ones: 1, or 1 and the draft tokens 
 kv_heads, parts of the width), of fixed size; `decode_plan` assigns a row and a part of its context to each item, and
 programs without an item return. A program computes all query heads of one KV head and as many query tokens as fit into
 its tile, so that K and V are read once for them. If a row has several items, each stores its softmax state in scratch
-memory. The program that finishes last merges them in the order of the items, so the result does not depend on which
-program that is:
-
-    m = max(m_i);  out = sum(exp(m_i - m) * acc_i) / sum(exp(m_i - m) * total_i)
+memory. The program that finishes last merges them (`decode_parts`) in the order of the items, so the result does not
+depend on which program that is.
 """
 
 import torch
@@ -15,6 +13,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention_tile import attend_tile, first_state, score_factors, store_rows
 from proa_engine.kernels.cache_layout import block_stride
+from proa_engine.kernels.decode_parts import merge_parts, store_part
 from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
@@ -205,33 +204,33 @@ def decode_attention_kernel(
         part = item.to(tl.int64) * part_size + state
         state_size = max_items.to(tl.int64) * part_size
         arrived_ptr += (row * NUM_KV_HEADS + kv_head) * WIDTH + first_query
-        tl.store(part_acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], acc, mask=mask)
-        tl.store(part_state_ptr + part, maximum, mask=row_mask)
-        tl.store(part_state_ptr + state_size + part, total, mask=row_mask)
-        # Every thread's stores come before the release, and every thread's loads after the acquire.
-        tl.debug_barrier()
-        num_arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
+        num_arrived = store_part(
+            part_acc_ptr,
+            part_state_ptr,
+            arrived_ptr,
+            part,
+            state_size,
+            maximum,
+            total,
+            acc,
+            row_mask,
+            HEAD_DIM,
+            BLOCK_D,
+        )
         if num_arrived == num_splits - 1:
             tl.store(arrived_ptr, 0)  # for the next layer
-            maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            first_part = first_item.to(tl.int64) * part_size + state
-            for split in tl.range(0, num_splits, loop_unroll_factor=4):
-                part = first_part + split * part_size
-                # From the L2 cache, because other multiprocessors wrote it.
-                part_maximum = tl.load(part_state_ptr + part, mask=row_mask, other=0.0, cache_modifier=".cg")
-                part_total = tl.load(part_state_ptr + state_size + part, mask=row_mask, other=0.0, cache_modifier=".cg")
-                part_acc = tl.load(
-                    part_acc_ptr + (part * HEAD_DIM)[:, None] + dim[None, :], mask=mask, other=0.0, cache_modifier=".cg"
-                )
-                new_maximum = tl.maximum(maximum, part_maximum)
-                # A query token that sees nothing in the first parts has the maximum -inf: -inf - -inf would be NaN.
-                safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum) if WIDTH > 1 else new_maximum
-                rescale = tl.exp2(maximum - safe_maximum)
-                part_scale = tl.exp2(part_maximum - safe_maximum)
-                total = total * rescale + part_total * part_scale
-                acc = acc * rescale[:, None] + part_acc * part_scale[:, None]
-                maximum = new_maximum
+            total, acc = merge_parts(
+                part_acc_ptr,
+                part_state_ptr,
+                first_item.to(tl.int64) * part_size + state,
+                state_size,
+                num_splits,
+                row_mask,
+                PART_SIZE=part_size,
+                HEAD_DIM=HEAD_DIM,
+                BLOCK_M=BLOCK_M,
+                BLOCK_D=BLOCK_D,
+                MAY_SEE_NOTHING=WIDTH > 1,
+                UNROLL=4,
+            )
             store_rows(out_ptr, out_offset, row_mask, total, acc, HEAD_DIM, BLOCK_D)

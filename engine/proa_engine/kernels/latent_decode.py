@@ -7,6 +7,7 @@ order of the items.
 import triton.language as tl
 
 from proa_engine.kernels.attention_tile import store_rows
+from proa_engine.kernels.decode_parts import merge_parts, store_part
 from proa_engine.kernels.latent_tile import attend_latents, load_queries
 from proa_engine.kernels.launch import kernel
 
@@ -93,37 +94,23 @@ def latent_decode_kernel(
         part = item.to(tl.int64) * part_size + state
         state_size = max_items.to(tl.int64) * part_size
         arrived_ptr += (row * tl.num_programs(1) + group) * WIDTH + query_index
-        column = tl.arange(0, BLOCK_RANK)
-        in_rank = mask[:, None] & (column < RANK)[None, :]
-        tl.store(part_acc_ptr + (part * RANK)[:, None] + column[None, :], acc, mask=in_rank)
-        tl.store(part_state_ptr + part, maximum, mask=mask)
-        tl.store(part_state_ptr + state_size + part, total, mask=mask)
-        # Every thread's stores come before the release, and every thread's loads after the acquire.
-        tl.debug_barrier()
-        num_arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
+        num_arrived = store_part(
+            part_acc_ptr, part_state_ptr, arrived_ptr, part, state_size, maximum, total, acc, mask, RANK, BLOCK_RANK
+        )
         if num_arrived == num_splits - 1:
             tl.store(arrived_ptr, 0)  # for the next layer
-            maximum = tl.full([GROUP], float("-inf"), tl.float32)
-            total = tl.zeros([GROUP], tl.float32)
-            acc = tl.zeros([GROUP, BLOCK_RANK], tl.float32)
-            first_part = first_item.to(tl.int64) * part_size + state
-            for split in range(0, num_splits):
-                part = first_part + split * part_size
-                # From the L2 cache, because other multiprocessors wrote it.
-                part_maximum = tl.load(part_state_ptr + part, mask=mask, other=0.0, cache_modifier=".cg")
-                part_total = tl.load(part_state_ptr + state_size + part, mask=mask, other=0.0, cache_modifier=".cg")
-                part_acc = tl.load(
-                    part_acc_ptr + (part * RANK)[:, None] + column[None, :],
-                    mask=in_rank,
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                new_maximum = tl.maximum(maximum, part_maximum)
-                safe_maximum = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-                rescale = tl.exp2(maximum - safe_maximum)
-                part_scale = tl.exp2(part_maximum - safe_maximum)
-                total = total * rescale + part_total * part_scale
-                acc = acc * rescale[:, None] + part_acc * part_scale[:, None]
-                maximum = new_maximum
+            total, acc = merge_parts(
+                part_acc_ptr,
+                part_state_ptr,
+                first_item.to(tl.int64) * part_size + state,
+                state_size,
+                num_splits,
+                mask,
+                PART_SIZE=part_size,
+                HEAD_DIM=RANK,
+                BLOCK_M=GROUP,
+                BLOCK_D=BLOCK_RANK,
+                MAY_SEE_NOTHING=WIDTH > 1,
+                UNROLL=1,  # more would spill registers
+            )
             store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)
