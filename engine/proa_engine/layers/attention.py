@@ -3,23 +3,20 @@
 Query heads and KV heads are sharded over ranks.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from proa_engine.kernels.activation import Activation
-from proa_engine.kernels.cache_rows import CacheRows, cache_rows
 from proa_engine.kernels.fp8 import FP8
-from proa_engine.kernels.latent_attention import head_groups
-from proa_engine.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from proa_engine.kernels.paged_attention import paged_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
-from proa_engine.kernels.state_plan import StatePlan, plan_states
-from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.norm import NormOptions, ShardedNorm
-from proa_engine.layers.rotary import RopeConfig, RotaryTable, Rotation
+from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 
@@ -80,82 +77,6 @@ class AttentionOptions:
         )
         kv = column_projections(weights, ("k_proj", "v_proj"), hidden_size, (kv_size, kv_size), parallel)
         return [*query, *kv, *gate]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionStep:
-    """What attention layers of one step share. Its methods compute at the first layer that needs the result."""
-
-    metadata: AttentionMetadata
-    positions: torch.Tensor  # [T] int64
-    batch_invariant: bool
-    _rotations: dict[RotaryTable, Rotation] = field(default_factory=dict)
-    _plans: dict[tuple[object, ...], AttentionPlan] = field(default_factory=dict)
-    _rows: dict[tuple[object, ...], CacheRows] = field(default_factory=dict)
-    _state_plans: list[StatePlan] = field(default_factory=list)  # one at most
-
-    def rotation(self, table: RotaryTable) -> Rotation:
-        rotation = self._rotations.get(table)
-        if rotation is None:
-            rotation = self._rotations[table] = table(self.positions)
-        return rotation
-
-    def plan(self, cache: LayerCache, window: int | None) -> AttentionPlan:
-        """The plan of layers with this block table, window and layout of the cache.
-
-        On a GPU a plan depends on the number of KV heads only, so tables and layouts share it.
-        """
-        return self._plan(cache, cache.tensors[0].shape, window)
-
-    def latent_plan(self, cache: LayerCache, num_heads: int) -> AttentionPlan:
-        """The plan of latent layers with this block table, whose rank has `num_heads` heads."""
-        num_blocks, block_size, row_size = cache.tensors[0].shape
-        groups = 1 if self.positions.is_cpu else head_groups(num_heads)
-        return self._plan(cache, torch.Size((num_blocks, groups, block_size, row_size)), None)
-
-    def _plan(self, cache: LayerCache, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
-        block_stride = cache.tensors[0].stride(0)
-        layout = (cache.table, cache_shape, block_stride) if self.positions.is_cpu else (cache_shape[1],)
-        key = (window, *layout)
-        plan = self._plans.get(key)
-        if plan is None:
-            metadata, table = self.metadata, self.metadata.tables[cache.table]
-            plan = self._plans[key] = plan_attention(
-                metadata.query_start_loc,
-                metadata.seq_lens,
-                table.block_table,
-                metadata.num_decodes,
-                cache_shape,
-                window,
-                decode_width=metadata.decode_width,
-                batch_invariant=self.batch_invariant,
-                slot_mapping=table.slot_mapping,
-                block_stride=block_stride,
-            )
-        return plan
-
-    def cache_rows(self, cache: LayerCache) -> CacheRows | None:
-        """Where layers with this block table and layout of the cache write; None on a GPU, which needs only slots."""
-        keys = cache.tensors[0]
-        if not keys.is_cpu:
-            return None
-        key = cache.table, keys.shape, keys.stride(0)
-        rows = self._rows.get(key)
-        if rows is None:
-            slots = self.metadata.tables[cache.table].slot_mapping
-            rows = self._rows[key] = cache_rows(slots, keys.shape, keys.stride(0))
-        return rows
-
-    def state_plan(self) -> StatePlan | None:
-        """Where recurrent layers read and write states; None on a GPU, which needs only `AttentionMetadata.states`."""
-        states = self.metadata.states
-        assert states is not None
-        if not states.read.is_cpu:
-            return None
-        if not self._state_plans:
-            rows = states.read, states.write, states.first_segments, states.segment_start_loc
-            self._state_plans.append(plan_states(self.metadata.query_start_loc, *rows))
-        return self._state_plans[0]
 
 
 class Attention:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from proa_engine.layers.attention import AttentionStep
 from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share

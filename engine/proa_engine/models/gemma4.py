@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from proa_engine.kernels.moe_route import Routing
-from proa_engine.layers.attention import AttentionOptions, AttentionStep, QkNorm
+from proa_engine.layers.attention import AttentionOptions, QkNorm
 from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, SharedLayer
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights

@@ -10,7 +10,8 @@ from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.rms_norm import rms_norm
 from proa_engine.kernels.silu_and_mul import activate_and_mul
-from proa_engine.layers.attention import AttentionOptions, AttentionStep
+from proa_engine.layers.attention import AttentionOptions
+from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.experts import ExpertTensors
