@@ -27,6 +27,7 @@ _MULTIMODAL = Refused("only text is implemented")
 _TRANSFER = Refused("prefill and decode are not split between engines")
 _LORA = Refused("adapters are not implemented")
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
+THINKING_BUDGET = Refused("use /v1/chat/completions", neutral=(-1,))
 _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))
 
 REFUSED: Mapping[str, Refused] = {
@@ -35,7 +36,6 @@ REFUSED: Mapping[str, Refused] = {
     "logits_processors": Refused("code of clients is not run"),
     "logprob_token_ids": Refused("log probabilities are those of the likeliest tokens; use logprobs"),
     "repetition_detection": Refused("repetitions do not end the output; use repetition_penalty or stop"),
-    "thinking_token_budget": Refused("use /v1/chat/completions", neutral=(-1,)),
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
     "kv_transfer_params": _TRANSFER,
@@ -92,6 +92,7 @@ REFUSED_IN_COMPLETIONS: Mapping[str, Refused] = {
     "continue_final_message": _CHATS_ONLY,
     "documents": _CHATS_ONLY,
     "reasoning_effort": _CHATS_ONLY,
+    "thinking_token_budget": THINKING_BUDGET,
     "tools": _CHATS_ONLY,
     "return_prompt_text": Refused("the prompt is the text that was sent; use echo"),
 }

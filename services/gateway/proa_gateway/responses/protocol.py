@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.openai.constraint_fields import ResponseFormat
 from proa_gateway.openai.fields import TemplateVariables, Text
 from proa_gateway.openai.protocol import Count, Effort, GenerationRequest, Name
-from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
+from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.responses.items import InputItems
 from proa_gateway.responses.tools import ToolParam, ToolSelection, ToolSelectionField
 
@@ -30,6 +30,7 @@ _NO_LOGPROBS = Refused("use include and top_logprobs")
 # Some of these are fields of `GenerationRequest`.
 REFUSED: Mapping[str, Refused] = {
     **REFUSED_IN_CHAT,
+    "thinking_token_budget": THINKING_BUDGET,
     "prompt": Refused("prompt templates are not stored"),
     "conversation": Refused("conversations are not stored; use previous_response_id"),
     "context_management": Refused("items of the input are never dropped"),
