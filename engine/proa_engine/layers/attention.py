@@ -185,7 +185,7 @@ class Attention:
             qkv = torch.cat((q_norm(query), k_norm(key), value), dim=-1)
         if self.values_are_keys:
             qkv = torch.cat((qkv, qkv[:, -kv_size:]), dim=-1)
-        return qkv.view(len(qkv), -1, self.head_dim)
+        return qkv.view(qkv.shape[0], -1, self.head_dim)
 
 
 def _without_heads(cache: LayerCache) -> LayerCache:

@@ -45,9 +45,7 @@ class AttentionStep:
         return self._plan(cache, torch.Size((num_blocks, groups, block_size, row_size)), None)
 
     def _plan(self, cache: LayerCache, cache_shape: torch.Size, window: int | None) -> AttentionPlan:
-        block_stride = cache.tensors[0].stride(0)
-        layout = (cache.table, cache_shape, block_stride) if self.positions.is_cpu else (cache_shape[1],)
-        key = (window, *layout)
+        key = window, cache.layout if self.positions.is_cpu else cache_shape[1]
         plan = self._plans.get(key)
         if plan is None:
             metadata, table = self.metadata, self.metadata.tables[cache.table]
@@ -61,7 +59,7 @@ class AttentionStep:
                 decode_width=metadata.decode_width,
                 batch_invariant=self.batch_invariant,
                 slot_mapping=table.slot_mapping,
-                block_stride=block_stride,
+                block_stride=cache.tensors[0].stride(0),
             )
         return plan
 
@@ -70,11 +68,10 @@ class AttentionStep:
         keys = cache.tensors[0]
         if not keys.is_cpu:
             return None
-        key = cache.table, keys.shape, keys.stride(0)
-        rows = self._rows.get(key)
+        rows = self._rows.get(cache.layout)
         if rows is None:
             slots = self.metadata.tables[cache.table].slot_mapping
-            rows = self._rows[key] = cache_rows(slots, keys.shape, keys.stride(0))
+            rows = self._rows[cache.layout] = cache_rows(slots, keys.shape, keys.stride(0))
         return rows
 
     def state_plan(self) -> StatePlan | None:

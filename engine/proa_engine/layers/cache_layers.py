@@ -3,7 +3,7 @@
 Sizes are those of one rank. Models only declare; the worker decides where each layer's memory lies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -54,3 +54,8 @@ class LayerCache:
 
     table: int
     tensors: tuple[Tensor, ...]
+    layout: tuple[object, ...] = field(init=False)  # equal for layers with equal places of their tokens
+
+    def __post_init__(self) -> None:
+        first = self.tensors[0]
+        object.__setattr__(self, "layout", (self.table, first.shape, first.stride(0)))

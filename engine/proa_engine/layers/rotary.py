@@ -47,7 +47,8 @@ class RotaryTable:
     """The rotation of each position. None of its rows are kept if it encodes no position."""
 
     def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
-        num_rows = 0 if config.type == "none" else max_positions
+        self._encodes = config.type != "none"
+        num_rows = max_positions if self._encodes else 0
         angles = torch.arange(num_rows, dtype=torch.float32)[:, None] * _frequencies(config, max_positions)
         factor = _attention_factor(config)
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -59,8 +60,8 @@ class RotaryTable:
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """positions [T]"""
-        if not len(self.cos):
-            shape = len(positions), self.cos.shape[1]
+        if not self._encodes:
+            shape = positions.shape[0], self.cos.shape[1]
             return Rotation(self.cos.new_ones(shape), self.sin.new_zeros(shape), None)
         scale = self.query_scale
         return Rotation(
