@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from proa_engine.core.types import NO_STATE
 from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.layers.state_rows import StateRows
@@ -14,7 +15,6 @@ from proa_engine.models.base import CausalLM
 from proa_engine.worker.cache_memory import allocate_caches
 from proa_engine.worker.cache_plan import plan_caches
 
-NO_STATE = -1
 NUM_STATE_SLOTS = 200
 
 

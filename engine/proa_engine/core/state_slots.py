@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.request import Request
-from proa_engine.core.types import StateSteps
-
-NO_STATE = -1  # instead of a slot to read: the request begins, and its states are zero
+from proa_engine.core.types import NO_STATE, StateSteps
 
 
 class StateSlots:

@@ -65,6 +65,9 @@ class CachedRequestData:
     new_block_ids: Sequence[Sequence[int]]  # by table, each behind those that it has; empty if no table has any
 
 
+NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero), or nothing is written
+
+
 @dataclass(frozen=True, slots=True)
 class StateSteps:
     """Where a row's recurrent state is read and written.
@@ -72,7 +75,7 @@ class StateSteps:
     A row that has none reads and writes the slot that it wrote last.
     """
 
-    read: int  # slot; -1: the row begins at position 0, where the state is zero
+    read: int  # slot; NO_STATE: the row begins at position 0
     # Position (tokens before it) and slot of each state that is written, in order; the last one is the chunk's end.
     cuts: tuple[tuple[int, int], ...]
 

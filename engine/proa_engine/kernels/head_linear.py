@@ -2,19 +2,16 @@
 
 import torch
 
-from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.kernels.linear import Linear
 
 
 class HeadLinear:
-    """y[t, h] = x[t, h] @ weight[h].T. On a CPU, or with `batch_invariant`, a token's bits do not depend on the
-    batch."""
+    """y[t, h] = x[t, h] @ weight[h].T. On a CPU a token's bits do not depend on the batch."""
 
-    def __init__(self, weight: torch.Tensor, *, batch_invariant: bool = False) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         """weight [heads, out_features, in_features]"""
         self.weight = weight
-        self.products = None
-        if weight.is_cpu or batch_invariant:
-            self.products = [make_linear(each, batch_invariant=batch_invariant) for each in weight.unbind()]
+        self.products = [Linear(each) for each in weight.unbind()] if weight.is_cpu else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, heads, in_features] -> [T, heads, out_features]"""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proa_engine.core.types import NO_STATE
 from proa_engine.worker.staging import IntArray
 
-NO_STATE = -1  # slot of a state that is not read, or not written
 _SIZE_STEP = 8  # rows between capture sizes
 # Tokens of the largest graph with drafts. The device computes more tokens for longer than the host launches kernels.
 _MAX_TOKENS = 2048

@@ -12,7 +12,7 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput, StateSteps
+from proa_engine.core.types import NO_STATE, CachedRequestData, NewRequestData, SchedulerOutput, StateSteps
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.worker import token_rules
@@ -201,7 +201,7 @@ def _states(lengths: Mapping[str, int], groups: CacheGroups) -> dict[str, StateS
     if not groups.num_state_slots:
         return {}
     return {
-        request_id: StateSteps(-1, ((length, index % groups.num_state_slots),))
+        request_id: StateSteps(NO_STATE, ((length, index % groups.num_state_slots),))
         for index, (request_id, length) in enumerate(lengths.items())
     }
 

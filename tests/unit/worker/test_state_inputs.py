@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from proa_engine.core.types import StateSteps
-from proa_engine.worker.decode_graphs import NO_STATE, pad_rows
+from proa_engine.core.types import NO_STATE, StateSteps
+from proa_engine.worker.decode_graphs import pad_rows
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampling_inputs import Rows
 from proa_engine.worker.state_inputs import cut_into_segments
