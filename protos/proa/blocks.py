@@ -6,8 +6,8 @@ of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
     parent (16 bytes) | token ids | for each extra key: its length in bytes, the key
 
 with token ids and lengths as little-endian uint32. The first block's parent is the root hash of model and revision.
-Extra keys (cache salt, LoRA name; text as UTF-8) are part of every block's hash. All blocks of a chain have the same
-number of tokens. Test vectors, in hexadecimal:
+Extra keys (`proa.contract.extra_keys`; text as UTF-8) are part of every block's hash. All blocks of a chain have the
+same number of tokens. Test vectors, in hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9

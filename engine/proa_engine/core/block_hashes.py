@@ -22,6 +22,6 @@ class BlockHashes:
         if index == len(hashes):
             start = index * self._block_size
             parent = hashes[-1] if hashes else self._root
-            extra_keys = (request.cache_salt,) if request.cache_salt else ()
-            hashes.append(self._hash_block(parent, request.token_ids[start : start + self._block_size], extra_keys))
+            token_ids = request.token_ids[start : start + self._block_size]
+            hashes.append(self._hash_block(parent, token_ids, request.extra_keys))
         return hashes[index]

@@ -3,7 +3,7 @@
 import sys
 from enum import IntEnum
 
-from proa.contract import EngineCoreRequest, Event, EventType, FinishReason
+from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, extra_keys
 from proa_engine.core.block_pool import Block
 
 
@@ -43,13 +43,13 @@ class Request:
 
     __slots__ = (
         "block_hashes",
-        "cache_salt",
         "checkpoints",
         "client_index",
         "ends",
         "eos_token_ids",
         "error",
         "events",
+        "extra_keys",
         "first_columns",
         "has_output",
         "max_num_tokens",
@@ -80,7 +80,8 @@ class Request:
         self.request_id = request.request_id
         self.client_index = request.client_index
         self.sampling_params = params
-        self.cache_salt = request.cache_salt
+        # Of its blocks' hashes, beside their tokens.
+        self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
         self.trace_headers = request.trace_headers
         self.order = order  # unique; lower is scheduled first and preempted last
         self.status = RequestStatus.WAITING

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proa.contract import EngineCoreRequest, SamplingParams
+from proa.contract import EngineCoreRequest, PoolingTask, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +12,8 @@ class ModelLimits:
     max_model_len: int  # tokens of prompt and output together
     max_logprobs: int = 20
     grammars: bool = False  # whether the engine compiles grammars
+    pooling_tasks: frozenset[PoolingTask] = frozenset()
+    max_loras: int = 0  # different adapters in one step; 0: no adapters
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
@@ -19,6 +21,9 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     check_prompt(request.prompt_token_ids, limits)
     check_sampling_params(request.sampling_params, limits)
     check_resumed(request, limits)
+    check_pooling_params(request, limits)
+    if request.lora_name and not limits.max_loras:
+        raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
 
 
 def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
@@ -48,6 +53,18 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > limits.max_logprobs:
             raise ValueError(f"{name} must be at most {limits.max_logprobs}, got {count}")
+
+
+def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Check that the model can do the task of a pooled request, which has no other parameters."""
+    params = request.pooling_params
+    if params is None:
+        return
+    if params.task not in limits.pooling_tasks:
+        raise ValueError(f"this model does not support the pooling task {params.task.name}")
+    if request.resumed_token_ids:
+        raise ValueError("a pooled request cannot have resumed_token_ids")
+    _check_vocabulary("score_token_ids", params.score_token_ids, limits)
 
 
 def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:

@@ -10,9 +10,10 @@ from proa.contract.outputs import (
     SchedulerStats,
     TokenLogprobs,
 )
-from proa.contract.request import EngineCoreRequest
+from proa.contract.pooling import PoolingParams, PoolingTask
+from proa.contract.request import EngineCoreRequest, extra_keys
 from proa.contract.sampling_params import SamplingParams
-from proa.contract.session import CheckpointRule, Draining, Hello, KvEvents, ModelInfo, Rejected
+from proa.contract.session import CheckpointRule, Draining, Hello, KvEvents, LoadedLoras, Lora, ModelInfo, Rejected
 
 __all__ = [
     "CheckpointRule",
@@ -26,10 +27,15 @@ __all__ = [
     "Grammar",
     "Hello",
     "KvEvents",
+    "LoadedLoras",
+    "Lora",
     "ModelInfo",
+    "PoolingParams",
+    "PoolingTask",
     "Rejected",
     "SamplingParams",
     "SchedulerStats",
     "StructuredOutputsParams",
     "TokenLogprobs",
+    "extra_keys",
 ]

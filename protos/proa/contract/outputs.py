@@ -69,6 +69,8 @@ class EngineCoreOutput:
     num_cached_tokens: int | None = None
     events: Sequence[Event] = ()
     error: str = ""
+    pooled: bytes = b""  # little-endian float32 of a pooled request, row by row; on its last output
+    num_pooled_rows: int = 0
     client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
 
 

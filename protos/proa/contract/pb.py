@@ -3,8 +3,8 @@
 A field that is unset in the message (or the zero of an enum) becomes None if its type allows that, else the
 dataclass's default. None is not sent, nor are fields with the metadata `wire=False`.
 
-Columns of many token ids are `bytes` in the message, little-endian uint32: as a repeated field, 131,000 ids take 5.5 ms
-to parse instead of 0.04.
+A field of `bytes` stays as it is. Columns of many token ids are `bytes` in the message, little-endian uint32: as a
+repeated field, 131,000 ids take 5.5 ms to parse instead of 0.04.
 """
 
 import sys
@@ -78,7 +78,9 @@ def _writer(cls: type, message_class: type[Any]) -> Callable[[Any, Any], None]:
     lines = ["def function(value, message):", "pass"]
     for field in _wire_fields(cls, message_class):
         value, target, write = f"value.{field.name}", f"message.{field.name}", f"write_{field.name}"
-        if field.is_bytes:
+        if field.is_raw:
+            line = f"if {value}: {target} = {value}"
+        elif field.is_bytes:
             line = f"{target} = {field.column}({value})"
         elif field.is_map:
             line = f"if {value}: {target}.update({value})"
@@ -107,13 +109,16 @@ def _reader(cls: type, message_class: type[Any]) -> Callable[[Any], Any]:
     arguments = []
     for field in _wire_fields(cls, message_class):
         value, convert = f"message.{field.name}", f"convert_{field.name}"
-        if field.is_bytes:
+        if field.is_bytes and not field.is_raw:
             value = f"{field.column}({field.name!r}, {value})"
         elif field.is_map:
             value = f"dict({value})"
         elif field.message_class is not None:
             names[convert] = _reader(field.element, field.message_class)
             value = f"{field.container}(map({convert}, {value}))" if field.is_repeated else f"{convert}({value})"
+        elif field.is_enum and field.is_repeated:
+            names[convert] = _Members({int(member): member for member in field.element}).__getitem__
+            value = f"{field.container}(map({convert}, {value}))"
         elif field.is_repeated:
             value = f"{field.container}({value})"
         elif field.is_enum:
@@ -150,6 +155,7 @@ class _WireField:
         self.element = get_args(hint)[0] if get_args(hint) else hint
         self.container = "tuple" if get_origin(hint) is tuple else "list"
         self.column = "hashes" if self.element is bytes else "token_ids"
+        self.is_raw = hint is bytes
         self.is_bytes = descriptor.type == FieldDescriptor.TYPE_BYTES
         self.is_enum = descriptor.enum_type is not None
         self.is_repeated = descriptor.is_repeated

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proa.contract.outputs import SchedulerStats
+from proa.contract.pooling import PoolingTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,27 @@ class ModelInfo:
     grammars: bool = False  # whether it accepts `SamplingParams.grammar`
     model_type: str = ""  # of config.json
     checkpoint_rule: CheckpointRule | None = None  # None: a cache hit may end at any block
+    pooling_tasks: tuple[PoolingTask, ...] = ()  # that it accepts
+    pooling_only: bool = False  # it generates no tokens
+    embedding_size: int = 0  # values of an embedding; 0: it has none
+    labels: tuple[str, ...] = ()  # of `PoolingTask.CLASSIFY`
+    max_loras: int = 0  # different adapters in one step; 0: it accepts none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """A loaded adapter."""
+
+    name: str
+    path: str
+    digest: str  # SHA-256 of its content, in hexadecimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLoras:
+    """All adapters that requests may name, in the order of their names."""
+
+    loras: tuple[Lora, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +68,7 @@ class Hello:
     instance_id: str  # drawn at each start of the engine
     model: ModelInfo
     stats: SchedulerStats
+    loras: LoadedLoras | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,16 @@ from proa.contract import (
     Grammar,
     Hello,
     KvEvents,
+    LoadedLoras,
+    Lora,
     ModelInfo,
+    PoolingParams,
+    PoolingTask,
     Rejected,
     SamplingParams,
     SchedulerStats,
     TokenLogprobs,
+    extra_keys,
 )
 from proa.contract.pb import from_pb, to_pb
 from proa.engine.v1 import core_pb2, service_pb2
@@ -60,6 +65,8 @@ OUTPUT = EngineCoreOutput(
     num_cached_tokens=0,
     events=[Event(EventType.QUEUED, 1.5), Event(EventType.FINISHED, 2.5)],
     error="sentence",
+    pooled=b"\x00\x00\x80\x3f",
+    num_pooled_rows=1,
 )
 STATS = SchedulerStats(
     num_running_reqs=1,
@@ -92,7 +99,15 @@ INFO = ModelInfo(
     grammars=True,
     model_type="llama",
     checkpoint_rule=CheckpointRule(interval=512, min_junction=256),
+    pooling_tasks=(PoolingTask.EMBED, PoolingTask.CLASSIFY),
+    pooling_only=True,
+    embedding_size=32,
+    labels=("no", "yes"),
+    max_loras=2,
 )
+LORAS = LoadedLoras(loras=(Lora(name="sql", path="/adapters/sql", digest="ab"),))
+EMBED = PoolingParams(task=PoolingTask.EMBED, dimensions=16, use_activation=False, second_segment_start=2)
+TOKENS = PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=(3, 4))
 REQUEST = EngineCoreRequest(
     request_id="r",
     prompt_token_ids=[1, 300],
@@ -102,6 +117,9 @@ REQUEST = EngineCoreRequest(
     trace_headers={"traceparent": "00-1"},
     resumed_token_ids=[7],
     arrival_time=12.5,
+    pooling_params=EMBED,
+    lora_name="sql",
+    lora_digest="ab",
 )
 OUTPUTS = EngineCoreOutputs(
     outputs=[OUTPUT], plain_handles=[1, 2], plain_token_ids=[300, 4], stats=STATS, timestamp=9.0, step=4
@@ -119,6 +137,8 @@ KV_EVENTS = KvEvents(
 PAIRS: list[tuple[object, type[Any]]] = [
     (PARAMS, core_pb2.SamplingParams),
     (PARAMS.grammar, core_pb2.Grammar),
+    (EMBED, core_pb2.PoolingParams),
+    (TOKENS, core_pb2.PoolingParams),
     (REQUEST, core_pb2.EngineCoreRequest),
     (OUTPUT.events[0], core_pb2.Event),
     (OUTPUT.logprobs[0], core_pb2.TokenLogprobs),
@@ -127,7 +147,9 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (OUTPUTS, core_pb2.EngineCoreOutputs),
     (INFO.checkpoint_rule, service_pb2.CheckpointRule),
     (INFO, service_pb2.GetModelInfoResponse),
-    (Hello(instance_id="i", model=INFO, stats=STATS), service_pb2.Hello),
+    (LORAS.loras[0], service_pb2.Lora),
+    (LORAS, service_pb2.LoadedLoras),
+    (Hello(instance_id="i", model=INFO, stats=STATS, loras=LORAS), service_pb2.Hello),
     (Rejected(handle=1, code=8, message="full", retryable=True), service_pb2.Rejected),
     (Draining(), service_pb2.Draining),
     (KV_EVENTS, service_pb2.SubscribeKvEventsResponse),
@@ -168,6 +190,31 @@ def test_enums_have_the_numbers_of_the_messages(name: str, number: FinishReason 
 
     assert len(members) == len(type(number)) + 1  # and UNSPECIFIED
     assert members[number].name.endswith(f"_{number.name}")
+
+
+def test_pooled_request_without_a_task_is_refused() -> None:
+    with pytest.raises(ValueError, match="task must be one of EMBED"):
+        from_pb(PoolingParams, core_pb2.PoolingParams())
+
+
+@pytest.mark.parametrize(
+    ("refused", "fields"),
+    [
+        ("dimensions", {"task": PoolingTask.CLASSIFY, "dimensions": 4}),
+        ("dimensions", {"task": PoolingTask.EMBED, "dimensions": 0}),
+        ("score_token_ids", {"task": PoolingTask.EMBED, "score_token_ids": (1,)}),
+        ("score_token_ids", {"task": PoolingTask.TOKEN_LOGPROBS}),
+        ("use_activation", {"task": PoolingTask.TOKEN_LOGPROBS, "score_token_ids": (1,), "use_activation": True}),
+    ],
+)
+def test_pooling_params_of_another_task_are_refused(refused: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=refused):
+        PoolingParams(**fields)
+
+
+def test_salt_and_adapter_never_give_the_same_keys() -> None:
+    keys = {extra_keys(*key) for key in (("", "", ""), ("a", "", ""), ("", "a", "d"), ("", "a", "e"), ("a", "b", "d"))}
+    assert len(keys) == 5
 
 
 def test_unset_sampling_params_get_the_documented_defaults() -> None:

@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
+    POOLING_TASK_EMBED: _ClassVar[PoolingTask]
+    POOLING_TASK_TOKEN_EMBED: _ClassVar[PoolingTask]
+    POOLING_TASK_CLASSIFY: _ClassVar[PoolingTask]
+    POOLING_TASK_TOKEN_LOGPROBS: _ClassVar[PoolingTask]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -25,6 +33,11 @@ class EventType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_TYPE_RESUMED: _ClassVar[EventType]
     EVENT_TYPE_FIRST_TOKEN: _ClassVar[EventType]
     EVENT_TYPE_FINISHED: _ClassVar[EventType]
+POOLING_TASK_UNSPECIFIED: PoolingTask
+POOLING_TASK_EMBED: PoolingTask
+POOLING_TASK_TOKEN_EMBED: PoolingTask
+POOLING_TASK_CLASSIFY: PoolingTask
+POOLING_TASK_TOKEN_LOGPROBS: PoolingTask
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -104,8 +117,22 @@ class TokenSequence(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class PoolingParams(_message.Message):
+    __slots__ = ("task", "dimensions", "use_activation", "score_token_ids", "second_segment_start")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    USE_ACTIVATION_FIELD_NUMBER: _ClassVar[int]
+    SCORE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_SEGMENT_START_FIELD_NUMBER: _ClassVar[int]
+    task: PoolingTask
+    dimensions: int
+    use_activation: bool
+    score_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    second_segment_start: int
+    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., use_activation: _Optional[bool] = ..., score_token_ids: _Optional[_Iterable[int]] = ..., second_segment_start: _Optional[int] = ...) -> None: ...
+
 class EngineCoreRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "priority", "cache_salt", "trace_headers", "resumed_token_ids", "arrival_time", "pooling_params", "lora_name", "lora_digest")
     class TraceHeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +148,9 @@ class EngineCoreRequest(_message.Message):
     TRACE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_TIME_FIELD_NUMBER: _ClassVar[int]
+    POOLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    LORA_NAME_FIELD_NUMBER: _ClassVar[int]
+    LORA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: bytes
     sampling_params: SamplingParams
@@ -129,7 +159,10 @@ class EngineCoreRequest(_message.Message):
     trace_headers: _containers.ScalarMap[str, str]
     resumed_token_ids: bytes
     arrival_time: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ...) -> None: ...
+    pooling_params: PoolingParams
+    lora_name: str
+    lora_digest: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., trace_headers: _Optional[_Mapping[str, str]] = ..., resumed_token_ids: _Optional[bytes] = ..., arrival_time: _Optional[float] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("type", "timestamp")
@@ -154,7 +187,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EngineCoreOutput(_message.Message):
-    __slots__ = ("request_id", "handle", "new_token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "events", "error")
+    __slots__ = ("request_id", "handle", "new_token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "events", "error", "pooled", "num_pooled_rows")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +200,8 @@ class EngineCoreOutput(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_POOLED_ROWS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     handle: int
     new_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -179,7 +214,9 @@ class EngineCoreOutput(_message.Message):
     num_cached_tokens: int
     events: _containers.RepeatedCompositeFieldContainer[Event]
     error: str
-    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., new_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+    pooled: bytes
+    num_pooled_rows: int
+    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., new_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., error: _Optional[str] = ..., pooled: _Optional[bytes] = ..., num_pooled_rows: _Optional[int] = ...) -> None: ...
 
 class SchedulerStats(_message.Message):
     __slots__ = ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "num_waiting_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "last_step_age", "sleep_level")

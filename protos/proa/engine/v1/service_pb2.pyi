@@ -50,26 +50,46 @@ class AbortHandles(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("hello", "outputs", "rejected", "draining")
+    __slots__ = ("hello", "outputs", "rejected", "draining", "loras")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LORAS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     outputs: _core_pb2.EngineCoreOutputs
     rejected: Rejected
     draining: Draining
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., outputs: _Optional[_Union[_core_pb2.EngineCoreOutputs, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    loras: LoadedLoras
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., outputs: _Optional[_Union[_core_pb2.EngineCoreOutputs, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., loras: _Optional[_Union[LoadedLoras, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("instance_id", "model", "stats")
+    __slots__ = ("instance_id", "model", "stats", "loras")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    LORAS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     model: GetModelInfoResponse
     stats: _core_pb2.SchedulerStats
-    def __init__(self, instance_id: _Optional[str] = ..., model: _Optional[_Union[GetModelInfoResponse, _Mapping]] = ..., stats: _Optional[_Union[_core_pb2.SchedulerStats, _Mapping]] = ...) -> None: ...
+    loras: LoadedLoras
+    def __init__(self, instance_id: _Optional[str] = ..., model: _Optional[_Union[GetModelInfoResponse, _Mapping]] = ..., stats: _Optional[_Union[_core_pb2.SchedulerStats, _Mapping]] = ..., loras: _Optional[_Union[LoadedLoras, _Mapping]] = ...) -> None: ...
+
+class LoadedLoras(_message.Message):
+    __slots__ = ("loras",)
+    LORAS_FIELD_NUMBER: _ClassVar[int]
+    loras: _containers.RepeatedCompositeFieldContainer[Lora]
+    def __init__(self, loras: _Optional[_Iterable[_Union[Lora, _Mapping]]] = ...) -> None: ...
+
+class Lora(_message.Message):
+    __slots__ = ("name", "path", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("handle", "code", "message", "retryable")
@@ -102,7 +122,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +142,11 @@ class GetModelInfoResponse(_message.Message):
     GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_RULE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_TASKS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_ONLY_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -141,7 +166,12 @@ class GetModelInfoResponse(_message.Message):
     grammars: bool
     model_type: str
     checkpoint_rule: CheckpointRule
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ...) -> None: ...
+    pooling_tasks: _containers.RepeatedScalarFieldContainer[_core_pb2.PoolingTask]
+    pooling_only: bool
+    embedding_size: int
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    max_loras: int
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ...) -> None: ...
 
 class CheckpointRule(_message.Message):
     __slots__ = ("interval", "min_junction")
@@ -228,5 +258,31 @@ class WakeUpRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WakeUpResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadLoraRequest(_message.Message):
+    __slots__ = ("name", "path", "replace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class LoadLoraResponse(_message.Message):
+    __slots__ = ("lora",)
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    lora: Lora
+    def __init__(self, lora: _Optional[_Union[Lora, _Mapping]] = ...) -> None: ...
+
+class UnloadLoraRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadLoraResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

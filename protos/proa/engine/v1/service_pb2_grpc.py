@@ -90,6 +90,16 @@ class EngineServiceStub:
                 request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpRequest.SerializeToString,
                 response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpResponse.FromString,
                 _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/proa.engine.v1.EngineService/LoadLora',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/proa.engine.v1.EngineService/UnloadLora',
+                request_serializer=proa_dot_engine_dot_v1_dot_service__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -177,6 +187,24 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadLora(self, request, context):
+        """LoadLora loads an adapter from the engine's file system, beside running requests, and answers when requests may name
+        it. An adapter that is loaded already, with the same content, stays as it is. NOT_FOUND if there is no adapter at
+        the path, INVALID_ARGUMENT for one that does not fit the model, ALREADY_EXISTS if another one has the name and
+        replace is not set, RESOURCE_EXHAUSTED if max_cpu_loras are loaded and all have requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """UnloadLora makes new requests for the adapter fail, and frees its memory when its last request has ended; answers
+        at once. NOT_FOUND if no adapter has the name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -234,6 +262,16 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.WakeUp,
                     request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpRequest.FromString,
                     response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.WakeUpResponse.SerializeToString,
+            ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.LoadLoraRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=proa_dot_engine_dot_v1_dot_service__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=proa_dot_engine_dot_v1_dot_service__pb2.UnloadLoraResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -534,6 +572,60 @@ class EngineService:
             '/proa.engine.v1.EngineService/WakeUp',
             proa_dot_engine_dot_v1_dot_service__pb2.WakeUpRequest.SerializeToString,
             proa_dot_engine_dot_v1_dot_service__pb2.WakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/LoadLora',
+            proa_dot_engine_dot_v1_dot_service__pb2.LoadLoraRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/proa.engine.v1.EngineService/UnloadLora',
+            proa_dot_engine_dot_v1_dot_service__pb2.UnloadLoraRequest.SerializeToString,
+            proa_dot_engine_dot_v1_dot_service__pb2.UnloadLoraResponse.FromString,
             options,
             channel_credentials,
             insecure,

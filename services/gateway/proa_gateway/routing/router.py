@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from proa.blocks import hash_blocks
-from proa.contract import Hello
+from proa.contract import Hello, extra_keys
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.kv_events import Subscribe, follow_kv_events
@@ -31,8 +31,7 @@ class Router:
         """Hash the prompt's blocks if the policy needs them."""
         if not self.policy.needs_hashes:
             return RoutingHints(session_id=session_id)
-        extra_keys = (cache_salt,) if cache_salt else ()
-        arguments = (chain.root, token_ids, chain.block_size, extra_keys)
+        arguments = (chain.root, token_ids, chain.block_size, extra_keys(cache_salt, "", ""))
         if len(token_ids) <= MAX_INLINE_TOKENS:
             hashes = hash_blocks(*arguments)
         else:
