@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from proa_engine.kernels.cache_layout import RowsView, rows_view
+
 IntArray = npt.NDArray[np.int64]
 
 CHUNK = 128  # tokens in one product of probabilities and values
@@ -25,10 +27,9 @@ class DecodeTile:
 
     n: int
     tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
-    # [n * kv_heads * length / block_size] int64: rows of the cache as rows of block_size * D, see `cache_as_rows`
-    block_rows: torch.Tensor
-    # [n, kv_heads, 1, length] int64: each token's row of the cache as rows of D; behind a
-    # request's end that of its last token, and before a window that of its first, so that no stale value is read.
+    block_rows: torch.Tensor  # [n * kv_heads * length / block_size] int64: rows of the plan's `blocks`
+    # [n, kv_heads, 1, length] int64: each token's row of the plan's `tokens`; behind a request's end that of its last
+    # token, and before a window that of its first, so that no stale value is read.
     token_rows: torch.Tensor
     masked: torch.Tensor | None  # [n, 1, 1, length] bool; None: nothing is masked
     length: int
@@ -57,11 +58,13 @@ class PrefillTile:
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
     """The tiles of a step's batch for layers with the same window (in tokens, the query itself included; None: no
-    window)."""
+    window) and layout of the cache."""
 
     decodes: tuple[DecodeTile, ...]
     prefills: tuple[PrefillTile, ...]
     window: int | None
+    blocks: RowsView  # of a cache, rows of block_size * D
+    tokens: RowsView  # of a cache, rows of D
     # float32 workspace for the largest tile's gathered tokens, reused because fresh memory costs page faults.
     keys: torch.Tensor
     values: torch.Tensor  # gathered by prefills only
@@ -95,7 +98,15 @@ def plan_reference(
     num_values = max((tile.length for tile in prefills), default=0)
     num_keys = max([tile.n * tile.length for tile in decodes], default=num_values)
     keys, values = (torch.empty(n * num_kv_heads * head_dim) for n in (max(num_keys, num_values), num_values))
-    return ReferencePlan(decodes, prefills, window, keys, values)
+    return ReferencePlan(
+        decodes,
+        prefills,
+        window,
+        blocks=rows_view(cache_shape, block_stride, block_size * head_dim),
+        tokens=rows_view(cache_shape, block_stride, head_dim),
+        keys=keys,
+        values=values,
+    )
 
 
 class _Planner:

@@ -2,6 +2,9 @@
 
 import torch
 
+# Arguments of `as_strided` that view a cache as rows of its memory, whatever is between its blocks: shape and strides.
+RowsView = tuple[tuple[int, int], tuple[int, int]]
+
 
 def block_stride(key_cache: torch.Tensor, value_cache: torch.Tensor) -> int:
     """Return the elements from one block to the next, the same in both caches [num_blocks, kv_heads, block_size, D]."""
@@ -12,11 +15,14 @@ def block_stride(key_cache: torch.Tensor, value_cache: torch.Tensor) -> int:
     return stride
 
 
-def cache_as_rows(cache: torch.Tensor, width: int) -> torch.Tensor:
-    """View a cache [num_blocks, kv_heads, block_size, D] as rows [rows, width] of the memory from its beginning to its
-    end, whatever is between its blocks. `width` divides the distance of blocks, and is D or block_size * D."""
-    if cache.is_contiguous():
-        return cache.view(-1, width)
-    stride, size = cache.stride(0), cache.shape[1:].numel()
+def rows_view(cache_shape: torch.Size, block_stride: int | None, width: int) -> RowsView:
+    """The rows of `width` elements of a cache [num_blocks, kv_heads, block_size, D], from its beginning to its end.
+
+    `block_stride`: elements from one block to the next; None: the cache is contiguous. `width` divides it, and is D or
+    block_size * D.
+    """
+    size = cache_shape[1:].numel()
+    stride = size if block_stride is None else block_stride
     assert stride % width == 0
-    return cache.as_strided((((len(cache) - 1) * stride + size) // width, width), (width, 1))
+    end = (cache_shape[0] - 1) * stride + size if size else 0  # without KV heads there are no rows
+    return (end // width, width), (width, 1)

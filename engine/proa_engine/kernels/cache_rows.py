@@ -4,15 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.cache_layout import cache_as_rows
+from proa_engine.kernels.cache_layout import RowsView, rows_view
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
     """The slots of a step's tokens: computed once a step, used by every layer."""
 
-    rows: torch.Tensor  # [tokens * kv_heads] int64: rows of a cache as rows of D, see `cache_as_rows`
+    rows: torch.Tensor  # [tokens * kv_heads] int64: rows of `view`
     tokens: torch.Tensor | None  # int64: the tokens that are not padding; None: all
+    view: RowsView  # of a cache, rows of D
 
 
 def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size, block_stride: int | None = None) -> CacheRows:
@@ -27,7 +28,7 @@ def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size, block_stride
     block = slot_mapping.div(block_size, rounding_mode="floor")
     first = block * (rows_per_block - block_size) + slot_mapping
     rows = first[:, None] + torch.arange(0, num_heads * block_size, block_size)
-    return CacheRows(rows.flatten(), tokens)
+    return CacheRows(rows.flatten(), tokens, rows_view(cache_shape, block_stride, head_dim))
 
 
 def write_to_cache(
@@ -39,5 +40,5 @@ def write_to_cache(
     if key_cache.itemsize == 1:  # torch cannot copy rows of 8-bit floats; it copies bytes
         key, value, key_cache, value_cache = (each.view(torch.uint8) for each in (key, value, key_cache, value_cache))
     head_dim = key.shape[-1]
-    cache_as_rows(key_cache, head_dim).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
-    cache_as_rows(value_cache, head_dim).index_copy_(0, rows.rows, value.reshape(-1, head_dim))
+    key_cache.as_strided(*rows.view).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
+    value_cache.as_strided(*rows.view).index_copy_(0, rows.rows, value.reshape(-1, head_dim))

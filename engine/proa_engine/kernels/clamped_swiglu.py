@@ -26,7 +26,7 @@ class ClampedSwiGLU:
 
 
 def clamped_swiglu_reference(x: torch.Tensor, options: ClampedSwiGLU) -> torch.Tensor:
-    """Computed with exp, for the reason given in `silu_and_mul_reference`."""
+    """Computed with exp, for the reason given in `activate_and_mul_reference`."""
     gate, up = x.chunk(2, dim=-1)
     gate = gate.clamp(max=options.limit)
     up = up.clamp(-options.limit, options.limit)

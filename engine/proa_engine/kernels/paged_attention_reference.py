@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from proa_engine.kernels.attention_plan import CHUNK, LENGTH_MULTIPLE, DecodeTile, PrefillTile, ReferencePlan
-from proa_engine.kernels.cache_layout import cache_as_rows
+from proa_engine.kernels.cache_layout import RowsView
 from proa_engine.kernels.linear import weighted_sums
 
 ROW_MULTIPLE = 4
@@ -47,15 +47,14 @@ def paged_attention_reference(
     sinks = None if sinks is None else sinks.float().view(num_kv_heads, -1, 1)
     scale = scale if soft_cap is None else scale / soft_cap
     if plan.decodes and plan.decodes[0].tokens is None:
-        out = _decode(grouped, key_cache, value_cache, plan.decodes[0], plan.keys, scale, sinks, soft_cap)
+        out = _decode(grouped, key_cache, value_cache, plan.decodes[0], plan, scale, sinks, soft_cap)
     else:
         out = torch.zeros_like(grouped)
         for decode in plan.decodes:
             assert decode.tokens is not None  # a tile of the whole batch is the only tile
             rows = grouped.index_select(0, decode.tokens)
-            out.index_copy_(
-                0, decode.tokens, _decode(rows, key_cache, value_cache, decode, plan.keys, scale, sinks, soft_cap)
-            )
+            result = _decode(rows, key_cache, value_cache, decode, plan, scale, sinks, soft_cap)
+            out.index_copy_(0, decode.tokens, result)
         scaled = grouped * scale if plan.prefills else grouped
         for prefill in plan.prefills:
             _prefill(out, scaled, key_cache, value_cache, prefill, plan, sinks, soft_cap)
@@ -67,7 +66,7 @@ def _decode(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     tile: DecodeTile,
-    workspace: torch.Tensor,
+    plan: ReferencePlan,
     scale: float,
     sinks: torch.Tensor | None,
     soft_cap: float | None,
@@ -77,18 +76,20 @@ def _decode(
     num_rows = group + -group % ROW_MULTIPLE
     rows = torch.zeros(n, num_kv_heads, num_rows, head_dim)
     rows[:, :, :group].add_(query, alpha=scale)  # takes a third of the time of writing query * scale
-    key = _gather(key_cache, tile.block_rows, workspace, n * num_kv_heads)
+    key = _gather(key_cache, plan.blocks, tile.block_rows, plan.keys, n * num_kv_heads)
     scores = torch.bmm(rows.view(n * num_kv_heads, num_rows, head_dim), key.transpose(1, 2))
-    _cap(scores, soft_cap)
+    if soft_cap is not None:
+        _cap(scores, soft_cap)
     scores = scores.view(n, num_kv_heads, num_rows, tile.length)[:, :, :group]
     if tile.masked is not None:
         scores = torch.where(tile.masked, -torch.inf, scores)
-    return _sum_of_rows(_softmax(scores, sinks), value_cache, tile.token_rows)
+    probabilities = torch.softmax(scores, dim=-1) if sinks is None else _softmax(scores, sinks)
+    return _sum_of_rows(probabilities, value_cache.as_strided(*plan.tokens), tile.token_rows)
 
 
-def _sum_of_rows(probabilities: torch.Tensor, value_cache: torch.Tensor, token_rows: torch.Tensor) -> torch.Tensor:
-    """probabilities [n, kv_heads, group, length], cache rows [n, kv_heads, 1, length] -> [n, kv_heads, group, D]"""
-    value = cache_as_rows(value_cache, value_cache.shape[-1])
+def _sum_of_rows(probabilities: torch.Tensor, value: torch.Tensor, token_rows: torch.Tensor) -> torch.Tensor:
+    """probabilities [n, kv_heads, group, length], values [rows, D], their rows [n, kv_heads, 1, length]
+    -> [n, kv_heads, group, D]"""
     if value.dtype != torch.float32:
         value = value.index_select(0, token_rows.flatten()).float()
         token_rows = torch.arange(len(value)).view(token_rows.shape)
@@ -114,8 +115,8 @@ def _prefill(
     soft_cap: float | None,
 ) -> None:
     num_kv_heads, group, head_dim = query.shape[1:]
-    key = _gather(key_cache, tile.block_rows, plan.keys, num_kv_heads).transpose(1, 2)
-    value = _gather(value_cache, tile.block_rows, plan.values, num_kv_heads)
+    key = _gather(key_cache, plan.blocks, tile.block_rows, plan.keys, num_kv_heads).transpose(1, 2)
+    value = _gather(value_cache, plan.blocks, tile.block_rows, plan.values, num_kv_heads)
     value[:, tile.num_tokens :] = 0
     if tile.num_hidden:
         value[:, : tile.num_hidden] = 0
@@ -127,10 +128,11 @@ def _prefill(
         rows = F.pad(query[start:end], (0, 0, 0, 0, 0, 0, 0, (start - end) % ROW_MULTIPLE))  # [t, kv_heads, group, D]
         num_rows = rows.shape[0]
         scores = torch.bmm(rows.permute(1, 2, 0, 3).flatten(1, 2), key[:, :, first:last])
-        _cap(scores, soft_cap)
+        if soft_cap is not None:
+            _cap(scores, soft_cap)
         scores = scores.view(num_kv_heads, group, num_rows, -1)
         _mask(scores, position - first, plan.window)
-        probabilities = _softmax(scores, None if sinks is None else sinks[:, :, None])
+        probabilities = torch.softmax(scores, dim=-1) if sinks is None else _softmax(scores, sinks[:, :, None])
         result = _weighted_sum(probabilities.flatten(1, 2), value[:, first:last])
         out[start:end] = result.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)[: end - start]
         start = end
@@ -142,16 +144,18 @@ def _slice_length(position: int, num_heads: int) -> int:
     return max(most // MIN_QUERIES * MIN_QUERIES, MIN_QUERIES)
 
 
-def _gather(cache: torch.Tensor, block_rows: torch.Tensor, workspace: torch.Tensor, batch: int) -> torch.Tensor:
+def _gather(
+    cache: torch.Tensor, blocks: RowsView, block_rows: torch.Tensor, workspace: torch.Tensor, batch: int
+) -> torch.Tensor:
     """[num_blocks, kv_heads, block_size, D] -> [batch, length, D] float32, in the workspace."""
-    _, _, block_size, head_dim = cache.shape
-    rows = cache_as_rows(cache, block_size * head_dim)
-    gathered = workspace[: block_rows.numel() * block_size * head_dim].view(-1, block_size * head_dim)
+    rows = cache.as_strided(*blocks)
+    width = rows.shape[1]
+    gathered = workspace[: block_rows.numel() * width].view(-1, width)
     if cache.dtype == torch.float32:
         torch.index_select(rows, 0, block_rows, out=gathered)
     else:
         gathered.copy_(rows.index_select(0, block_rows))
-    return gathered.view(batch, -1, head_dim)
+    return gathered.view(batch, -1, cache.shape[-1])
 
 
 def _weighted_sum(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -177,20 +181,17 @@ def _mask(scores: torch.Tensor, position: int, window: int | None) -> None:
     scores[..., first:].masked_fill_(hidden, -torch.inf)
 
 
-def _cap(scores: torch.Tensor, soft_cap: float | None) -> None:
+def _cap(scores: torch.Tensor, soft_cap: float) -> None:
     """Cap scores, which are divided by the soft cap, in place."""
-    if soft_cap is not None:
-        scores.tanh_().mul_(soft_cap)
+    scores.tanh_().mul_(soft_cap)
 
 
-def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """Probabilities of scores [..., length], for which a sink [..., 1] counts as one more score.
 
     It comes in the first of `LENGTH_MULTIPLE` columns before the scores, so that its place in the sum does not depend
     on their number.
     """
-    if sinks is None:
-        return torch.softmax(scores, dim=-1)
     columns = scores.new_full((*scores.shape[:-1], LENGTH_MULTIPLE), -torch.inf)
     columns[..., :1] = sinks
     return torch.softmax(torch.cat((columns, scores), dim=-1), dim=-1)[..., LENGTH_MULTIPLE:]

@@ -69,7 +69,7 @@ def short_conv(
 
 def short_conv_reference(x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor, plan: StatePlan) -> torch.Tensor:
     """A token's bits depend only on its inputs: products are added in one order, and exp is used as by
-    `silu_and_mul_reference`."""
+    `activate_and_mul_reference`."""
     inputs = torch.empty(len(x) + plan.conv_states.numel(), x.shape[1], dtype=x.dtype)
     inputs[plan.conv_inputs] = x
     inputs[plan.conv_states] = read_states(cache, plan).transpose(1, 2)

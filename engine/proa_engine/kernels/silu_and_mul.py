@@ -54,21 +54,17 @@ def silu_and_mul_fp8(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
 
 
 def activate_and_mul_reference(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
-    """x [T, 2N] -> [T, N]"""
+    """x [T, 2N] -> [T, N]
+
+    Silu is computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch
+    begins.
+    """
     if activation == "silu":
-        return silu_and_mul_reference(x)
+        gate, up = x.chunk(2, dim=-1)
+        return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
     gate, up = x.float().chunk(2, dim=-1)
     exponent = (gate * gate).mul_(GELU_CUBIC.value).add_(1).mul_(gate).mul_(-GELU_FACTOR.value)
     return torch.div(gate, exponent.exp_().add_(1)).mul_(up).to(x.dtype)
-
-
-def silu_and_mul_reference(x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2N] -> [T, N]
-
-    Computed with exp, because the bits of `F.silu` on a CPU depend on where each thread's share of the batch begins.
-    """
-    gate, up = x.chunk(2, dim=-1)
-    return torch.div(gate, gate.neg().exp_().add_(1)).mul_(up)
 
 
 def _activate_and_mul_triton(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.rms_norm import rms_norm_reference
-from proa_engine.kernels.silu_and_mul import silu_and_mul_reference
+from proa_engine.kernels.silu_and_mul import activate_and_mul_reference
 from proa_engine.kernels.sizes import next_power_of_2
 from proa_engine.kernels.skinny_gemm import UnnormedRows, choose_tiling
 
@@ -69,7 +69,7 @@ def skinny_gemm_linear_reference(
             torch.add(rows.x, rows.residual, out=rows.total)
         rows = rms_norm_reference(rows.total, rows.weight, rows.eps)
     y = F.linear(rows, weight, bias)
-    return silu_and_mul_reference(y) if gated else y
+    return activate_and_mul_reference(y, "silu") if gated else y
 
 
 @kernel(do_not_specialize=["num_rows"])

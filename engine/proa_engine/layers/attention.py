@@ -126,24 +126,30 @@ class Attention:
 
     def __call__(self, x: Activation, cache: LayerCache, step: AttentionStep) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; writes this step's keys and values to `cache`."""
-        metadata = step.metadata
-        qkv, gate = self._without_gate(self.qkv(x))
-        heads = self._heads(qkv)
+        metadata, inputs = step.metadata, step.inputs(cache, self.rotary, self.window)
+        qkv, gate = self.qkv(x), None
+        if self.gate_size:
+            qkv, gate = qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
+        if self.whole_norms is not None:
+            qkv = self._with_norms(qkv, *self.whole_norms)
+        if self.values_are_keys:
+            qkv = torch.cat((qkv, qkv[:, -self.num_kv_heads * self.head_dim :]), dim=-1)
         key_cache, value_cache = cache.tensors
-        written = _without_heads(cache) if self.only_reads else cache
-        written_keys, written_values = written.tensors
-        table = metadata.tables[cache.table]
         scales = self.cache_scales if key_cache.dtype == FP8 else (1.0, 1.0)
-        rotation = step.rotation(self.rotary)
+        rotation, rows, written = inputs.rotation, inputs.rows, cache
+        if self.only_reads:
+            written = _without_heads(cache)
+            rows = step.cache_rows(written)
+        written_keys, written_values = written.tensors
         query = rotate_and_cache(
-            heads,
+            qkv.view(qkv.shape[0], -1, self.head_dim),
             self.norms,
             rotation.cos,
             rotation.sin,
             written_keys,
             written_values,
-            table.slot_mapping,
-            step.cache_rows(written),
+            inputs.table.slot_mapping,
+            rows,
             scales,
             interleaved=self.interleaved,
             norm_values=self.norm_values,
@@ -156,8 +162,8 @@ class Attention:
             value_cache,
             metadata.query_start_loc,
             metadata.seq_lens,
-            table.block_table,
-            step.plan(cache, self.window),
+            inputs.table.block_table,
+            inputs.plan,
             num_decodes=metadata.num_decodes,
             scale=self.scale * scales[0],
             window=self.window,
@@ -171,21 +177,10 @@ class Attention:
             out = out.div_(gate.neg().exp_().add_(1))  # times the sigmoid; with exp, because of the bits on a CPU
         return self.output(out)
 
-    def _without_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not self.gate_size:
-            return qkv, None
-        return qkv[:, : -self.gate_size].contiguous(), qkv[:, -self.gate_size :]
-
-    def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Add values that are keys, and do the norms that `rotate_and_cache` does not. [T, heads, head_dim]"""
+    def _with_norms(self, qkv: torch.Tensor, q_norm: ShardedNorm, k_norm: ShardedNorm) -> torch.Tensor:
         kv_size = self.num_kv_heads * self.head_dim
-        if self.whole_norms is not None:
-            q_norm, k_norm = self.whole_norms
-            query, key, value = qkv.split((self.num_heads * self.head_dim, kv_size, kv_size), dim=-1)
-            qkv = torch.cat((q_norm(query), k_norm(key), value), dim=-1)
-        if self.values_are_keys:
-            qkv = torch.cat((qkv, qkv[:, -kv_size:]), dim=-1)
-        return qkv.view(qkv.shape[0], -1, self.head_dim)
+        query, key, value = qkv.split((self.num_heads * self.head_dim, kv_size, kv_size), dim=-1)
+        return torch.cat((q_norm(query), k_norm(key), value), dim=-1)
 
 
 def _without_heads(cache: LayerCache) -> LayerCache:

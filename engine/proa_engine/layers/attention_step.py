@@ -8,9 +8,19 @@ from proa_engine.kernels.cache_rows import CacheRows, cache_rows
 from proa_engine.kernels.latent_attention import head_groups
 from proa_engine.kernels.paged_attention import AttentionPlan, plan_attention
 from proa_engine.kernels.state_plan import StatePlan, plan_states
-from proa_engine.layers.attention_metadata import AttentionMetadata
+from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.rotary import RotaryTable, Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What a step has for attention layers that are alike in their cache's layout, their rotation and their window."""
+
+    table: TableRows
+    rotation: Rotation
+    plan: AttentionPlan
+    rows: CacheRows | None  # as from `AttentionStep.cache_rows`
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +30,23 @@ class AttentionStep:
     metadata: AttentionMetadata
     positions: torch.Tensor  # [T] int64
     batch_invariant: bool
+    _inputs: dict[tuple[object, ...], AttentionInputs] = field(default_factory=dict)
     _rotations: dict[RotaryTable, Rotation] = field(default_factory=dict)
     _plans: dict[tuple[object, ...], AttentionPlan] = field(default_factory=dict)
     _rows: dict[tuple[object, ...], CacheRows] = field(default_factory=dict)
     _state_plans: list[StatePlan] = field(default_factory=list)  # one at most
+
+    def inputs(self, cache: LayerCache, rotary: RotaryTable, window: int | None) -> AttentionInputs:
+        key = cache.layout, rotary, window
+        inputs = self._inputs.get(key)
+        if inputs is None:
+            inputs = self._inputs[key] = AttentionInputs(
+                self.metadata.tables[cache.table],
+                self.rotation(rotary),
+                self.plan(cache, window),
+                self.cache_rows(cache),
+            )
+        return inputs
 
     def rotation(self, table: RotaryTable) -> Rotation:
         rotation = self._rotations.get(table)

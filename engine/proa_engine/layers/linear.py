@@ -4,17 +4,18 @@ summed).
 Projections of the same input are merged into one matrix: q, k and v; gate and up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.activation import Activation
+from proa_engine.kernels.activation import Activation, InputForm
+from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
-from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul
+from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul, activate_and_mul_fp8
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.stacked_experts import load_unquantized
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts, Weights
@@ -90,11 +91,17 @@ class MergedColumnParallelLinear:
         """x [T, in_features] -> [T, this rank's outputs], those of each projection one after the other."""
         return self.linear(x)
 
-    def gated(self, x: Activation, activation: ActivationName = "silu") -> torch.Tensor:
-        """x [T, in_features] -> activation(first) * second of two projections of one size, [T, size]"""
-        if self._gated is None or activation != "silu":
-            return activate_and_mul(self.linear(x), activation)
-        return self._gated(x)
+    def gated(self, activation: ActivationName, form: InputForm | None) -> Callable[[Activation], Activation]:
+        """The function x [T, in_features] -> activation(first) * second of two projections of one size, [T, size].
+
+        Its result is quantized if `form`, that of the product after it, is so.
+        """
+        linear = self.linear
+        if isinstance(form, Fp8Form):
+            return lambda x: activate_and_mul_fp8(linear(x), activation, form)
+        if self._gated is not None and activation == "silu":
+            return self._gated
+        return lambda x: activate_and_mul(linear(x), activation)
 
 
 class RowParallelLinear:
@@ -114,13 +121,10 @@ class RowParallelLinear:
         # Only rank 0 adds the bias, because the ranks' outputs are summed.
         offset = weights.take("bias", (out_features,)) if bias else None
         loaded = weights.method.load([projection], offset if parallel.rank == 0 else None)
-        self.linear, self.input_form = loaded.product, loaded.input_form
+        # x [T, in_features / world_size] -> [T, out_features], whose sum over the ranks is the output.
+        self.partial, self.input_form = loaded.product, loaded.input_form
         self.parallel = parallel
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, in_features / world_size] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.partial(x))
-
-    def partial(self, x: Activation) -> torch.Tensor:
-        """x [T, in_features / world_size] -> [T, out_features], whose sum over the ranks is the output."""
-        return self.linear(x)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.activation import Activation
-from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul_fp8
+from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.weights import Weights
@@ -43,17 +42,14 @@ class GatedMLP:
         )
         self.gate_up = MergedColumnParallelLinear(projections, bias=options.bias)
         self.down = RowParallelLinear(weights / "down_proj", inner_size, hidden_size, parallel, bias=options.bias)
-        self.activation = options.activation
+        self.gated = self.gate_up.gated(options.activation, self.down.input_form)
         self.parallel = parallel
         self.input_form = self.gate_up.input_form
 
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]"""
-        return self.parallel.all_reduce(self.partial(x))
+        return self.parallel.all_reduce(self.down.partial(self.gated(x)))
 
     def partial(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size], whose sum over the ranks is the output."""
-        form = self.down.input_form
-        if isinstance(form, Fp8Form):
-            return self.down.partial(activate_and_mul_fp8(self.gate_up(x), self.activation, form))
-        return self.down.partial(self.gate_up.gated(x, self.activation))
+        return self.down.partial(self.gated(x))

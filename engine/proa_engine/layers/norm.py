@@ -52,7 +52,7 @@ class RMSNorm:
             if residual is None:
                 return rms_norm_fp8(x, self.weight, self.eps, form), x
             return add_rms_norm_fp8(x, residual, self.weight, self.eps, form)
-        return (self(x), x) if residual is None else self.add(x, residual)
+        return (self(x), x) if residual is None else add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class ShardedNorm:

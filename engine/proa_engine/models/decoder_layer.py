@@ -141,10 +141,15 @@ class DecoderLayer:
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: LayerCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, residual = self.input_norm.into(self.attention.input_form, x, residual)
-        x = self._addend(self.attention(normed, cache, step), self.attention_norm)
+        x = self.attention(normed, cache, step)
+        if self.attention_norm is not None:
+            x = self.attention_norm(x)
+        if self.residual_scale != 1.0:
+            x = x.mul_(self.residual_scale)
         normed, residual = self.post_norm.into(self.mlp.input_form, x, residual)
-        return self._addend(self.mlp(normed), self.mlp_norm), residual
-
-    def _addend(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
-        x = x if norm is None else norm(x)
-        return x if self.residual_scale == 1.0 else x.mul_(self.residual_scale)
+        y = self.mlp(normed)
+        if self.mlp_norm is not None:
+            y = self.mlp_norm(y)
+        if self.residual_scale != 1.0:
+            y = y.mul_(self.residual_scale)
+        return y, residual
