@@ -38,7 +38,7 @@ class Scheduler:
         grammars: Grammars | None = None,
     ) -> None:
         """`grammars` None: requests must have no grammar. Raises `ValueError` if the model cannot have drafts."""
-        check_speculation(config.num_speculative_tokens, kv_cache_manager.groups)
+        check_speculation(config.num_speculative_tokens, is_recurrent=kv_cache_manager.groups.num_state_slots > 0)
         self.config = config
         self.grammars = grammars
         self.kv_events = kv_cache_manager.kv_events

@@ -7,7 +7,6 @@ bound: drafts in flight count as accepted, and rejected ones are subtracted when
 from collections.abc import Sequence
 
 from proa.contract import EngineCoreRequest, SamplingParams
-from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.request import Request
 from proa_engine.core.types import ModelRunnerOutput
 
@@ -83,9 +82,9 @@ class DraftCounter:
             self.num_accepted_tokens += num_accepted
 
 
-def check_speculation(num_speculative_tokens: int, groups: CacheGroups) -> None:
+def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> None:
     """Raises `ValueError` for drafts with recurrent layers: a rejected one cannot be taken out of the state."""
-    if num_speculative_tokens and groups.num_state_slots:
+    if num_speculative_tokens and is_recurrent:
         raise ValueError(
             "speculative decoding does not support models with recurrent layers; remove speculative_config"
         )

@@ -49,6 +49,10 @@ class AttentionOptions:
     output_gate: bool = False  # q_proj has for each head its query, then the gate of its output
     stored_merged: bool = False  # the checkpoint has one matrix qkv_proj
 
+    @property
+    def cache_kind(self) -> type[KeyValueLayer]:
+        return KeyValueLayer
+
     def num_parameters(self, hidden_size: int) -> int:
         q_heads = (2 + self.output_gate) * self.num_heads
         kv_heads = 0 if self.only_reads else (2 - self.values_are_keys) * self.num_kv_heads

@@ -45,6 +45,10 @@ class GatedDeltaNetOptions:
         key_width = self.num_key_heads * self.key_dim
         return key_width, key_width, self.num_value_heads * self.value_dim
 
+    @property
+    def cache_kind(self) -> type[StateLayer]:
+        return StateLayer
+
     def num_parameters(self, hidden_size: int) -> int:
         return hidden_size * (sum(self.widths) + 2 * self.widths[2] + 2 * self.num_value_heads)
 

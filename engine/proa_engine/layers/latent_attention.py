@@ -37,6 +37,10 @@ class LatentAttentionOptions:
     scale: float  # of the scores
     norm: NormOptions
 
+    @property
+    def cache_kind(self) -> type[LatentLayer]:
+        return LatentLayer
+
     def num_parameters(self, hidden_size: int) -> int:
         query = self.num_heads * (self.nope_dim + self.rope_dim)
         queries = hidden_size * query if self.query_rank is None else self.query_rank * (hidden_size + query)

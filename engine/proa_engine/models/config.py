@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.decoder_layer import LayerDeclaration
@@ -53,6 +54,11 @@ class ModelConfig:
     @property
     def layers(self) -> tuple[LayerDeclaration, ...]:
         return self.decoder.layers
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state, which cannot forget a token."""
+        return any(layer.cache_kind is StateLayer for layer in self.layers)
 
     @classmethod
     def from_folder(cls, folder: Path | str, quantization: str | None = None) -> "ModelConfig":

@@ -27,6 +27,9 @@ class Mixer(Protocol):
 class MixerOptions(Protocol):
     """Declares a `Mixer`: a frozen dataclass, equal for equal layers."""
 
+    @property
+    def cache_kind(self) -> type[CacheLayer]: ...
+
     def num_parameters(self, hidden_size: int) -> int: ...
 
     def make(self, weights: Weights, context: LayerContext) -> Mixer:
@@ -97,6 +100,11 @@ class LayerDeclaration(Protocol):
     @property
     def mlp(self) -> FeedForwardOptions: ...
 
+    @property
+    def cache_kind(self) -> type[CacheLayer]:
+        """The kind of what the layer caches, or reads of an earlier layer's cache."""
+        ...
+
     def num_parameters(self, hidden_size: int) -> int:
         """Of matrices."""
         ...
@@ -111,6 +119,10 @@ class LayerOptions:
     norm: NormOptions
     norms: NormNames = PRE_NORM
     residual_scale: float = 1.0  # of the outputs of attention and of the feed-forward layer
+
+    @property
+    def cache_kind(self) -> type[CacheLayer]:
+        return self.attention.cache_kind
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size)

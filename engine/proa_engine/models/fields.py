@@ -74,10 +74,13 @@ def gated_mlp(fields: Fields, **options: Any) -> GatedMLPOptions:
     return GatedMLPOptions(**(read | options))
 
 
-def rope(fields: Fields, given: Fields | None = None, *, interleaved: bool = False) -> RopeConfig:
+def rope(
+    fields: Fields, given: Fields | None = None, *, interleaved: bool = False, partial: bool = False
+) -> RopeConfig:
     """Read `given`, by default the field `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
 
-    `interleaved` as in `RopeConfig`.
+    `interleaved` as in `RopeConfig`. `partial`: the share `partial_rotary_factor` of each head is rotated; other
+    architectures rotate whole heads whatever it is, as `transformers` does.
     """
     if given is None:
         given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
@@ -94,6 +97,10 @@ def rope(fields: Fields, given: Fields | None = None, *, interleaved: bool = Fal
             proportion=given.get("partial_rotary_factor", 1.0),
         )
     share = given.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
+    if not partial and share != 1.0:
+        if rope_type != "default":  # transformers cannot run it
+            raise ValueError(f"partial_rotary_factor {share} is not supported with rope scaling {rope_type}")
+        share = 1.0
     known = {name: given[name] for name in SCALING_FIELDS if given.get(name) is not None}
     max_positions = fields.get("max_position_embeddings", 2048)
     if fields.get("original_max_position_embeddings"):

@@ -43,6 +43,10 @@ class Gemma4LayerOptions:
     experts: Gemma4ExpertsOptions | None
     per_layer_size: int
 
+    @property
+    def cache_kind(self) -> type[KeyValueLayer]:
+        return self.attention.cache_kind
+
     def num_parameters(self, hidden_size: int) -> int:
         experts = 0 if self.experts is None else 3 * self.experts.num_experts * self.experts.expert_size
         rest = hidden_size * (experts + 2 * self.per_layer_size)

@@ -15,7 +15,7 @@ class GlmForCausalLM(DecoderForCausalLM):
     @classmethod
     def read_options(cls, fields: read.Fields) -> DecoderOptions:
         layer = LayerOptions(
-            attention=read.attention(fields, rope=read.rope(fields, interleaved=True), output_bias=False),
+            attention=read.attention(fields, rope=read.rope(fields, interleaved=True, partial=True), output_bias=False),
             mlp=read.gated_mlp(fields, stored_merged=True),
             norm=read.norm(fields),
             norms=cls.norms,

@@ -15,6 +15,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         qk_norm = QkNorm(read.norm(fields)) if fields.get("use_qk_norm", False) else None
-        attention = read.attention(fields, output_bias=False, qk_norm=qk_norm)
+        rope = read.rope(fields, partial=True)
+        attention = read.attention(fields, rope=rope, output_bias=False, qk_norm=qk_norm)
         are_sparse = [number >= fields["first_k_dense_replace"] for number in range(fields["num_hidden_layers"])]
         return decoder_with_experts(fields, attention, sigmoid_routing(fields), are_sparse, "e_score_correction_bias")

@@ -27,7 +27,7 @@ def latent_attention(fields: read.Fields) -> LatentAttentionOptions:
         nope_dim=nope_dim,
         rope_dim=rope_dim,
         value_dim=fields["v_head_dim"],
-        rope=read.rope({**fields, "head_dim": rope_dim, "partial_rotary_factor": 1.0}),
+        rope=read.rope({**fields, "head_dim": rope_dim}),
         interleaved=fields.get("rope_interleave", True),
         scale=(nope_dim + rope_dim) ** -0.5 * _score_scale(fields),
         norm=read.norm(fields),

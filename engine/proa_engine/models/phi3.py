@@ -16,6 +16,7 @@ class Phi3ForCausalLM(DecoderForCausalLM):
         layer = LayerOptions(
             attention=read.attention(
                 fields,
+                rope=read.rope(fields, partial=True),
                 window=fields.get("sliding_window"),
                 stored_merged=True,
             ),

@@ -34,7 +34,9 @@ def hybrid_options(fields: read.Fields, mlps: Sequence[FeedForwardOptions], *, b
     """`mlps`: one for each layer. `by_key_head` as in `GatedDeltaNetOptions`."""
     norm = read.norm(fields, offset=1.0)
     mixers: dict[str, MixerOptions] = {
-        "full_attention": read.attention(fields, qk_norm=QkNorm(norm), output_gate=True),
+        "full_attention": read.attention(
+            fields, rope=read.rope(fields, partial=True), qk_norm=QkNorm(norm), output_gate=True
+        ),
         "linear_attention": _gated_delta_net(fields, by_key_head=by_key_head),
     }
     layers = [

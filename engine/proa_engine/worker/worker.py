@@ -76,6 +76,7 @@ class Worker:
             auto_config.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = ModelConfig.from_folder(self._folder, config.quantization)
+        check_speculation(config.num_speculative_tokens, is_recurrent=self.model_config.is_recurrent)
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
         self.max_model_len = auto_config.resolve_max_model_len(config, self.model_config)
@@ -106,7 +107,6 @@ class Worker:
         self._plan = plan
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
         groups = self.cache_groups(sizes)
-        check_speculation(config.num_speculative_tokens, groups)
         kv_cache.check_room(groups, plan.block_bytes, self.max_model_len)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
         return WorkerSizes(sizes, plan.block_bytes, weight_bytes)

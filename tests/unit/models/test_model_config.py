@@ -59,6 +59,10 @@ def test_defaults_are_filled_in() -> None:
             {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
             "format pack-quantized is not supported; supported: float-quantized",
         ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor 0.5 is not supported with rope scaling linear",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling dynamic is not supported; supported: def"),
         ({"hidden_act": "gelu"}, "activation gelu is not supported"),
         ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "activation gelu is not supported"),

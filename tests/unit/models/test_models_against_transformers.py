@@ -47,6 +47,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
     "llama rope yarn": ("llama", {"rope_parameters": YARN}),
     "llama rope yarn, own attention factor": ("llama", {"rope_parameters": YARN | {"attention_factor": 1.5}}),
+    "llama, whose heads are never rotated in part": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
     "llama odd heads": (
         "llama",
         {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 10, "hidden_size": 45},

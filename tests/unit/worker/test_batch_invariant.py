@@ -9,7 +9,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.models.config import ModelConfig
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.worker import Worker
-from support.tiny_models import make_tiny_model
+from support.tiny_models import LATENT, make_tiny_model
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"quantization": "fp8"}, "batch_invariant on a GPU is not supported with quantized weights"),
@@ -25,6 +25,13 @@ def test_unsupported_settings_are_rejected_on_a_gpu_when_the_engine_starts(
     folder = make_tiny_model(tmp_path, architecture)
     worker = MetaWorker(EngineConfig(model=str(folder), batch_invariant=True, **settings))
     with pytest.raises(ValueError, match=message):
+        worker.init_device()
+
+
+def test_latent_attention_is_rejected_on_a_gpu_in_a_model_without_experts(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3", **(LATENT | {"first_k_dense_replace": 3}))
+    worker = MetaWorker(EngineConfig(model=str(folder), batch_invariant=True))
+    with pytest.raises(ValueError, match="batch_invariant on a GPU is not supported with latent attention"):
         worker.init_device()
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import Weights
@@ -91,6 +92,10 @@ class AdaptedLayer:
     number: int
     size: int  # parameters
     mlp: AdaptedMLP
+
+    @property
+    def cache_kind(self) -> type[KeyValueLayer]:
+        return KeyValueLayer
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.size
