@@ -60,7 +60,7 @@ class EngineConfig:
     batch_invariant: bool = option(
         False,
         "make a request's tokens independent of the other requests in its batch, to the bit (always so on a CPU). "
-        "Slower; not for quantized weights, mixture of experts, or tensor parallelism on GPUs",
+        "Slower; on a GPU not for quantized weights, mixtures of experts, latent attention, or tensor parallelism",
     )
     scheduling_policy: SchedulingPolicy = option("fcfs", "order of waiting requests: by arrival, or by priority first")
     max_logprobs: int = option(
