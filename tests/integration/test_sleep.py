@@ -21,7 +21,7 @@ WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_at
 CACHE_BYTES = 512 * 2**20  # each layer's part is over 32 MiB: glibc returns the memory of larger arrays at once
 
 
-def operate(engine: Engine, operation: Operation) -> None:
+def operate(engine: Engine, operation: Operation[None]) -> None:
     done = engine.core.operate(operation)
     while not done.done():
         engine.core.step()
@@ -49,7 +49,7 @@ def test_the_tokens_are_the_same_after_a_sleep(level: SleepLevel) -> None:
 @pytest.mark.parametrize("family", [{"architecture": "gemma3_text", **WINDOWS}, {"architecture": "qwen3_5_text"}])
 def test_nothing_from_before_is_hit_in_windows_and_states(family: dict[str, Any], tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, seed=3, **family)
-    wake_ups: list[list[Operation]] = [[Sleep(1), WakeUp()], [Sleep(2), WakeUp()], [ResetPrefixCache()]]
+    wake_ups: list[list[Operation[None]]] = [[Sleep(1), WakeUp()], [Sleep(2), WakeUp()], [ResetPrefixCache()]]
     with build_core(folder, poison=True, block_size=8, max_num_seqs=8, kv_cache_memory_bytes=2**20) as engine:
         before = tokens(run(engine, REQUESTS))
         for operations in wake_ups:

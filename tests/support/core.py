@@ -1,16 +1,19 @@
 """An engine core over a fake executor, with the outputs that it made. For tests of the core."""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from hashlib import sha256
 from typing import Any, Literal
 
 from proa.blocks import checkpoint_positions
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, Lora, SamplingParams
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
+from proa_engine.core.loras import Loras
+from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection
@@ -33,6 +36,8 @@ def make_request(
     cache_salt: str = "",
     resumed: Sequence[int] = (),
     client_index: int = 0,
+    lora_name: str = "",
+    lora_digest: str = "",
     **params: Any,
 ) -> EngineCoreRequest:
     """A request that ends at `max_tokens` unless the test says otherwise."""
@@ -46,6 +51,8 @@ def make_request(
         resumed_token_ids=list(resumed),
         arrival_time=0.0,
         client_index=client_index,
+        lora_name=lora_name,
+        lora_digest=lora_digest,
     )
 
 
@@ -85,6 +92,8 @@ class CoreRun:
         block_order: Sequence[int] | None = None,
         clock: Callable[[], float] | None = None,
         trace_steps: Callable[[Executor], Executor] = untraced,
+        max_loras: int = 0,
+        max_cpu_loras: int = 0,
     ) -> None:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
@@ -94,6 +103,7 @@ class CoreRun:
             max_num_seqs=max_num_seqs,
             max_in_flight=2 if async_scheduling else 1,
             accept=accept,
+            max_loras=max_loras,
         )
         self.groups = CacheGroups(
             num_blocks=num_blocks,
@@ -121,7 +131,10 @@ class CoreRun:
             num_speculative_tokens=num_speculative_tokens,
         )
         self.grammars = FakeGrammars(eos_token_ids)
-        scheduler = Scheduler(config, self.manager, eos_token_ids=eos_token_ids, grammars=self.grammars)
+        self.loras = Loras(self.executor, max_loras=max_loras, max_cpu_loras=max_cpu_loras) if max_loras else Loras()
+        scheduler = Scheduler(
+            config, self.manager, eos_token_ids=eos_token_ids, grammars=self.grammars, loras=self.loras
+        )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
@@ -129,6 +142,7 @@ class CoreRun:
         self.plain: list[PlainTokens] = []
         self.rejections: list[Rejection] = []
         self.kv_events: list[KvEventBatch] = []
+        self.lora_sets: list[list[str]] = []  # names of the loaded adapters, after each change
 
     @property
     def cached_hashes(self) -> set[bytes]:
@@ -151,6 +165,8 @@ class CoreRun:
             self.rejections += outputs.rejections
             if outputs.kv_events is not None:
                 self.kv_events.append(outputs.kv_events)
+            if outputs.loras is not None:
+                self.lora_sets.append([lora.name for lora in outputs.loras.loras])
             self.plain.append(outputs.plain)
             plain = zip(outputs.plain.request_ids, outputs.plain.token_ids, strict=True)
             tokens = [
@@ -198,8 +214,23 @@ class CoreRun:
         if request.sampling_params.grammar is not None:
             tokens, _ = generate_constrained(request, self.eos_token_ids, self.max_model_len)
             return tokens[len(request.resumed_token_ids) :]
-        tokens = generate(request.prompt_token_ids, request.sampling_params, self.eos_token_ids, self.max_model_len)
+        tokens = generate(
+            request.prompt_token_ids,
+            request.sampling_params,
+            self.eos_token_ids,
+            self.max_model_len,
+            request.lora_digest,
+        )
         return tokens[len(request.resumed_token_ids) :]
+
+    def load_lora(self, name: str, path: str = "", *, replace: bool = False) -> "Future[Lora]":
+        """Load an adapter, whose digest is its path, the name if that is empty."""
+        done = self.core.operate(LoadLora(name, path or name, replace))
+        self.step()
+        if self.executor.lora_reads:
+            self.executor.read_lora()
+        self.step()
+        return done
 
     def assert_complete(self, requests: Iterable[EngineCoreRequest]) -> None:
         for request in requests:

@@ -72,7 +72,7 @@ def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason
     """The output of the request alone, with its end if it has a grammar."""
     params = request.sampling_params
     if params.grammar is None:
-        return generate(request.prompt_token_ids, params, EOS, MAX_MODEL_LEN), None
+        return generate(request.prompt_token_ids, params, EOS, MAX_MODEL_LEN, request.lora_digest), None
     if params.grammar.text in ("invalid", "busy"):
         return [], None
     return generate_constrained(request, EOS, MAX_MODEL_LEN)

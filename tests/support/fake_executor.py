@@ -7,13 +7,17 @@ fails at once, with a sentence. A slot of recurrent states remembers of how many
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import (
     CachedRequestData,
     Drafts,
+    LoraSlot,
     ModelRunnerOutput,
     NewRequestData,
     SchedulerOutput,
@@ -55,9 +59,16 @@ def allowed_by_row(masks: GrammarMasks | None) -> dict[int, set[int]]:
     }
 
 
-def generate(prompt: Sequence[int], params: SamplingParams, eos_token_ids: frozenset[int], limit: int) -> list[int]:
+def first_context(lora_digest: str) -> int:
+    """The context of the first token, by the adapter's content: each adapter is a model of its own."""
+    return crc32(lora_digest.encode())
+
+
+def generate(
+    prompt: Sequence[int], params: SamplingParams, eos_token_ids: frozenset[int], limit: int, lora_digest: str = ""
+) -> list[int]:
     """What a request must produce, said without any scheduling: at most `limit` tokens of prompt and output."""
-    context, output = 0, list[int]()
+    context, output = first_context(lora_digest), list[int]()
     for token_id in prompt:
         context = fingerprint(context, token_id)
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
@@ -79,6 +90,7 @@ class FakeRow:
     num_computed_tokens: int
     tables: list[list[int]]  # ids of blocks, those that windows have passed included; -1: never had one
     params: SamplingParams
+    lora: LoraSlot | None = None
     num_planned_tokens: int = 0  # the most that can have been computed, as the plan says before each step
     start: int = 0  # of the step's tokens
     state_slot: int | None = None
@@ -133,6 +145,11 @@ class FakeExecutor:
     plans: list[SchedulerOutput] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     rows: dict[str, FakeRow] = field(default_factory=dict)
+    max_loras: int = 0
+    loras: dict[int, str] = field(default_factory=dict)  # digests of loaded adapters, by id
+    lora_slots: dict[int, int] = field(default_factory=dict)  # ids, by slot
+    lora_reads: list[tuple[int, str, Future[str]]] = field(default_factory=list)  # adapters that are being read
+    num_slot_fills: int = 0
     num_in_flight: int = 0
     is_shut_down: bool = False
     _started: SchedulerOutput | None = None
@@ -158,6 +175,8 @@ class FakeExecutor:
             self._write(request_id, num_tokens)
         for request_id in plan.num_scheduled_tokens:
             self._read_back(request_id)
+            lora = self.rows[request_id].lora
+            assert lora is None or self.lora_slots[lora.slot] == lora.lora_id, f"{request_id} has another's adapter"
         self._update_states(plan)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> FakeFuture:
@@ -181,11 +200,31 @@ class FakeExecutor:
         assert self.num_in_flight == 0
         self.log.append(("sleep", level))
         self._cache = []
+        self.lora_slots = {}
 
     def wake_up(self) -> None:
         assert not self._cache, "the executor is awake"
         self.log.append(("wake up", 0))
         self._allocate()
+
+    def load_lora(self, lora_id: int, path: str) -> "Future[str]":
+        """Reads when the test calls `read_lora`. The content's digest is the path; paths with `missing` have none."""
+        assert not self.lora_reads, "two adapters are read at once"
+        future: Future[str] = Future()
+        self.lora_reads.append((lora_id, path, future))
+        return future
+
+    def read_lora(self) -> None:
+        ((lora_id, path, future),) = self.lora_reads
+        self.lora_reads = []
+        if "missing" in path:
+            future.set_exception(LoraNotFound(f"there is no adapter at {path}"))
+            return
+        self.loras[lora_id] = path
+        future.set_result(path)
+
+    def unload_lora(self, lora_id: int) -> None:
+        del self.loras[lora_id]
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -218,7 +257,7 @@ class FakeExecutor:
 
     def _add(self, new: NewRequestData) -> None:
         assert new.request_id not in self.rows, f"{new.request_id} is new twice"
-        contexts, context = list[int](), 0
+        contexts, context = list[int](), first_context(self._fill_slot(new.lora))
         for token_id in new.token_ids:
             context = fingerprint(context, token_id)
             contexts.append(context)
@@ -228,10 +267,24 @@ class FakeExecutor:
             new.num_computed_tokens,
             [list(table) for table in new.block_ids],
             new.sampling_params,
+            new.lora,
             new.num_computed_tokens,
         )
         assert len(new.block_ids) == 1 + len(self.windows)
         self._poison(table[new.num_computed_tokens // self.block_size :] for table in new.block_ids)
+
+    def _fill_slot(self, lora: LoraSlot | None) -> str:
+        """Put the adapter into its slot, if that holds another one. Returns the digest of its content."""
+        if lora is None:
+            return ""
+        assert 0 <= lora.slot < self.max_loras
+        assert lora.lora_id in self.loras, "an adapter that was unloaded"
+        others = [row.lora.lora_id for row in self.rows.values() if row.lora is not None and row.lora.slot == lora.slot]
+        assert set(others) <= {lora.lora_id}, "the slot's adapter is in use"
+        if self.lora_slots.get(lora.slot) != lora.lora_id:
+            self.num_slot_fills += 1
+        self.lora_slots[lora.slot] = lora.lora_id
+        return self.loras[lora.lora_id]
 
     def _update(self, known: CachedRequestData) -> None:
         row = self.rows[known.request_id]

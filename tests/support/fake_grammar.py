@@ -10,7 +10,7 @@ from typing import Any
 
 from proa.contract import EngineCoreRequest, FinishReason, Grammar
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady, Part
-from support.fake_executor import VOCAB_SIZE, choose, fingerprint
+from support.fake_executor import VOCAB_SIZE, choose, fingerprint, first_context
 
 WORDS = -(-VOCAB_SIZE // 32)
 NEVER = 10_000
@@ -83,7 +83,7 @@ def generate_constrained(
     assert params.grammar is not None
     cursor = GrammarCursor(params.grammar, FakeMatcher(params.grammar.text, eos_token_ids))
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
-    context, output = 0, list[int]()
+    context, output = first_context(request.lora_digest), list[int]()
     for token_id in prompt:
         context = fingerprint(context, token_id)
     while not cursor.is_complete:

@@ -28,7 +28,7 @@ PROMPTS = [ROWS.choices(range(BYTES), k=ROWS.randint(24, 56)) for _ in range(10)
 TWO = PROMPTS[:2]
 
 
-def operate(engine: Engine, operation: Operation) -> None:
+def operate(engine: Engine, operation: Operation[None]) -> None:
     done = engine.core.operate(operation)
     while not done.done():
         engine.core.step()

@@ -12,16 +12,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest, unfinished_cursors
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
-from proa_engine.core.operations import Operation, Operations
+from proa_engine.core.operations import Operation
 from proa_engine.core.request import Request
 from proa_engine.core.request_admission import Admission
+from proa_engine.core.run_operations import Operations
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import CacheOccupancy, PlainTokens, Rejection, SchedulerOutput, StepOutputs
+
+T = TypeVar("T")
 
 
 class _KvEvents(Enum):
@@ -35,8 +39,14 @@ class _Compiled:
     ready: GrammarReady
 
 
-# A request, the end of a compilation, ids to abort, an operator's call, or None to end `wait_for_work`.
-_Message = EngineCoreRequest | _Compiled | tuple[str, ...] | _KvEvents | Operation | None
+@dataclass(frozen=True, slots=True)
+class _LoraRead:
+    digest: "Future[str]"
+
+
+# A request, the end of a compilation or of reading an adapter, ids to abort, an operator's call, or None to end
+# `wait_for_work`.
+_Message = EngineCoreRequest | _Compiled | _LoraRead | tuple[str, ...] | _KvEvents | Operation[Any] | None
 
 
 class EngineCore:
@@ -51,13 +61,14 @@ class EngineCore:
         self._scheduler = scheduler
         self._kv_events = scheduler.kv_events
         self._grammars = scheduler.grammars
+        self._loras = scheduler.loras
         self._executor = executor
         self._clock = clock
         self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # after a step returns
         self._in_flight: deque[tuple[list[Request], StepFuture]] = deque()
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._operations = Operations(scheduler, executor)
-        self._operation: Operation | None = None  # read from the inbox and not run yet
+        self._operations = Operations(scheduler, executor, self._on_lora_read)
+        self._operation: Operation[Any] | None = None  # read from the inbox and not run yet
         self._sent_sleep_level = 0
         self._outputs: list[EngineCoreOutput] = []
         self._plain = PlainTokens()
@@ -80,7 +91,7 @@ class EngineCore:
         """Stop adding cache changes to outputs. From any thread."""
         self._inbox.put(_KvEvents.UNFOLLOW)
 
-    def operate(self, operation: Operation) -> "Future[None]":
+    def operate(self, operation: Operation[T]) -> "Future[T]":
         """Run an operator's call between two steps, from any thread. The future is its `done`."""
         operation.done.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
         self._inbox.put(operation)
@@ -96,7 +107,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        unsent = self._outputs or self._rejections or self._kv_events.has_pending
+        unsent = self._outputs or self._rejections or self._kv_events.has_pending or self._loras.has_news
         operates = self._operation is not None or self._operations.must_sleep
         return self._scheduler.has_work or operates or bool(self._in_flight or unsent) or not self._inbox.empty()
 
@@ -187,6 +198,8 @@ class EngineCore:
             self._take_admission(self._add(message, now))
         elif isinstance(message, _Compiled):
             self._take_admission(self._scheduler.set_grammar(message.request, message.ready, now))
+        elif isinstance(message, _LoraRead):
+            self._loras.finish_load(message.digest, self._on_lora_read)
         elif message is _KvEvents.FOLLOW:
             self._kv_events.follow()
         elif message is _KvEvents.UNFOLLOW:
@@ -210,13 +223,16 @@ class EngineCore:
     def _on_grammar_ready(self, request: ConstrainedRequest, ready: GrammarReady) -> None:
         self._inbox.put(_Compiled(request, ready))
 
+    def _on_lora_read(self, digest: "Future[str]") -> None:
+        self._inbox.put(_LoraRead(digest))
+
     def _take_outputs(self) -> StepOutputs | None:
-        kv_events, stats = self._kv_events.take(), self.stats()
+        kv_events, loras, stats = self._kv_events.take(), self._loras.take_news(), self.stats()
         is_same_level = stats.sleep_level == self._sent_sleep_level
-        if is_same_level and not (self._outputs or self._plain.token_ids or self._rejections or kv_events):
+        if is_same_level and not (self._outputs or self._plain.token_ids or self._rejections or kv_events or loras):
             return None
         self._sent_sleep_level = stats.sleep_level
         outputs, self._outputs = self._outputs, []
         plain, self._plain = self._plain, PlainTokens()
         rejections, self._rejections = self._rejections, []
-        return StepOutputs(outputs, stats, self._clock(), self._num_steps, plain, rejections, kv_events)
+        return StepOutputs(outputs, stats, self._clock(), self._num_steps, plain, rejections, kv_events, loras)

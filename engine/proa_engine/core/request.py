@@ -5,6 +5,7 @@ from enum import IntEnum
 
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, extra_keys
 from proa_engine.core.block_pool import Block
+from proa_engine.core.lora_slots import Adapter
 
 
 class RequestStatus(IntEnum):
@@ -52,6 +53,7 @@ class Request:
         "extra_keys",
         "first_columns",
         "has_output",
+        "lora",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -82,6 +84,7 @@ class Request:
         self.sampling_params = params
         # Of its blocks' hashes, beside their tokens.
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
+        self.lora: Adapter | None = None
         self.trace_headers = request.trace_headers
         self.order = order  # unique; lower is scheduled first and preempted last
         self.status = RequestStatus.WAITING

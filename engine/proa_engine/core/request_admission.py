@@ -1,12 +1,14 @@
 """RequestAdmission: checks new requests, and queues, finishes or rejects them, once their grammars are compiled."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest
 from proa_engine.core import admission
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
@@ -29,19 +31,23 @@ class RequestAdmission:
         cache_capacity: int,
         eos_token_ids: frozenset[int],
         grammars: Grammars | None,
+        loras: Loras,
     ) -> None:
         self._config = config
         self._table = table
         self._limits = admission.Limits(config.max_model_len, cache_capacity)
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
+        self._loras = loras
         self._num_added = 0
 
     def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """See `Scheduler.add_request`."""
         if (rejection := self._reject(request)) is not None:
             return rejection
-        made = self._make_request(request)
+        adapter = self._loras.find(request)
+        made = self._make_request(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
+        made.lora = adapter
         if isinstance(made, ConstrainedRequest):
             return self._hold(made, request, now, on_ready)
         self._table.add(made, now)
@@ -71,6 +77,9 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
         if (message := admission.refusal(request, self._limits)) is not None:
             return Rejection(request.request_id, request.client_index, "invalid_argument", message)
+        if request.lora_name and self._loras.find(request) is None:
+            message = f"the adapter {request.lora_name!r} is not loaded, or has another content"
+            return Rejection(request.request_id, request.client_index, "not_found", message)
         num_waiting = self._table.num_waiting
         if num_waiting >= self._config.max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"

@@ -8,6 +8,8 @@ from bisect import bisect_left, insort
 from proa.contract import EventType
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.lora_queue import LoraQueue
+from proa_engine.core.loras import Loras
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_queue import RequestQueue
 
@@ -20,14 +22,15 @@ class RequestTable:
     `running` is sorted by `Request.order`, so the last one is the first to be preempted.
     """
 
-    def __init__(self, kv_cache_manager: KVCacheManager) -> None:
+    def __init__(self, kv_cache_manager: KVCacheManager, loras: Loras) -> None:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
-        self.waiting = RequestQueue()
+        self.waiting = LoraQueue(loras.slots) if loras.are_enabled else RequestQueue()
         self.pending: dict[str, ConstrainedRequest] = {}
         self.constrained: dict[str, ConstrainedRequest] = {}  # running and waiting ones
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
+        self._loras = loras
         self._finished_ids: list[str] = []  # workers are not notified yet
         self._preempted_ids: list[str] = []  # likewise
 
@@ -48,6 +51,7 @@ class RequestTable:
 
     def add(self, request: Request, now: float) -> None:
         self.by_id[request.request_id] = request
+        self._loras.join(request)
         self.waiting.push(request)
         request.record(EventType.QUEUED, now)
 
@@ -55,6 +59,7 @@ class RequestTable:
         """Add a request whose grammar is not compiled yet."""
         request.status = RequestStatus.WAITING_FOR_GRAMMAR
         self.by_id[request.request_id] = self.pending[request.request_id] = request
+        self._loras.join(request)
         request.record(EventType.QUEUED, now)
 
     def release(self, request: ConstrainedRequest) -> None:
@@ -67,12 +72,14 @@ class RequestTable:
     def discard(self, request: ConstrainedRequest) -> None:
         """Remove a pending request that is rejected."""
         del self.pending[request.request_id], self.by_id[request.request_id]
+        self._loras.leave(request)
 
     def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """Move the next waiting request to running, with `num_cached_tokens` tokens found in the prefix cache."""
-        assert self.waiting.peek() is request, "only the head of the queue can be started"
+        assert self.waiting.peek() is request, "only the next request can be started"
         assert request.num_placeholders == 0, "a preempted request still has a token in flight"
         self.waiting.pop()
+        self._loras.start(request)
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
         request.num_prompt_logprobs_received = 0
@@ -88,6 +95,7 @@ class RequestTable:
         """Preempt the last running request: free its blocks. It keeps its tokens; one in flight comes later."""
         request = self.running.pop()
         self._kv_cache_manager.free(request)
+        self._loras.stop(request)
         request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
         self.waiting.push(request)
@@ -101,6 +109,7 @@ class RequestTable:
         if before is RequestStatus.RUNNING:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
+            self._loras.stop(request)
             self._finished_ids.append(request.request_id)
         elif before is RequestStatus.WAITING_FOR_GRAMMAR:
             del self.pending[request.request_id]
@@ -108,6 +117,7 @@ class RequestTable:
             self.waiting.remove(request)
         del self.by_id[request.request_id]
         self.constrained.pop(request.request_id, None)
+        self._loras.leave(request)
         request.record(EventType.FINISHED, now)
 
     def take_notices(self) -> tuple[list[str], list[str]]:
@@ -131,6 +141,7 @@ class RequestTable:
         assert not any(request.tables or request.state or request.num_computed_tokens for request in waiting)
         assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
         self._kv_cache_manager.check_integrity(self.running)
+        self._loras.check_integrity(self.running, self.by_id.values())
 
 
 def _order(request: Request) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
@@ -36,20 +37,26 @@ class Scheduler:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         grammars: Grammars | None = None,
+        loras: Loras | None = None,
     ) -> None:
-        """`grammars` None: requests must have no grammar. Raises `ValueError` if the model cannot have drafts."""
+        """`grammars` None: requests must have no grammar; `loras` None: no adapter.
+
+        Raises `ValueError` if the model cannot have drafts.
+        """
         check_speculation(config.num_speculative_tokens, is_recurrent=kv_cache_manager.groups.num_state_slots > 0)
         self.config = config
         self.grammars = grammars
+        self.loras = loras or Loras()
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
-        self._table = RequestTable(kv_cache_manager)
+        self._table = RequestTable(kv_cache_manager, self.loras)
         self._admission = RequestAdmission(
             config,
             self._table,
             cache_capacity=kv_cache_manager.groups.capacity,
             eos_token_ids=eos_token_ids,
             grammars=grammars,
+            loras=self.loras,
         )
         self._drafts = DraftCounter()
         # A running request computes at least one token in each step, so the budget limits their number too.

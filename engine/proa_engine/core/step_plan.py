@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
-from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput, StateSteps
+from proa_engine.core.types import CachedRequestData, LoraSlot, NewRequestData, SchedulerOutput, StateSteps
 
 
 class IdColumn:
@@ -65,6 +65,7 @@ class StepPlan:
             num_computed_tokens=request.num_computed_tokens,
             block_ids=block_ids,
             sampling_params=request.sampling_params,
+            lora=_lora_slot(request),
             trace_headers=request.trace_headers,
         )
         self._new.append(data)
@@ -104,3 +105,10 @@ class StepPlan:
             self._chunks.append(request)
             self._num_chunk_tokens[request.request_id] = num_tokens
         request.schedule(num_tokens)
+
+
+def _lora_slot(request: Request) -> LoraSlot | None:
+    if request.lora is None:
+        return None
+    assert request.lora.slot is not None, "a running request's adapter has a slot"
+    return LoraSlot(request.lora.id, request.lora.slot)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from proa.contract import EngineCoreOutput, SamplingParams, SchedulerStats, TokenLogprobs
+from proa.contract import EngineCoreOutput, LoadedLoras, SamplingParams, SchedulerStats, TokenLogprobs
 from proa_engine.core.kv_events import KvEventBatch
 
-RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists", "unavailable"]
+RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists", "unavailable", "not_found"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,14 @@ class StepOutputs:
     plain: PlainTokens = field(default_factory=PlainTokens)  # the outputs of other requests than those in `outputs`
     rejections: Sequence[Rejection] = ()
     kv_events: KvEventBatch | None = None  # set only while there are subscribers
+    loras: LoadedLoras | None = None  # set when the loaded adapters have changed
+
+
+class LoraSlot(NamedTuple):
+    """The adapter of a request and the slot that it is applied from, which is filled before this step."""
+
+    lora_id: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,7 @@ class NewRequestData:
     num_computed_tokens: int
     block_ids: list[list[int]]  # by table
     sampling_params: SamplingParams
+    lora: LoraSlot | None = None
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
 
 

@@ -7,6 +7,7 @@ EngineError
 ├── SlowReader          a session has too many unread bytes
 ├── NoPrefixCache       KV events requested, but prefix caching is off
 ├── NotReady            the model is still loading
+├── LoraNotLoaded       the request's adapter is not loaded; another engine may have it
 ├── Sleeping            the engine sleeps until an operator wakes it up; another engine may take the request
 ├── Draining            the engine is shutting down and admits no new requests
 └── EngineDead          the engine has failed
@@ -45,6 +46,10 @@ class NotReady(EngineError):
     retryable = True
 
 
+class LoraNotLoaded(EngineError):
+    retryable = True
+
+
 class Sleeping(EngineError):
     retryable = True
 
@@ -64,6 +69,7 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     SlowReader: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NoPrefixCache: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
+    LoraNotLoaded: grpc.StatusCode.NOT_FOUND,
     Sleeping: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineDead: grpc.StatusCode.UNAVAILABLE,
@@ -74,6 +80,7 @@ REJECTIONS: dict[str, type[EngineError]] = {
     "resource_exhausted": QueueFull,
     "invalid_argument": InvalidRequest,
     "already_exists": RequestIdInUse,
+    "not_found": LoraNotLoaded,
     "unavailable": Sleeping,
 }
 

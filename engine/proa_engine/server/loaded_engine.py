@@ -4,13 +4,15 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from proa.contract import EngineCoreRequest, ModelInfo, SchedulerStats
 from proa_engine.config import EngineConfig
 from proa_engine.core.operations import Operation
 from proa_engine.server.kv_events import KvEventSource
 from proa_engine.server.observer import RequestObserver
+
+T = TypeVar("T")
 
 
 class Core(KvEventSource, Protocol):
@@ -20,7 +22,7 @@ class Core(KvEventSource, Protocol):
 
     def abort(self, request_ids: Iterable[str]) -> None: ...
 
-    def operate(self, operation: Operation) -> "Future[None]": ...
+    def operate(self, operation: Operation[T]) -> "Future[T]": ...
 
     def stats(self) -> SchedulerStats: ...
 

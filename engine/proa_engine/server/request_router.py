@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from proa_engine.core.operations import Operation
@@ -26,6 +26,8 @@ from proa_engine.server.errors import (
 from proa_engine.server.kv_events import KvEventPublisher, KvSubscription
 from proa_engine.server.loaded_engine import LoadedEngine
 from proa_engine.server.plain_columns import StreamShares
+
+T = TypeVar("T")
 
 
 class OutputStream(Protocol):
@@ -171,11 +173,12 @@ class RequestRouter:
                 stream.output.reject(rejection.request_id, REJECTIONS[rejection.code](rejection.message))
             self._forget(rejection.request_id)
 
-    async def operate(self, operation: Operation) -> None:
-        """Have the core do what an operator called for, and wait until it has. Raises EngineError."""
+    async def operate(self, operation: Operation[T]) -> T:
+        """Have the core do what an operator called for, and wait for its result. Raises EngineError, or what the
+        operation says."""
         if self._refusal is not None:
             raise self._refusal
-        await asyncio.wrap_future(self.engine.core.operate(operation))
+        return await asyncio.wrap_future(self.engine.core.operate(operation))
 
     def subscribe_kv_events(self) -> KvSubscription:
         """Subscribe to changes of the prefix cache. Raises EngineError."""

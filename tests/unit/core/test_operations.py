@@ -13,7 +13,7 @@ ASLEEP = ("sleep", 1)
 AWAKE = ("wake up", 0)
 
 
-def operate(run: CoreRun, operation: Operation) -> "Future[None]":
+def operate(run: CoreRun, operation: Operation[None]) -> "Future[None]":
     done = run.core.operate(operation)
     while run.core.has_work():
         run.step()

@@ -18,10 +18,10 @@ def test_every_rejection_of_the_core_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", errors.EngineError.__subclasses__())
-def test_errors_of_unavailable_engines_and_full_queues_are_retryable(kind: type[errors.EngineError]) -> None:
+def test_errors_that_another_engine_may_not_have_are_retryable(kind: type[errors.EngineError]) -> None:
     unavailable = errors.STATUS_CODES[kind] is grpc.StatusCode.UNAVAILABLE
 
-    assert kind("…").retryable == (unavailable or kind is errors.QueueFull)
+    assert kind("…").retryable == (unavailable or kind in (errors.QueueFull, errors.LoraNotLoaded))
 
 
 def test_numbers_are_those_of_grpc() -> None:

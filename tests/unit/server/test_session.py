@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,7 @@ from proa_engine.server.session import Session
 from proa_engine.telemetry import EngineTracer
 from support.engine_client import engine_request, wait_until
 
+T = TypeVar("T")
 MODEL = ModelInfo(
     model_name="m",
     model="m",
@@ -60,7 +62,7 @@ class FakeCore:
     def unfollow_kv_events(self) -> None:
         raise NotImplementedError
 
-    def operate(self, operation: Operation) -> "Future[None]":
+    def operate(self, operation: Operation[T]) -> "Future[T]":
         raise NotImplementedError
 
     def stats(self) -> SchedulerStats:
