@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ MIN_LARGE = 8192
 """Characters of a constraint that is large. One large constraint is checked at a time, so that a thread is left for
 the others: checking takes 1 ms for most, and up to seconds for large ones."""
 MAX_LARGE_WAITING = 32
+MAX_LARGE_WAIT = 0.5  # seconds; what has waited for longer is rejected, so that clients know within 2 s
 MAX_CACHED = 1024  # results
 MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
 
@@ -53,6 +54,7 @@ class _ParamsKey:
         return lowered
 
 
+_TOO_MANY_LARGE = "Too many large constraints wait to be checked."
 _Result = Lowered | str  # the grammar, or why there is none
 
 
@@ -64,7 +66,7 @@ class Grammars:
         self._cached: OrderedDict[GrammarKey, _Result] = OrderedDict()  # least recently used first
         self._num_characters = 0
         self._pending: dict[GrammarKey, asyncio.Task[_Result]] = {}
-        self._large = asyncio.Semaphore(1)
+        self._large = asyncio.Lock()
         self._num_large = 0
 
     async def lower(self, params: StructuredOutputsParams, tokenizer: Tokenizer, *, strict: bool) -> Lowered:
@@ -91,7 +93,7 @@ class Grammars:
     def _start(self, key: GrammarKey) -> asyncio.Task[_Result]:
         is_large = key.num_characters >= MIN_LARGE
         if is_large and self._num_large > MAX_LARGE_WAITING:
-            raise Overloaded("Too many large constraints wait to be checked.")
+            raise Overloaded(_TOO_MANY_LARGE)
         self._num_large += is_large
         task = self._pending[key] = asyncio.create_task(self._run(key, is_large=is_large))
         task.add_done_callback(lambda _: self._ended(key, is_large=is_large))
@@ -102,10 +104,22 @@ class Grammars:
         self._num_large -= is_large
 
     async def _run(self, key: GrammarKey, *, is_large: bool) -> _Result:
-        async with self._large if is_large else nullcontext():
+        async with self._turn() if is_large else nullcontext():
             result = await asyncio.get_running_loop().run_in_executor(self._executor, _lower_and_check, key)
         self._cache(key, result)
         return result
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Raises `Overloaded`."""
+        try:
+            await asyncio.wait_for(self._large.acquire(), MAX_LARGE_WAIT)
+        except TimeoutError:
+            raise Overloaded(_TOO_MANY_LARGE) from None
+        try:
+            yield
+        finally:
+            self._large.release()
 
     def _cache(self, key: GrammarKey, result: _Result) -> None:
         self._cached[key] = result

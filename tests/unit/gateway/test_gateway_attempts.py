@@ -11,6 +11,7 @@ from proa_gateway.engines.attempts import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
     MAX_ATTEMPTS,
+    MAX_OVERLOADED,
     RequestAttempts,
     RetryBudget,
     backoff,
@@ -46,7 +47,7 @@ def sent_once(num_tokens: int = 0, **params: Any) -> RequestAttempts:
     """A sequence that was sent once and has received `num_tokens` tokens."""
     sampling_params = SamplingParams(key=7, **params)
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1, 2], sampling_params=sampling_params)
-    made = RequestAttempts(request, RoutingHints())
+    made = RequestAttempts(request, RoutingHints(), last_progress=10.0)
     made.record_sent(engine())
     made.update_progress(num_tokens, 1.0)
     return made
@@ -54,7 +55,7 @@ def sent_once(num_tokens: int = 0, **params: Any) -> RequestAttempts:
 
 def delays(made: RequestAttempts, *errors: GatewayError, budget: RetryBudget | None = None) -> list[float | None]:
     budget = budget or RetryBudget()
-    return [made.record_failure(error, 10.0 + index, budget, 1.0) for index, error in enumerate(errors)]
+    return [made.record_failure(error, 10.0 + index / 10, budget, 1.0) for index, error in enumerate(errors)]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 5])
@@ -74,6 +75,13 @@ def test_a_new_token_resets_the_failure_counts() -> None:
 def test_a_rejected_request_without_tokens_is_given_up_after_max_attempts() -> None:
     assert delays(sent_once(), *[FULL] * MAX_ATTEMPTS) == [FIRST_BACKOFF, 2 * FIRST_BACKOFF, None]
     assert delays(sent_once(), LOST, UNAVAILABLE, FULL) == [0.0, FIRST_BACKOFF, None]
+
+
+def test_a_request_that_waited_in_an_overloaded_engine_is_given_up() -> None:
+    late = 10.0 + 1.5 * MAX_OVERLOADED
+    assert sent_once().record_failure(FULL, late, RetryBudget(), 1.0) is None
+    assert sent_once().record_failure(UNAVAILABLE, late, RetryBudget(), 1.0) == FIRST_BACKOFF, "an engine that drains"
+    assert sent_once(5).record_failure(FULL, late, RetryBudget(), 1.0) == FIRST_BACKOFF
 
 
 def test_a_rejected_request_with_tokens_is_sent_again_without_limit() -> None:

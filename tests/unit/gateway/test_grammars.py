@@ -134,8 +134,9 @@ async def test_requests_with_the_same_constraint_wait_for_one_check(
 
 
 async def test_large_constraints_leave_a_thread_for_small_ones_and_too_many_are_rejected(
-    grammars: Grammars, tokenizer: Tokenizer, checks: Checks
+    grammars: Grammars, tokenizer: Tokenizer, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(proa_gateway.grammars, "MAX_LARGE_WAIT", 60.0)
     checks.gate.clear()
     texts = [str(number).rjust(MIN_LARGE, "0") for number in range(2 * MAX_LARGE_WAITING)]
     waiting = [asyncio.create_task(grammars.lower(params(text), tokenizer, strict=False)) for text in texts]
@@ -146,3 +147,17 @@ async def test_large_constraints_leave_a_thread_for_small_ones_and_too_many_are_
     assert len(rejected) == MAX_LARGE_WAITING - 1
     assert sum(isinstance(result, Lowered) for result in results) == MAX_LARGE_WAITING + 1
     assert await grammars.lower(params(texts[-1]), tokenizer, strict=False)
+
+
+async def test_a_large_constraint_that_waits_for_too_long_is_rejected(
+    grammars: Grammars, tokenizer: Tokenizer, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proa_gateway.grammars, "MAX_LARGE_WAIT", 0.01)
+    checks.gate.clear()
+    first = asyncio.create_task(grammars.lower(params("a" * MIN_LARGE), tokenizer, strict=False))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await grammars.lower(params("b" * MIN_LARGE), tokenizer, strict=False)
+    checks.gate.set()
+    assert await first
+    assert await grammars.lower(params("b" * MIN_LARGE), tokenizer, strict=False)

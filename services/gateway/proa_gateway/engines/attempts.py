@@ -6,12 +6,15 @@ from dataclasses import dataclass, field, replace
 
 from proa.contract import EngineCoreRequest, ModelInfo
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.errors import EngineLost, GatewayError
+from proa_gateway.errors import EngineLost, GatewayError, Overloaded
 from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.hints import RoutingHints
 
 MAX_ATTEMPTS = 3
 """Attempts without a new token between them, so that a request that crashes engines does not reach all of them."""
+MAX_OVERLOADED = 0.5
+"""Seconds after which a request that an engine rejects as overloaded is not sent again: it has waited in a queue of the
+engine, and would wait again."""
 FIRST_BACKOFF = 0.05  # seconds
 LAST_BACKOFF = 1.0
 
@@ -115,8 +118,10 @@ class RequestAttempts:
             return None
         if isinstance(error, EngineLost):
             return 0.0
-        if not self.num_received and not budget.try_spend():
-            return None
+        if not self.num_received:
+            has_waited = isinstance(error, Overloaded) and now - self.last_progress > MAX_OVERLOADED
+            if has_waited or not budget.try_spend():
+                return None
         return backoff(self.num_rejected, jitter)
 
     def cancel(self) -> None:
