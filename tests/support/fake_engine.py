@@ -6,6 +6,7 @@ Everything runs on the caller's event loop. The `script` returns the `Reply` to 
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from array import array
@@ -52,6 +53,10 @@ class Reply:
 
 
 Script = Callable[[core_pb2.EngineCoreRequest], Reply]
+Pool = Callable[[core_pb2.EngineCoreRequest], list[list[float]]]
+"""The rows of a pooled request."""
+EMBEDDING_SIZE = 8
+LABELS = ("no", "maybe", "yes")
 
 
 def prompt_ids(request: core_pb2.EngineCoreRequest) -> list[int]:
@@ -61,6 +66,28 @@ def prompt_ids(request: core_pb2.EngineCoreRequest) -> list[int]:
 def echo(request: core_pb2.EngineCoreRequest) -> Reply:
     """Reply with the prompt and the end token."""
     return Reply([*prompt_ids(request), EOS])
+
+
+def pool(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
+    """Values that differ for different prompts and are the same for equal ones, as the request's task has them."""
+    params, ids = request.pooling_params, prompt_ids(request)
+    mean = sum(ids) / len(ids)
+    match params.task:
+        case core_pb2.POOLING_TASK_TOKEN_EMBED:
+            return [_direction(token_id, params) for token_id in ids]
+        case core_pb2.POOLING_TASK_CLASSIFY:
+            return [[1 / (1 + mean), 1 / (2 + len(ids)), 0.25][: len(LABELS)]]
+        case core_pb2.POOLING_TASK_TOKEN_LOGPROBS:
+            return [[-((token_id * 31 + sum(ids)) % 17) / 4 for token_id in params.score_token_ids]]
+    return [_direction(mean, params)]
+
+
+def _direction(angle: float, params: core_pb2.PoolingParams) -> list[float]:
+    """A vector of length 1 with `dimensions` values; of length 2 where `use_activation` is false."""
+    size = params.dimensions or EMBEDDING_SIZE
+    values = [math.sin(angle * (1 + index) / 7) + 0.5 for index in range(size)]
+    length = math.hypot(*values) / (2 if params.HasField("use_activation") and not params.use_activation else 1)
+    return [value / length for value in values]
 
 
 def say(text: str, *, repeat: bool = False) -> Script:
@@ -110,6 +137,10 @@ class _Running:
     num_cached_tokens: int = 0
 
     @property
+    def is_pooled(self) -> bool:
+        return self.request.HasField("pooling_params")
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids) // 4
 
@@ -139,8 +170,14 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         max_waiting_requests: int = 4096,
         grammars: bool = True,
         checkpoint_rule: service_pb2.CheckpointRule | None = None,
+        pool: Pool = pool,
+        pooling_tasks: Sequence[core_pb2.PoolingTask] = (),
+        pooling_only: bool = False,
+        embedding_size: int = EMBEDDING_SIZE,
+        labels: Sequence[str] = LABELS,
     ) -> None:
         self.script = script
+        self.pool = pool
         self.step_delay = step_delay
         self.files = tokenizer_files() if files is None else files
         self.requests: list[core_pb2.EngineCoreRequest] = []
@@ -184,6 +221,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             prefix_caching=True,
             grammars=grammars,
             checkpoint_rule=checkpoint_rule,
+            pooling_tasks=pooling_tasks,
+            pooling_only=pooling_only,
+            embedding_size=embedding_size if core_pb2.POOLING_TASK_EMBED in pooling_tasks else 0,
+            labels=labels if core_pb2.POOLING_TASK_CLASSIFY in pooling_tasks else (),
         )
         self.prefix_cache = None
         if checkpoint_rule is not None:
@@ -389,6 +430,13 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         room = self.info.max_model_len - num_prompt_tokens
         if not num_prompt_tokens or room < 1:
             return service_pb2.Rejected(handle=handle, code=3, message=f"a prompt of {num_prompt_tokens} tokens")
+        if request.HasField("pooling_params"):
+            if request.pooling_params.task not in self.info.pooling_tasks:
+                return service_pb2.Rejected(handle=handle, code=3, message="the model does not have this pooling task")
+            self._waiting.append(_Running(caller, handle, request, Reply([0]), 1, time.time(), 0))
+            return None
+        if self.info.pooling_only:
+            return service_pb2.Rejected(handle=handle, code=3, message="the model generates no tokens")
         params = request.sampling_params
         limit = min(params.max_tokens, room) if params.HasField("max_tokens") else room
         reply = self.script(request)
@@ -399,6 +447,9 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
 
     def _advance(self, item: _Running, now: float) -> tuple[int, core_pb2.EngineCoreOutput | None]:
         """The request's next token, and an `EngineCoreOutput` if the output has more than that."""
+        if item.is_pooled:
+            item.position += 1
+            return 0, self._pooled_output(item, now)
         reply, position = item.reply, item.position
         token = reply.token_ids[position % len(reply.token_ids)]
         item.position += 1
@@ -433,6 +484,19 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             output.num_output_tokens = item.length
             output.events.append(core_pb2.Event(type=core_pb2.EVENT_TYPE_FINISHED, timestamp=now))
         return token, output
+
+    def _pooled_output(self, item: _Running, now: float) -> core_pb2.EngineCoreOutput:
+        rows = self.pool(item.request)
+        return core_pb2.EngineCoreOutput(
+            handle=item.handle,
+            request_id="" if item.caller.is_session else item.request.request_id,
+            finish_reason=core_pb2.FINISH_REASON_STOP,
+            num_prompt_tokens=item.num_prompt_tokens,
+            num_cached_tokens=0,
+            events=[core_pb2.Event(type=core_pb2.EVENT_TYPE_FINISHED, timestamp=now)],
+            pooled=array("f", [value for row in rows for value in row]).tobytes(),
+            num_pooled_rows=len(rows),
+        )
 
     def _unfinished(self) -> list[_Running]:
         return [*self._waiting, *self._running]

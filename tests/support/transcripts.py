@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream, Vocabulary
 from proa_gateway.deltas import Delta
+from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.errors import GatewayError
 from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.parsing.compiled_format import compile_format
@@ -160,9 +161,9 @@ def _tokenizer(tokens: tuple[str, ...]) -> Tokenizer:
 
 
 class _Listener:
-    def started(self, sequence: OutputProcessor) -> None: ...
+    def started(self, sequence: EngineSequence) -> None: ...
 
-    def ended(self, sequence: OutputProcessor) -> None: ...
+    def ended(self, sequence: EngineSequence) -> None: ...
 
-    def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
+    def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None:
         raise error

@@ -3,6 +3,7 @@
 GatewayError
 ├── InvalidRequest       400  a parameter is invalid; `param` names it
 │   ├── UnsupportedField 400  the field would change the answer, but is not implemented
+│   ├── UnsupportedTask  400  the model cannot do what the endpoint asks of it
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidApiKey        401  the API key is missing or unknown
 ├── ModelNotFound        404  no engine serves the model
@@ -54,6 +55,10 @@ class InvalidRequest(GatewayError):
 
 class UnsupportedField(InvalidRequest):
     code = "unsupported_parameter"
+
+
+class UnsupportedTask(InvalidRequest):
+    code = "unsupported_task"
 
 
 class ContextOverflow(InvalidRequest):

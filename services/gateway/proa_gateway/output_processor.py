@@ -6,12 +6,12 @@ the client reads too slowly.
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
 from proa_gateway.deltas import Delta, DeltaSink, FinishName
 from proa_gateway.discarded_text import DiscardedText
+from proa_gateway.engine_sequence import SequenceListener
 from proa_gateway.errors import GatewayError, GenerationFailed
 
 _NAMES: dict[FinishReason, FinishName] = {
@@ -20,19 +20,6 @@ _NAMES: dict[FinishReason, FinishName] = {
     FinishReason.ABORT: "abort",
     FinishReason.COMPLETE: "stop",
 }
-
-
-class SequenceListener(Protocol):
-    """Is notified when a sequence starts, ends or fails."""
-
-    def started(self, sequence: "OutputProcessor") -> None:
-        """The engine sent the first token."""
-
-    def ended(self, sequence: "OutputProcessor") -> None:
-        """The sink has the last delta. After a stop string, and for a sink that is satisfied, the engine still
-        runs the request: abort it."""
-
-    def failed(self, sequence: "OutputProcessor", error: GatewayError, *, retryable: bool) -> None: ...
 
 
 class OutputProcessor:

@@ -8,6 +8,7 @@ import pytest
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextStream, Vocabulary
 from proa_gateway.deltas import Delta
+from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.errors import GatewayError, InternalError
 from proa_gateway.output_processor import OutputProcessor
 from support.tokenizers import byte_level_tokenizer
@@ -42,13 +43,13 @@ class Recorder:
     def marker(self, token_id: int) -> None:
         self.message.append(token_id)
 
-    def started(self, sequence: OutputProcessor) -> None:
+    def started(self, sequence: EngineSequence) -> None:
         self.events.append("started")
 
-    def ended(self, sequence: OutputProcessor) -> None:
+    def ended(self, sequence: EngineSequence) -> None:
         self.events.append("ended")
 
-    def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
+    def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None:
         self.events.append(f"failed {type(error).__name__} {retryable}")
 
 

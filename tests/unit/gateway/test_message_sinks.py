@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionChunk
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream
 from proa_gateway.deltas import Delta
+from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.answer import EventOutlet
 from proa_gateway.openai.chat_message import ChatMessageChoice
@@ -92,11 +93,11 @@ def choice(**changes: Any) -> ChatMessageChoice:
 class Listener:
     """Of a sequence whose end and failures are of no interest."""
 
-    def started(self, sequence: OutputProcessor) -> None: ...
+    def started(self, sequence: EngineSequence) -> None: ...
 
-    def ended(self, sequence: OutputProcessor) -> None: ...
+    def ended(self, sequence: EngineSequence) -> None: ...
 
-    def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None: ...
+    def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None: ...
 
 
 def sequence_of(output: MessageStream | MessageCollector) -> OutputProcessor:

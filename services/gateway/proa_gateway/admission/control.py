@@ -135,7 +135,8 @@ class AdmissionGuard:
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.
 
-        `num_prompt_tokens`: of all prompts. Raises `RateLimited`, `Overloaded`, `QueueTimeout` and `ShuttingDown`.
+        `num_prompt_tokens`: of all prompts. `max_tokens`: of a sequence's output; None: any number. Raises
+        `RateLimited`, `Overloaded`, `QueueTimeout` and `ShuttingDown`.
         """
         request = self._request
         cost = num_prompt_tokens + self._expected_output(max_tokens)
@@ -156,7 +157,8 @@ class AdmissionGuard:
         self._control.queue.capacity_changed()
 
     def _expected_output(self, max_tokens: int | None) -> int:
-        return self._request.num_sequences * min(max_tokens or EXPECTED_OUTPUT, EXPECTED_OUTPUT)
+        tokens = EXPECTED_OUTPUT if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT)
+        return self._request.num_sequences * tokens
 
     async def _wait_for_engine(self, name: str) -> None:
         control = self._control

@@ -136,7 +136,7 @@ class RequestAttempts:
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
         """Return the addresses of engines that cannot start or continue the sequence.
 
-        They support no grammars and the request has one, or their tokenizer or vocabulary differs from the last
+        They do not support its grammar or its pooling task, or their tokenizer or vocabulary differs from the last
         engine's or, if there are tokens already, their weights.
         """
         return [
@@ -147,6 +147,9 @@ class RequestAttempts:
 
     def _is_compatible(self, other: ModelInfo) -> bool:
         if self.request.sampling_params.grammar is not None and not other.grammars:
+            return False
+        pooling = self.request.pooling_params
+        if pooling.task not in other.pooling_tasks if pooling is not None else other.pooling_only:
             return False
         if (model := self.model) is None:
             return True

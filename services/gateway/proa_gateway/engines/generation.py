@@ -1,6 +1,7 @@
-"""Generation: runs all output sequences of one HTTP request, from routing to the last token.
+"""Generation: runs all engine requests of one HTTP request, from routing to the last output.
 
-If an engine is lost, another one continues its sequences after the tokens received so far.
+If an engine is lost, another one continues its sequences after the tokens received so far, and computes its pooled
+requests again.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from proa.contract import EngineCoreRequest
 from proa.text import TextStream
 from proa_gateway.config import Deadlines
 from proa_gateway.deltas import DeltaSink
+from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.engines.attempts import RequestAttempts
 from proa_gateway.engines.deadlines import RequestDeadlines
 from proa_gateway.engines.pool import EnginePool
@@ -20,13 +22,15 @@ from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output_processor import OutputProcessor
+from proa_gateway.pooled_output import PooledOutput
 from proa_gateway.routing.hints import RoutingHints
 
 _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Call `add` for each sequence, `start`, then `wait` until `finished`; always `close`, which aborts the rest."""
+    """Call `add` or `add_pooled` for each sequence, `start`, then `wait` until `finished`; always `close`, which aborts
+    the rest. More may be added and started later."""
 
     def __init__(
         self,
@@ -45,15 +49,20 @@ class Generation:
         self._metrics = metrics
         self._failover_timeout = deadlines.failover
         self._deadlines = RequestDeadlines(deadlines, self._now() + seconds)
-        self._running: dict[OutputProcessor, RequestAttempts] = {}
+        self._running: dict[EngineSequence, RequestAttempts] = {}
+        self._unsent: list[EngineSequence] = []
         self._error: GatewayError | None = None
         self._wake = asyncio.Event()
-        self.sequences: list[OutputProcessor] = []
-        self.first_token_at: float | None = None  # `time.perf_counter`
+        self.sequences: list[EngineSequence] = []
+        self.first_token_at: float | None = None  # or first pooled output, by `time.perf_counter`
 
     @property
     def finished(self) -> bool:
         return not self._running
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     def add(
         self,
@@ -68,16 +77,29 @@ class Generation:
         """Add a sequence. Without a `stream` its output is discarded. `wants_tokens` and `markers`: as for
         `OutputProcessor`."""
         sequence = OutputProcessor(stream, sink, self, wants_tokens=wants_tokens, markers=markers)
-        self.sequences.append(sequence)
-        self._running[sequence] = RequestAttempts(request, hints)
+        self._add(sequence, request, hints)
         return sequence
 
+    def add_pooled(self, request: EngineCoreRequest, hints: RoutingHints) -> PooledOutput:
+        pooled = PooledOutput(self)
+        self._add(pooled, request, hints)
+        return pooled
+
     def start(self) -> None:
-        """Send all sequences to engines. Raises `ModelNotFound` or `EngineUnavailable`."""
-        for sequence, attempts in self._running.items():
+        """Send the sequences that have been added to engines. Raises `ModelNotFound` or `EngineUnavailable` if none has
+        been sent yet; later ones wait for an engine as after a failure."""
+        is_first = len(self._unsent) == len(self.sequences)
+        unsent, self._unsent = self._unsent, []
+        for sequence in unsent:
+            attempts = self._running[sequence]
             self._pool.retry_budget.add_request()
             attempts.last_progress = self._now()
-            self._send(sequence, attempts)
+            try:
+                self._send(sequence, attempts)
+            except EngineUnavailable as error:
+                if is_first:
+                    raise
+                self.failed(sequence, error, retryable=True)
 
     def wake(self) -> None:
         """Make `wait` return."""
@@ -107,13 +129,13 @@ class Generation:
 
     # SequenceListener
 
-    def started(self, sequence: OutputProcessor) -> None:
+    def started(self, sequence: EngineSequence) -> None:
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         attempts = self._running[sequence]
         self._metrics.observe_cache_hit(expected=attempts.num_cached_tokens, reported=sequence.num_cached_tokens)
 
-    def ended(self, sequence: OutputProcessor) -> None:
+    def ended(self, sequence: EngineSequence) -> None:
         attempts = self._running.pop(sequence, None)
         if attempts is None:
             return
@@ -123,7 +145,7 @@ class Generation:
             attempts.span.finish()
         self._wake.set()
 
-    def failed(self, sequence: OutputProcessor, error: GatewayError, *, retryable: bool) -> None:
+    def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None:
         attempts = self._running[sequence]
         if attempts.span is not None:
             attempts.span.finish(type(error).__name__, error.message)
@@ -138,7 +160,12 @@ class Generation:
 
     # Private
 
-    def _send(self, sequence: OutputProcessor, attempts: RequestAttempts) -> None:
+    def _add(self, sequence: EngineSequence, request: EngineCoreRequest, hints: RoutingHints) -> None:
+        self.sequences.append(sequence)
+        self._unsent.append(sequence)
+        self._running[sequence] = RequestAttempts(request, hints)
+
+    def _send(self, sequence: EngineSequence, attempts: RequestAttempts) -> None:
         """Send to an engine, to one not tried yet if possible. Raises `ModelNotFound` or `EngineUnavailable`."""
         incompatible = attempts.incompatible(self._pool.engines)
         with self._trace.span("route") as span:
@@ -156,7 +183,7 @@ class Generation:
         attempts.record_sent(engine)
 
     async def _resend(
-        self, sequence: OutputProcessor, attempts: RequestAttempts, error: GatewayError, delay: float
+        self, sequence: EngineSequence, attempts: RequestAttempts, error: GatewayError, delay: float
     ) -> None:
         """Send the sequence again after `delay` seconds. If no engine is ready in time it fails with `error`."""
         try:
@@ -175,7 +202,7 @@ class Generation:
             engine, num_resumed = attempts.tried[-1], attempts.num_received
             self._trace.add_event("failover", {"proa.engine": engine, "proa.resumed_tokens": num_resumed})
 
-    async def _send_when_ready(self, sequence: OutputProcessor, attempts: RequestAttempts) -> None:
+    async def _send_when_ready(self, sequence: EngineSequence, attempts: RequestAttempts) -> None:
         """Send as soon as an engine is ready, within the failover timeout. Raises what `_send` raises."""
         assert attempts.failed_at is not None
         ends_at = attempts.failed_at + self._failover_timeout

@@ -3,8 +3,6 @@
 The same for all endpoints; what differs is in their `EndpointHandler`. `_generate` has the stages in their order.
 """
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 
 from proa.contract import SamplingParams
@@ -15,14 +13,7 @@ from proa_gateway.engines.deadlines import request_timeout
 from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import (
-    EngineUnavailable,
-    GatewayError,
-    InvalidRequest,
-    QueueTimeout,
-    RateLimited,
-    ShuttingDown,
-)
+from proa_gateway.errors import InvalidRequest, UnsupportedTask
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.constrainer import Constrainer
@@ -37,15 +28,6 @@ from proa_gateway.openai.warnings import Warnings
 from proa_gateway.routing.hints import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
 from proa_gateway.streaming import ResponseWriter
-
-# Errors that reject a request before it generates, by their name in metrics; `AdmissionControl` counts its own.
-_REJECTIONS: dict[type[GatewayError], str] = {
-    EngineUnavailable: "no_engine",
-    QueueTimeout: "queue_timeout",
-    RateLimited: "rate_limit",
-    ShuttingDown: "draining",
-}
-_log = logging.getLogger(__name__)
 
 
 class Serving:
@@ -89,39 +71,17 @@ class Serving:
         if trace.trace_id:
             on_trace(trace.trace_id)
         session_id = headers.get("x-session-id") or handler.session_id
-        context = RequestContext(handler, caller, trace, handler.id_prefix + request_id, session_id, response_headers)
-        self._metrics.requests_in_flight.inc()
-        try:
+        context = RequestContext(
+            handler=handler,
+            caller=caller,
+            trace=trace,
+            id=handler.id_prefix + request_id,
+            session_id=session_id,
+            response_headers=response_headers,
+        )
+        with context.observed(self._metrics, slow_reader=self._config.deadlines.slow_reader):
             context.time_limit = request_timeout(headers, self._config.deadlines.request)
             await self._generate(context, writer)
-        except GatewayError as error:
-            context.error, context.status = error, error.status
-            if reason := _REJECTIONS.get(type(error)):
-                self._metrics.observe_rejection(reason)
-            raise
-        except asyncio.CancelledError:
-            context.status = 499
-            self._metrics.observe_abort()
-            raise
-        except TimeoutError:
-            context.status = 499
-            self._metrics.observe_abort()
-            seconds = self._config.deadlines.slow_reader
-            _log.warning("%s: aborted, the client has read nothing for %g s", context.id, seconds)
-        except BaseException:
-            context.status = 500
-            raise
-        finally:
-            self._metrics.requests_in_flight.dec()
-            context.report(self._metrics)
-            if caller.name:
-                usage = context.usage
-                self._metrics.observe_key(
-                    caller.name,
-                    context.status,
-                    input_tokens=usage.prompt_tokens if context.generation else 0,
-                    output_tokens=usage.completion_tokens,
-                )
 
     async def _generate(self, context: RequestContext, writer: ResponseWriter) -> None:
         handler, request = context.handler, context.request
@@ -132,6 +92,8 @@ class Serving:
         constraint = constraint_of(request)
         with self._admission.admit(context, num_sequences) as guard:
             context.model = model = await guard.find_model()
+            if model.info.pooling_only:
+                raise UnsupportedTask(f"The model {model.name!r} generates no text.", param="model")
             params = handler.sampling_params(model)
             context.max_tokens = params[0].max_tokens
             self._trace_request(context, model, params[0])
