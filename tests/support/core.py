@@ -6,7 +6,17 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from proa.blocks import checkpoint_positions
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, Lora, SamplingParams
+from proa.contract import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+    Lora,
+    PoolingParams,
+    PoolingTask,
+    SamplingParams,
+)
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
@@ -18,7 +28,7 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
-from support.fake_executor import FakeExecutor, generate
+from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
 from support.fake_grammar import FakeGrammars, generate_constrained
 
 EOS = frozenset({0})
@@ -53,6 +63,25 @@ def make_request(
         client_index=client_index,
         lora_name=lora_name,
         lora_digest=lora_digest,
+    )
+
+
+def make_pooled(
+    request_id: str = "a",
+    prompt: Sequence[int] = (1, 2, 3),
+    task: PoolingTask = PoolingTask.EMBED,
+    *,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> EngineCoreRequest:
+    score_token_ids = (1, 2) if task is PoolingTask.TOKEN_LOGPROBS else ()
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(),
+        pooling_params=PoolingParams(task=task, score_token_ids=score_token_ids),
+        priority=priority,
+        cache_salt=cache_salt,
     )
 
 
@@ -133,7 +162,12 @@ class CoreRun:
         self.grammars = FakeGrammars(eos_token_ids)
         self.loras = Loras(self.executor, max_loras=max_loras, max_cpu_loras=max_cpu_loras) if max_loras else Loras()
         scheduler = Scheduler(
-            config, self.manager, eos_token_ids=eos_token_ids, grammars=self.grammars, loras=self.loras
+            config,
+            self.manager,
+            eos_token_ids=eos_token_ids,
+            grammars=self.grammars,
+            loras=self.loras,
+            last_token_tasks=LAST_TOKEN_TASKS,
         )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len
@@ -231,6 +265,17 @@ class CoreRun:
             self.executor.read_lora()
         self.step()
         return done
+
+    def assert_pooled(self, request: EngineCoreRequest) -> None:
+        """The request has ended with the fake model's values, in its only output."""
+        assert request.pooling_params is not None
+        (output,) = self.outputs[request.request_id]
+        assert output.finish_reason is FinishReason.STOP
+        assert output.pooled == pool(request.prompt_token_ids, request.pooling_params.task)
+        is_by_token = request.pooling_params.task is PoolingTask.TOKEN_EMBED
+        assert output.num_pooled_rows == (len(request.prompt_token_ids) if is_by_token else 1)
+        assert not output.new_token_ids
+        assert output.num_output_tokens == 0
 
     def assert_complete(self, requests: Iterable[EngineCoreRequest]) -> None:
         for request in requests:

@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar
+from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, PoolingTask
 from proa_engine.core.kv_events import KvChanges
-from support.core import EOS, CoreRun, make_request
+from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
 
@@ -24,7 +24,7 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
 
 def follow_up(rng: random.Random, request: EngineCoreRequest) -> list[int]:
     """A prompt that continues the request's prompt and output."""
-    output, _ = expected_output(request)
+    output = [] if request.pooling_params else expected_output(request)[0]
     question = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
     return [*request.prompt_token_ids, *output, *question][: MAX_MODEL_LEN - rng.randint(1, 12)]
 
@@ -66,6 +66,11 @@ def random_request(
         resumed = output[: rng.randint(1, most)]
         return make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
     return request
+
+
+def random_pooled(rng: random.Random, request_id: str, prompt: list[int]) -> EngineCoreRequest:
+    salt = rng.choice(["", "", "salt"])
+    return make_pooled(request_id, prompt, rng.choice(list(PoolingTask)), priority=rng.randint(-2, 2), cache_salt=salt)
 
 
 def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason | None]:
@@ -137,6 +142,7 @@ class Traffic:
         abort_share: float,
         grammar_share: float = 0.0,
         follow_up_share: float = 0.0,
+        pooled_share: float = 0.0,
     ) -> None:
         self.run = run
         self.rng = rng
@@ -150,7 +156,10 @@ class Traffic:
         for index in range(num_requests):
             follows = self.coming and rng.random() < follow_up_share
             prompt = follow_up(rng, rng.choice(self.coming)) if follows else random_prompt(rng, prefixes)
-            self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share))
+            if pooled_share and rng.random() < pooled_share:
+                self.coming.insert(0, random_pooled(rng, f"r{index}", prompt))
+            else:
+                self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share))
         grammars = [request.sampling_params.grammar for request in self.coming]
         run.grammars.known = {grammar.text for grammar in grammars if grammar is not None and rng.random() < 0.3}
         run.grammars.known -= {"invalid", "busy"}
@@ -180,6 +189,9 @@ class Traffic:
     def check(self, request: EngineCoreRequest) -> None:
         request_id = request.request_id
         outputs = self.run.outputs[request_id]
+        if request.pooling_params is not None:
+            self.check_pooled(request)
+            return
         whole, reason = expected_output(request)
         expected = whole[len(request.resumed_token_ids) :]
         finished = [output.finish_reason for output in outputs if output.finish_reason is not None]
@@ -206,6 +218,16 @@ class Traffic:
             assert positions == list(range(1, len(request.prompt_token_ids)))
             assert outputs[-1].num_cached_tokens == 0
         self.check_events(types, has_output=bool(tokens))
+
+    def check_pooled(self, request: EngineCoreRequest) -> None:
+        request_id = request.request_id
+        last = self.run.last(request_id)
+        if last.finish_reason is FinishReason.ABORT:
+            assert request_id in self.aborted
+            assert not last.pooled
+            return
+        self.run.assert_pooled(request)
+        self.check_events(self.run.event_types(request_id), has_output=False)
 
     @staticmethod
     def check_events(types: list[EventType], *, has_output: bool) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from proa.contract import SamplingParams, TokenLogprobs
+from proa.contract import PoolingParams, PoolingTask, SamplingParams, TokenLogprobs
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import (
@@ -20,12 +20,14 @@ from proa_engine.core.types import (
     LoraSlot,
     ModelRunnerOutput,
     NewRequestData,
+    PooledRows,
     SchedulerOutput,
     StateSteps,
 )
 
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61
+LAST_TOKEN_TASKS = frozenset({PoolingTask.CLASSIFY, PoolingTask.TOKEN_LOGPROBS})
 NO_DRAFTS = Drafts(0, 0)
 
 
@@ -37,6 +39,21 @@ def fingerprint(before: int, token_id: int) -> int:
 def next_token(context: int) -> int:
     """The token that the fake model says after this context."""
     return (context ^ context >> 29) % VOCAB_SIZE
+
+
+def pool(prompt: Sequence[int], task: PoolingTask) -> bytes:
+    """The fake model's values of a prompt: of each token, of the last one, or the sum of all."""
+    contexts, context = list[int](), 0
+    for token_id in prompt:
+        context = fingerprint(context, token_id)
+        contexts.append(context)
+    if task is PoolingTask.TOKEN_EMBED:
+        return as_values(contexts)
+    return as_values(contexts[-1:] if task in LAST_TOKEN_TASKS else [sum(contexts)])
+
+
+def as_values(numbers: Iterable[int]) -> bytes:
+    return b"".join(number.to_bytes(16, "little") for number in numbers)
 
 
 def choose(context: int, allowed: Collection[int]) -> int:
@@ -96,11 +113,28 @@ class FakeRow:
     state_slot: int | None = None
     accepted: list[int] = field(default_factory=list)  # of the step's drafts
     drafts: Drafts = NO_DRAFTS
+    pooling: PoolingParams | None = None
+    sum: int = 0  # of a pooled request's contexts
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the step computes the last of its tokens."""
+        return self.num_computed_tokens == len(self.contexts)
 
     @property
     def samples(self) -> bool:
-        """Whether the step computes the last of its tokens."""
-        return self.num_computed_tokens == len(self.contexts)
+        return self.is_complete and self.pooling is None
+
+    def pool(self) -> PooledRows | None:
+        """What the step returns of a pooled request."""
+        assert self.pooling is not None
+        computed = self.contexts[self.start : self.num_computed_tokens]
+        if self.pooling.task is PoolingTask.TOKEN_EMBED:
+            return PooledRows(self.start, len(computed), as_values(computed))
+        self.sum = sum(computed) + (self.sum if self.start else 0)
+        if not self.is_complete:
+            return None
+        return PooledRows(0, 1, as_values(computed[-1:] if self.pooling.task in LAST_TOKEN_TASKS else [self.sum]))
 
 
 @dataclass
@@ -269,6 +303,7 @@ class FakeExecutor:
             new.sampling_params,
             new.lora,
             new.num_computed_tokens,
+            pooling=new.pooling_params,
         )
         assert len(new.block_ids) == 1 + len(self.windows)
         self._poison(table[new.num_computed_tokens // self.block_size :] for table in new.block_ids)
@@ -394,6 +429,11 @@ class FakeExecutor:
     def _add_row(
         self, output: ModelRunnerOutput, request_id: str, row: FakeRow, allowed: Collection[int] | None
     ) -> None:
+        if row.pooling is not None:
+            output.sampled_token_ids[request_id] = []
+            if (rows := row.pool()) is not None:
+                output.pooled[request_id] = rows
+            return
         sampled = self._sample(row, allowed)
         self._add_logprobs(output, request_id, row, sampled)
         if row.drafts.planned:

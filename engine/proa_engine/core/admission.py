@@ -15,7 +15,7 @@ def max_num_tokens(request: EngineCoreRequest, limits: Limits) -> int:
     """The number of tokens, prompt and output together, at which the request ends.
 
     The KV cache limits it as the model's context does, but one token later, since the last token is never computed. So
-    a request that has the whole cache to itself always finishes.
+    a request that has the whole cache to itself always finishes. Not for pooled requests.
     """
     limit = min(limits.max_model_len, limits.cache_capacity + 1)
     max_tokens = request.sampling_params.max_tokens
@@ -30,7 +30,10 @@ def refusal(request: EngineCoreRequest, limits: Limits) -> str | None:
     known = f"the prompt's {num_prompt} tokens"
     if num_resumed:
         known += f" and the {num_resumed} already generated"
-    if num_prompt + num_resumed >= limits.max_model_len:
+    if request.pooling_params is not None:
+        if num_prompt > limits.max_model_len:
+            return f"{known} exceed the context of {limits.max_model_len} tokens"
+    elif num_prompt + num_resumed >= limits.max_model_len:
         return f"{known} leave no room for an output in the context of {limits.max_model_len} tokens"
     if num_prompt + num_resumed > limits.cache_capacity:
         return f"{known} exceed the engine's KV cache, which holds {limits.cache_capacity} tokens"

@@ -79,10 +79,9 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> Hit:
         """The request's longest cached prefix that it can continue.
 
-        The last token is always left to compute. Empty for a request with prompt log probabilities: these need every
-        token to be computed.
+        The last token is always left to compute. Empty for a request that needs every token to be computed.
         """
-        if self._hashes is None or request.sampling_params.prompt_logprobs is not None:
+        if self._hashes is None or not request.reads_prefix_cache:
             return MISS
         blocks: list[Block] = []
         for index in range((request.num_tokens - 1) // self._block_size):

@@ -64,6 +64,8 @@ class Request:
         "num_published_blocks",
         "num_slots",
         "order",
+        "pooling_params",
+        "reads_prefix_cache",
         "request_id",
         "sampling_params",
         "state",
@@ -82,6 +84,7 @@ class Request:
         self.request_id = request.request_id
         self.client_index = request.client_index
         self.sampling_params = params
+        self.pooling_params = request.pooling_params
         # Of its blocks' hashes, beside their tokens.
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
         self.lora: Adapter | None = None
@@ -100,6 +103,8 @@ class Request:
 
         self.num_computed_tokens = 0
         self.num_planned_tokens = len(self.token_ids)
+        # Log probabilities of the prompt need every token to be computed.
+        self.reads_prefix_cache = params.prompt_logprobs is None
         self.num_cached_tokens = 0  # of those known when it was first scheduled
         self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
         self.num_prompt_logprobs_sent = 0

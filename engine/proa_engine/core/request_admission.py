@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest
+from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask
 from proa_engine.core import admission
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
+from proa_engine.core.pooling import PoolingRequest
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -21,7 +22,10 @@ Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a ste
 
 
 class RequestAdmission:
-    """Adds requests to `table`. `cache_capacity` is in tokens. `grammars` None: requests must have no grammar."""
+    """Adds requests to `table`. `cache_capacity` is in tokens. `grammars` None: requests must have no grammar.
+
+    Requests for the `last_token_tasks` read the prefix cache, as the hidden state of the last token is all they need.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class RequestAdmission:
         eos_token_ids: frozenset[int],
         grammars: Grammars | None,
         loras: Loras,
+        last_token_tasks: frozenset[PoolingTask],
     ) -> None:
         self._config = config
         self._table = table
@@ -39,6 +44,7 @@ class RequestAdmission:
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
         self._loras = loras
+        self._last_token_tasks = last_token_tasks
         self._num_added = 0
 
     def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
@@ -91,6 +97,8 @@ class RequestAdmission:
         is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began
         order = (priority, is_new, self._num_added)
         self._num_added += 1
+        if (pooling := request.pooling_params) is not None:
+            return PoolingRequest(request, order=order, reads_prefix_cache=pooling.task in self._last_token_tasks)
         limit, eos = admission.max_num_tokens(request, self._limits), self._eos_token_ids
         if request.sampling_params.grammar is not None:
             return ConstrainedRequest(request, order=order, max_num_tokens=limit, eos_token_ids=eos)

@@ -6,12 +6,13 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
+from proa_engine.core.pooling import PoolingRequest, finish_pooled
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
 from proa_engine.core.request_table import RequestTable
@@ -38,8 +39,10 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         grammars: Grammars | None = None,
         loras: Loras | None = None,
+        last_token_tasks: frozenset[PoolingTask] = frozenset(),
     ) -> None:
-        """`grammars` None: requests must have no grammar; `loras` None: no adapter.
+        """`grammars` None: requests must have no grammar; `loras` None: no adapter. `last_token_tasks` need the last
+        token's hidden state only.
 
         Raises `ValueError` if the model cannot have drafts.
         """
@@ -57,6 +60,7 @@ class Scheduler:
             eos_token_ids=eos_token_ids,
             grammars=grammars,
             loras=self.loras,
+            last_token_tasks=last_token_tasks,
         )
         self._drafts = DraftCounter()
         # A running request computes at least one token in each step, so the budget limits their number too.
@@ -134,10 +138,11 @@ class Scheduler:
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
     ) -> tuple[list[EngineCoreOutput], PlainTokens]:
-        """Append a step's tokens to the `requests` of its rows, except to those that have finished since."""
+        """Append a step's results to the `requests` of its rows, except to those that have finished since."""
         self._drafts.settle(requests, result)
         plain, plain_token_ids, others = append_plain_tokens(requests, result)
         outputs = [self._append(request, token_ids, result, now) for request, token_ids in others]
+        outputs += [self._finish(request, before, now) for request, before in finish_pooled(requests, result)]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
     def reset_prefix_cache(self) -> None:
@@ -163,6 +168,13 @@ class Scheduler:
         if not (new_ids or prompt_logprobs or request.is_finished):
             return None
         return make_output(request, new_ids, logprobs, prompt_logprobs)
+
+    def _finish(self, request: PoolingRequest, before: RequestStatus, now: float) -> EngineCoreOutput:
+        """Remove a pooled request that has just finished and return its output; `before` is its previous status."""
+        self._table.retire(request, before, now)
+        output = make_output(request)
+        output.pooled, output.num_pooled_rows = request.values, request.num_rows
+        return output
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Schedule running requests. Returns False if one was preempted; then no waiting request may start."""

@@ -66,6 +66,7 @@ class StepPlan:
             block_ids=block_ids,
             sampling_params=request.sampling_params,
             lora=_lora_slot(request),
+            pooling_params=request.pooling_params,
             trace_headers=request.trace_headers,
         )
         self._new.append(data)

@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from proa.contract import EngineCoreOutput, LoadedLoras, SamplingParams, SchedulerStats, TokenLogprobs
+from proa.contract import (
+    EngineCoreOutput,
+    LoadedLoras,
+    PoolingParams,
+    SamplingParams,
+    SchedulerStats,
+    TokenLogprobs,
+)
 from proa_engine.core.kv_events import KvEventBatch
 
 RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists", "unavailable", "not_found"]
@@ -62,6 +69,7 @@ class NewRequestData:
     block_ids: list[list[int]]  # by table
     sampling_params: SamplingParams
     lora: LoraSlot | None = None
+    pooling_params: PoolingParams | None = None  # set: no step samples a token
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
 
 
@@ -97,9 +105,9 @@ class SchedulerOutput:
     """One step, as the core schedules it and the executor sends it to every worker.
 
     A request samples a token in this step if and only if the step computes the last of its tokens, counting sampled
-    ones that the host does not know yet. Tokens scheduled beyond that last one are drafts to verify; such a request's
-    `num_computed_tokens` is an upper bound, and only the workers know the exact number. A step without tokens has no
-    rows and no forward pass; it only carries finished and preempted ids.
+    ones that the host does not know yet; a pooled request never does. Tokens scheduled beyond that last one are drafts
+    to verify; such a request's `num_computed_tokens` is an upper bound, and only the workers know the exact number. A
+    step without tokens has no rows and no forward pass; it only carries finished and preempted ids.
 
     The batch's rows are `decode_request_ids`, then `num_chunk_tokens`. The list of decodes is the same object as in the
     step before if the decodes are the same.
@@ -143,6 +151,14 @@ class CacheOccupancy:
     num_free_states: int = 0
 
 
+class PooledRows(NamedTuple):
+    """Rows of a pooled request's result that a step has computed."""
+
+    first: int  # the number of rows before them
+    num_rows: int
+    values: bytes  # little-endian float32, row by row
+
+
 class Drafts(NamedTuple):
     """A request's draft tokens in one step."""
 
@@ -160,3 +176,4 @@ class ModelRunnerOutput:
     drafts: dict[str, Drafts] = field(default_factory=dict)  # by request id; those with planned drafts
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # by request id, one per sampled token
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
+    pooled: dict[str, PooledRows] = field(default_factory=dict)  # by request id; these have no sampled tokens

@@ -13,12 +13,14 @@ class ModelLimits:
     max_logprobs: int = 20
     grammars: bool = False  # whether the engine compiles grammars
     pooling_tasks: frozenset[PoolingTask] = frozenset()
+    pooling_only: bool = False  # the model generates no tokens
+    embedding_size: int = 0
     max_loras: int = 0  # different adapters in one step; 0: no adapters
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     """Raises `ValueError` with a sentence for the user if the model cannot serve the request."""
-    check_prompt(request.prompt_token_ids, limits)
+    check_prompt(request.prompt_token_ids, limits, num_output_tokens=0 if request.pooling_params else 1)
     check_sampling_params(request.sampling_params, limits)
     check_resumed(request, limits)
     check_pooling_params(request, limits)
@@ -26,11 +28,17 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
         raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
 
 
-def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits) -> None:
-    """Check that the prompt is not empty, has only token ids of the vocabulary, and leaves room for an output token."""
+def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits, *, num_output_tokens: int = 1) -> None:
+    """Check that the prompt is not empty, has only token ids of the vocabulary, and leaves room for the fewest output
+    tokens."""
     if not prompt_token_ids:
         raise ValueError("the prompt must hold at least one token")
-    if len(prompt_token_ids) >= limits.max_model_len:
+    if len(prompt_token_ids) > limits.max_model_len:
+        raise ValueError(
+            f"this model's maximum context length is {limits.max_model_len} tokens, and the prompt has "
+            f"{len(prompt_token_ids)}; shorten the prompt"
+        )
+    if len(prompt_token_ids) + num_output_tokens > limits.max_model_len:
         raise ValueError(
             f"this model's maximum context length is {limits.max_model_len} tokens, and the prompt's "
             f"{len(prompt_token_ids)} tokens leave no room for an output; shorten the prompt"
@@ -59,12 +67,18 @@ def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> Non
     """Check that the model can do the task of a pooled request, which has no other parameters."""
     params = request.pooling_params
     if params is None:
+        if limits.pooling_only:
+            raise ValueError("this model generates no tokens; it supports pooling tasks only")
         return
+    if request.sampling_params.grammar is not None:
+        raise ValueError("a pooled request cannot have a grammar")
     if params.task not in limits.pooling_tasks:
         raise ValueError(f"this model does not support the pooling task {params.task.name}")
     if request.resumed_token_ids:
         raise ValueError("a pooled request cannot have resumed_token_ids")
     _check_vocabulary("score_token_ids", params.score_token_ids, limits)
+    if params.dimensions is not None and params.dimensions > limits.embedding_size:
+        raise ValueError(f"dimensions must be at most {limits.embedding_size}, got {params.dimensions}")
 
 
 def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
@@ -74,7 +88,7 @@ def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
     max_tokens = request.sampling_params.max_tokens
     if resumed and max_tokens is not None and len(resumed) >= max_tokens:
         raise ValueError(f"resumed_token_ids holds {len(resumed)} tokens, so max_tokens ({max_tokens}) leaves none")
-    if len(request.prompt_token_ids) + len(resumed) >= limits.max_model_len:
+    if resumed and len(request.prompt_token_ids) + len(resumed) >= limits.max_model_len:
         raise ValueError(
             f"prompt and resumed_token_ids fill the model's maximum context length of {limits.max_model_len} tokens"
         )

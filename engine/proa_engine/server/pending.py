@@ -102,6 +102,7 @@ def merge_output(earlier: EngineCoreOutput, later: EngineCoreOutput) -> None:
     if later.num_cached_tokens is not None:
         earlier.num_cached_tokens = later.num_cached_tokens
     earlier.error = later.error
+    earlier.pooled, earlier.num_pooled_rows = later.pooled, later.num_pooled_rows
 
 
 def _join(earlier: Sequence[T], later: Sequence[T]) -> Sequence[T]:
@@ -115,6 +116,7 @@ def _join(earlier: Sequence[T], later: Sequence[T]) -> Sequence[T]:
 
 def wire_bytes(output: EngineCoreOutput) -> int:
     size = OUTPUT_BYTES + TOKEN_BYTES * len(output.new_token_ids) + EVENT_BYTES * len(output.events)
+    size += len(output.pooled)
     for entry in output.logprobs:
         size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(entry.top_token_ids)
     for entry in output.prompt_logprobs:

@@ -56,7 +56,8 @@ def drive(seed: int, kind: Kind) -> CoreRun:
     rng = random.Random(f"{kind} {seed}")
     run = random_run(rng, kind)
     grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
-    traffic = Traffic(run, rng, num_requests, 0.1, grammar_share, follow_up_share=0.5)
+    pooled_share = 0.3 if seed % 3 == 0 else 0.0
+    traffic = Traffic(run, rng, num_requests, 0.1, grammar_share, follow_up_share=0.5, pooled_share=pooled_share)
     follower = Follower(run, rng)
 
     def step() -> None:

@@ -42,7 +42,10 @@ def test_random_traffic_under_memory_pressure(
     run = random_run(
         rng, async_scheduling=async_scheduling, policy=policy, num_speculative_tokens=num_speculative_tokens
     )
-    traffic = Traffic(run, rng, num_requests=150, abort_share=0.1, grammar_share=0.4 if seed % 2 else 0.0)
+    pooled_share, grammar_share = (0.3, 0.4) if seed % 2 else (0.0, 0.0)
+    traffic = Traffic(
+        run, rng, num_requests=150, abort_share=0.1, grammar_share=grammar_share, pooled_share=pooled_share
+    )
     traffic.drive()
     rejected = {rejection.request_id: rejection for rejection in run.rejections}
     assert run.outputs.keys() | rejected.keys() == traffic.requests.keys()

@@ -1,12 +1,13 @@
 """Validation of requests against a model's limits."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from proa.contract import Grammar
+from proa.contract import Grammar, PoolingParams, PoolingTask, SamplingParams
 from proa_engine.core.validation import ModelLimits, check_request
-from support.core import make_request
+from support.core import make_pooled, make_request
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=10, max_logprobs=5)
 
@@ -54,3 +55,55 @@ def test_accepts_valid_requests(request_: Any) -> None:
 def test_rejects_invalid_requests(request_: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_request(request_, LIMITS)
+
+
+POOLING_LIMITS = replace(
+    LIMITS, pooling_tasks=frozenset({PoolingTask.EMBED, PoolingTask.TOKEN_LOGPROBS}), embedding_size=8
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make_pooled(prompt=[1] * 10),
+        replace(make_pooled(), pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=8)),
+        make_request(),
+    ],
+)
+def test_accepts_valid_pooled_requests_beside_others(request_: Any) -> None:
+    check_request(request_, POOLING_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (make_pooled(prompt=[1] * 11), "context length is 10 tokens, and the prompt has 11"),
+        (make_pooled(task=PoolingTask.CLASSIFY), "does not support the pooling task CLASSIFY"),
+        (
+            replace(make_pooled(), pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=9)),
+            "dimensions must be at most 8, got 9",
+        ),
+        (
+            replace(
+                make_pooled(),
+                pooling_params=PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=(100,)),
+            ),
+            "token id 100 in score_token_ids",
+        ),
+        (replace(make_pooled(), resumed_token_ids=[1]), "cannot have resumed_token_ids"),
+        (
+            replace(make_pooled(), sampling_params=SamplingParams(grammar=Grammar(text='start: "a"'))),
+            "cannot have a grammar",
+        ),
+    ],
+)
+def test_rejects_invalid_pooled_requests(request_: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_request(request_, replace(POOLING_LIMITS, grammars=True))
+
+
+def test_a_model_without_an_output_layer_accepts_only_pooled_requests() -> None:
+    limits = replace(POOLING_LIMITS, pooling_only=True)
+    check_request(make_pooled(), limits)
+    with pytest.raises(ValueError, match="this model generates no tokens"):
+        check_request(make_request(), limits)
