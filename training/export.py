@@ -5,7 +5,7 @@ Weights are stored as bfloat16, which halves the files.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -80,7 +80,7 @@ def tokenizer_config(config: NetworkConfig) -> dict[str, object]:
     }
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object] | Sequence[object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 

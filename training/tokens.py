@@ -4,7 +4,7 @@ The template has one special token per role, instead of ChatML's four tokens per
 have fewer tokens to train on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -111,13 +111,18 @@ def _plain_texts(seed: int) -> Iterator[str]:
 def documents(tokenizer: Tokenizer, rng: Random) -> Iterator[Document]:
     """Generate training documents without end."""
     while True:
-        token_ids: list[int] = []
-        learn: list[bool] = []
-        for text, wanted in pieces_of(rng):
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
-            token_ids += ids
-            learn += [wanted] * len(ids)
-        yield token_ids, learn
+        yield token_ids_of(tokenizer, pieces_of(rng))
+
+
+def token_ids_of(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> Document:
+    """The document of a conversation's pieces."""
+    token_ids: list[int] = []
+    learn: list[bool] = []
+    for text, wanted in pieces:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        token_ids += ids
+        learn += [wanted] * len(ids)
+    return token_ids, learn
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""The model that comes with the engine, `--model builtin`. training/README.md describes it."""
+"""The model that comes with the engine, `--model builtin`, and its adapters. training/README.md describes them."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -7,3 +7,8 @@ from pathlib import Path
 def builtin_model_folder() -> Path:
     """The Hugging Face folder of the built-in model, inside this package."""
     return Path(str(files(__package__) / "model"))
+
+
+def builtin_adapter_folder(name: str) -> Path:
+    """The folder of one of its LoRA adapters, in `peft`'s form."""
+    return Path(str(files(__package__) / "adapters" / name))
