@@ -25,7 +25,9 @@ from proa_engine.models.transformers_adapter.model import TransformersForCausalL
 from support.paged_model import CachedSequence, PagedModel
 from support.transformers_types import VOCAB_SIZE, model_types, tiny_config, tiny_model
 
+ONE_RANK = ParallelContext()
 PAGE = Path(__file__).parents[2] / "docs/models.md"
+SINGLE_RANK = "Of these with one rank only: "
 BEGIN, END = "<!-- transformers: begin -->", "<!-- transformers: end -->"
 LENGTHS = 41, 29  # tokens of the two sequences that are computed together
 CHUNKS = 11, 7  # tokens of each in a step; at last single ones
@@ -66,7 +68,7 @@ class StateDict:
 
 
 @torch.inference_mode()
-def judge(model_type: str) -> Verdict:
+def judge(model_type: str, parallel: ParallelContext = ONE_RANK) -> Verdict:
     try:
         config = tiny_config(model_type)
         if config.get_text_config(decoder=True) is not config:
@@ -78,7 +80,7 @@ def judge(model_type: str) -> Verdict:
     except BUILD_ERRORS as error:
         return Verdict("not tried", f"{type(error).__name__}: {error}".splitlines()[0][:80])
     try:
-        adapted = adapt(config, model)
+        adapted = adapt(config, model, parallel)
     except ValueError as error:
         return Verdict("refused", str(error).rpartition("through transformers: ")[2])
     results = chunked_logits(adapted, [prompt.tolist() for prompt in prompts])
@@ -89,12 +91,12 @@ def judge(model_type: str) -> Verdict:
     return Verdict("differs", f"by {difference / largest:.1g} of the largest logit")
 
 
-def adapt(config: Any, model: Any) -> TransformersForCausalLM:
+def adapt(config: Any, model: Any, parallel: ParallelContext = ONE_RANK) -> TransformersForCausalLM:
     """The model behind the adapter, even if the engine has a module for it."""
     fields = config.to_dict() | {"architectures": [type(model).__name__]}
     with mock.patch.object(registry, "MODULES", {}):
         read = ModelConfig.from_dicts(fields, {})
-    return TransformersForCausalLM(read, Weights(StateDict(model), Unquantized()), ParallelContext())
+    return TransformersForCausalLM(read, Weights(StateDict(model), Unquantized()), parallel)
 
 
 def logits(model: Any, prompt: torch.Tensor) -> torch.Tensor:
@@ -120,6 +122,11 @@ def chunked_logits(adapted: CausalLM, prompts: list[list[int]]) -> list[torch.Te
     return [torch.cat(each) for each in parts]
 
 
+def has_plan(model_type: str) -> bool:
+    """Whether `transformers` can divide the type among ranks."""
+    return bool(tiny_config(model_type).base_model_tp_plan)
+
+
 def read_page() -> dict[str, str]:
     """The published outcome of each type: "equal", or why it is not served."""
     lines = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
@@ -133,6 +140,12 @@ def read_page() -> dict[str, str]:
     return published
 
 
+def read_single_rank_types() -> list[str]:
+    """The published types that only one rank can run."""
+    [line] = [line for line in PAGE.read_text().splitlines() if line.startswith(SINGLE_RANK)]
+    return re.findall("`(.+?)`", line.removeprefix(SINGLE_RANK))
+
+
 def write_page(verdicts: Mapping[str, Verdict]) -> None:
     """Replace the list on the page."""
     equal = [f"`{name}`" for name, verdict in verdicts.items() if verdict.outcome == "equal"]
@@ -141,7 +154,9 @@ def write_page(verdicts: Mapping[str, Verdict]) -> None:
         if verdict.outcome != "equal":
             reasons[verdict.text].append(f"`{name}`")
     rows = [f"| {reason} | {', '.join(names)} |" for reason, names in sorted(reasons.items())]
-    table = "\n".join([f"Equal: {', '.join(equal)}.", "", "| not served, because | types |", "|---|---|", *rows])
+    single = [f"`{name}`" for name, verdict in verdicts.items() if verdict.outcome == "equal" and not has_plan(name)]
+    lists = [f"Equal: {', '.join(equal)}.", "", f"{SINGLE_RANK}{', '.join(single)}.", ""]
+    table = "\n".join([*lists, "| not served, because | types |", "|---|---|", *rows])
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
 

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from proa_engine.layers.cache_layers import KeyValueLayer
+from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import Weights
 from proa_engine.models import registry
+from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import LoadFormat, load_model
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
@@ -108,6 +111,21 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"missing model\.norm\.bias; unexpected model\.extra\.weight"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("gpt2", "transformers has no tensor parallel plan for it"),
+        ("cohere2", r"num_attention_heads \(4\) cannot be divided by tensor_parallel_size \(3\)"),
+    ],
+)
+def test_ranks_are_refused_before_weights_are_read(model_type: str, message: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, model_type)
+    config = ModelConfig.from_folder(folder)
+    weights = Weights(RandomWeights(0, torch.float32, torch.device("cpu")), Unquantized())
+    with mock.patch.object(RandomWeights, "take", side_effect=AssertionError), pytest.raises(ValueError, match=message):
+        TransformersForCausalLM(config, weights, ParallelContext(0, 3))
 
 
 def fields(**others: Any) -> dict[str, Any]:

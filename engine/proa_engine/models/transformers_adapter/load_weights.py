@@ -12,7 +12,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
-from proa_engine.layers.weights import WeightSource
+from proa_engine.layers.weights import Slice, WeightSource
 from proa_engine.models.checkpoint import SafetensorsCheckpoint
 
 
@@ -28,8 +28,18 @@ class _Stored:
     def __init__(self, source: WeightSource, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.source, self.name, self.shape, self.dtype = source, name, shape, dtype
 
+    def get_shape(self) -> list[int]:
+        return list(self.shape)
+
     def __getitem__(self, index: object) -> Tensor:
-        return self.source.take(self.name, self.shape, dtype=self.dtype)
+        """`index` is an ellipsis, or a slice of each dimension, at most one of them of a part."""
+        part = None
+        if isinstance(index, tuple):
+            for dim, (along, size) in enumerate(zip(index, self.shape, strict=True)):
+                start, stop, _ = along.indices(size)
+                if stop - start < size:
+                    part = Slice(dim, start, stop - start)
+        return self.source.take(self.name, self.shape, part, self.dtype)
 
 
 def load_weights(model: Any, source: TypedSource) -> None:

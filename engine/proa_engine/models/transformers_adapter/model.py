@@ -20,6 +20,7 @@ from proa_engine.models.transformers_adapter.attention import AttentionCalls, Pa
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
 from proa_engine.models.transformers_adapter.probe import probe
 from proa_engine.models.transformers_adapter.products import CalledLayers, ProductLinear, use_products
+from proa_engine.models.transformers_adapter.tensor_parallel import connect, divide, localize, read_plan
 
 
 class TransformersForCausalLM:
@@ -40,12 +41,17 @@ class TransformersForCausalLM:
             raise ValueError(f"{name} is run by transformers, where quantization is not supported")
         if config.batch_invariant:
             raise ValueError(f"{name} is run by transformers, where batch_invariant on a GPU is not supported")
-        if parallel.world_size > 1:
-            raise ValueError(f"{name} is run by transformers, where tensor_parallel_size is not supported")
         source = weights.source
         assert isinstance(source, TypedSource)
         model = adapter_fields.build_on_meta(options.fields, source.dtype)
+        try:
+            plan = read_plan(model, parallel)
+            divide(model, plan, parallel, source.device)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be run through transformers: {error}") from error
         load_weights(model, source)
+        localize(model)
+        connect(model, plan, parallel)
         try:
             self._adapt(model, config)
         except ValueError as error:
@@ -56,7 +62,7 @@ class TransformersForCausalLM:
         self.decoder = _decoder(model)
         self.calls = AttentionCalls(model)
         called = CalledLayers(self.decoder)
-        output_layer = {model.get_output_embeddings()}
+        output_layer = set(model.get_output_embeddings().modules())
         self.layers = probe(
             model,
             self.calls,

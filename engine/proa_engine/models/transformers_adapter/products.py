@@ -14,7 +14,7 @@ class MergedProduct:
     """Several linear layers of one input. They are called one after the other with the same tensor."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
-        self.sizes = [layer.out_features for layer in layers]
+        self.sizes = [len(layer.weight) for layer in layers]  # of this rank
         self.product = make_linear(*_joined(layers))
         self._input: Tensor | None = None  # of the outputs that are still to be returned
         self._outputs: dict[int, Tensor] = {}
@@ -88,7 +88,7 @@ def _joined(layers: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     biases = [layer.bias for layer in layers]
     bias = None
     if any(each is not None for each in biases):
-        missing = [layer.weight.new_zeros(layer.out_features) for layer in layers]
+        missing = [layer.weight.new_zeros(len(layer.weight)) for layer in layers]
         bias = torch.cat([zero if each is None else each for each, zero in zip(biases, missing, strict=True)])
     weights = [layer.weight.detach() for layer in layers]
     return torch.cat(weights) if len(weights) > 1 else weights[0], None if bias is None else bias.detach()

@@ -1,0 +1,112 @@
+"""Divide a model of `transformers` among tensor parallel ranks by the plan that the library has for its type.
+
+A plan gives modules and parameters a rule, by name. The library divides the parameters of a model on the meta device,
+and its loader reads a rank's shares of them; the collectives of the forward pass are ours (`parallel_modules`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.transformers_adapter.parallel_modules import (
+    DividedInput,
+    GatheredOutput,
+    SummedOutput,
+    SummedShare,
+    VocabRange,
+)
+
+Plan = Mapping[str, str]  # name of a module or parameter -> rule
+
+AROUND: dict[str, Callable[[Any, ParallelContext], nn.Module] | None] = {
+    "colwise": None,
+    "colwise_gather_output": GatheredOutput,
+    "embedding_rowwise": VocabRange,
+    "local_params": None,
+    "mla_kv_a_proj": None,  # differs in gradients alone, as does the next but one
+    "moe_identity_expert": DividedInput,
+    "moe_tp_experts": SummedOutput,
+    "packed_colwise": None,
+    "packed_rowwise": None,
+    "replicate": None,
+    "replicated_with_grad_allreduce": None,
+    "rowwise": SummedOutput,
+    "rowwise_split_input": SummedShare,
+}
+ANY_SIZE = ("colwise_gather_output", "embedding_rowwise")  # ranks may have different shares
+QUERY_HEADS = ("q_proj", "q_b_proj", "qkv_proj", "query_key_value")
+KEY_HEADS = ("k_proj", "v_proj", "kv_b_proj", "qkv_proj", "query_key_value")
+
+
+def read_plan(model: Any, parallel: ParallelContext) -> Plan:
+    """The plan of `model`, which is on the meta device, for its modules and parameters; empty for one rank.
+
+    Raises ValueError naming what cannot be divided.
+    """
+    if parallel.world_size == 1:
+        return {}
+    if not model.config.base_model_tp_plan:
+        raise ValueError("transformers has no tensor parallel plan for it, so tensor_parallel_size must be 1")
+    plan: Plan = model._expand_parallel_plan(dict(model.tp_plan))
+    unknown = sorted(set(plan.values()) - AROUND.keys())
+    if unknown:
+        raise ValueError(f"the rule {unknown[0]} of its tensor parallel plan is not supported")
+    columns = {name.rpartition(".")[2] for name, rule in plan.items() if rule == "colwise"}
+    for projections, field in ((QUERY_HEADS, "num_attention_heads"), (KEY_HEADS, "num_key_value_heads")):
+        heads = getattr(model.config, field, None)
+        if columns & set(projections) and isinstance(heads, int):
+            parallel.share(heads, field)
+    return plan
+
+
+def divide(model: Any, plan: Plan, parallel: ParallelContext, device: torch.device) -> None:
+    """Divide the parameters of `model`, which is on the meta device. Raises ValueError naming one that cannot be."""
+    if not plan:
+        return
+    assert parallel.group is not None
+    mesh = DeviceMesh.from_group(parallel.group, device.type)
+    for name, rule in plan.items():
+        owner, _, last = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if last not in module._parameters:
+            continue
+        ALL_PARALLEL_STYLES[rule].shard_param(module, last, mesh)
+        parameter = module._parameters[last]
+        if isinstance(parameter, DTensor) and rule not in ANY_SIZE:
+            [placement] = parameter.placements
+            if not placement.is_replicate():
+                parallel.share(_num_units(parameter, placement), f"size of {name}")
+
+
+def _num_units(parameter: DTensor, placement: Any) -> int:
+    """The size along the divided dimension, that of one of the matrices that are packed along it."""
+    size: int = parameter.shape[placement.dim]
+    return size // int(getattr(placement, "split_factor", 1))
+
+
+def localize(model: nn.Module) -> None:
+    """Replace the divided parameters, which are loaded, by this rank's shares."""
+    local: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if isinstance(parameter, DTensor):
+                if id(parameter) not in local:
+                    local[id(parameter)] = nn.Parameter(parameter.to_local().contiguous(), requires_grad=False)
+                module._parameters[name] = local[id(parameter)]
+
+
+def connect(model: nn.Module, plan: Plan, parallel: ParallelContext) -> None:
+    """Add the ranks' collectives to the forward pass of `model`."""
+    modules = dict(model.named_modules())
+    # Inner modules first, whose names are longer.
+    for name in sorted(plan.keys() & modules.keys(), key=len, reverse=True):
+        around = AROUND[plan[name]]
+        if around is not None:
+            owner, _, last = name.rpartition(".")
+            setattr(modules[owner], last, around(modules[name], parallel))
