@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proa.contract import SamplingParams, StructuredOutputsParams
+    from proa.contract import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
     from proa_engine.config import EngineConfig
     from proa_engine.llm import LLM
     from proa_engine.llm_engine import LLMEngine
@@ -25,6 +25,7 @@ __all__ = [
     "EngineConfig",
     "LLMEngine",
     "Logprob",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -37,6 +38,7 @@ _MODULES = {
     "EngineConfig": "proa_engine.config",
     "Logprob": "proa_engine.outputs",
     "RequestOutput": "proa_engine.outputs",
+    "RepetitionDetectionParams": "proa.contract",
     "SamplingParams": "proa.contract",
     "StructuredOutputsParams": "proa.contract",
 }

@@ -35,7 +35,7 @@ class Choice:
         self.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason.public_name
-            self.stop_reason = output.stop_reason
+            self.stop_reason = output.public_stop_reason
         if self.stream is None:
             self.num_kept = len(self.token_ids)
         elif output.finish_reason is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from proa.engine.v1 import core_pb2
 from proa.sampling import choice_key
 from support.fake_engine import EOS, FakeEngine, Reply, echo, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
@@ -165,6 +166,7 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
         "min_tokens": 2,
         "stop_token_ids": [9],
         "ignore_eos": True,
+        "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
         "bad_words": ["fox"],
         "priority": -3,
         "cache_salt": "mine",
@@ -180,6 +182,8 @@ async def test_every_sampling_field_reaches_the_engine(gateway: RunningGateway, 
     assert list(params.allowed_token_ids) == [5, 6, 7]
     assert list(params.stop_token_ids) == [9]
     assert params.ignore_eos
+    detection = params.repetition_detection
+    assert (detection.max_pattern_size, detection.min_pattern_size, detection.min_count) == (4, 0, 3)
     encode = byte_level_tokenizer().encode
     assert [list(word.token_ids) for word in params.bad_words_token_ids] == [encode("fox").ids, encode(" fox").ids]
     assert (request.priority, request.cache_salt) == (-3, "mine")
@@ -234,6 +238,23 @@ async def test_a_stop_token_is_the_stop_reason_and_its_text_is_omitted(
     choice = (await gateway.chat(stop_token_ids=[ids[-1]])).json()["choices"][0]
     assert choice["message"]["content"] == byte_level_tokenizer().decode(ids[:-1])
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[-1])
+
+
+async def test_an_output_that_repeats_itself_says_so(gateway: RunningGateway, engine: FakeEngine) -> None:
+    ids = byte_level_tokenizer().encode("one one").ids
+    engine.script = lambda request: Reply(ids, finish_reason=core_pb2.FINISH_REASON_REPETITION)
+    choice = (await gateway.chat(repetition_detection={"max_pattern_size": 2, "min_count": 2})).json()["choices"][0]
+    assert choice["message"]["content"] == "one one"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_pattern_size": 2, "min_count": 1}, {"max_pattern_size": 600, "min_count": 2}, 5]
+)
+async def test_a_wrong_repetition_detection_is_refused(gateway: RunningGateway, wrong: object) -> None:
+    response = await gateway.chat(repetition_detection=wrong)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("repetition_detection")
 
 
 async def test_chat_logprobs_have_tokens_bytes_and_alternatives(gateway: RunningGateway, engine: FakeEngine) -> None:

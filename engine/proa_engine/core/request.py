@@ -20,6 +20,7 @@ class RequestStatus(IntEnum):
     FINISHED_LENGTH_CAPPED = 7
     FINISHED_ABORTED = 8
     FINISHED_ERROR = 9
+    FINISHED_REPETITION = 10
 
 
 FINISH_REASONS = {
@@ -28,6 +29,7 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 

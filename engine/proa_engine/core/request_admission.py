@@ -11,10 +11,11 @@ from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
 from proa_engine.core.pooling import PoolingRequest
+from proa_engine.core.repetition import request_classes
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.speculation import SpeculatingRequest, can_speculate
+from proa_engine.core.speculation import can_speculate
 from proa_engine.core.types import Rejection, RejectionCode
 
 OnReady = Callable[[ConstrainedRequest, GrammarReady], None]
@@ -100,12 +101,13 @@ class RequestAdmission:
         if (pooling := request.pooling_params) is not None:
             return PoolingRequest(request, order=order, reads_prefix_cache=pooling.task in self._last_token_tasks)
         limit, eos = admission.max_num_tokens(request, self._limits), self._eos_token_ids
+        plain, constrained, speculating = request_classes(request.sampling_params)
         if request.sampling_params.grammar is not None:
-            return ConstrainedRequest(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
+            return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
         max_drafts = self._config.num_speculative_tokens
         if max_drafts == 0 or not can_speculate(request.sampling_params):
-            return Request(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
-        return SpeculatingRequest(request, order=order, max_num_tokens=limit, eos_token_ids=eos, max_drafts=max_drafts)
+            return plain(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
+        return speculating(request, order=order, max_num_tokens=limit, eos_token_ids=eos, max_drafts=max_drafts)
 
     def _hold(self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """Add a request as pending, and queue it at once if its grammar is compiled already."""

@@ -11,6 +11,7 @@ from proa.contract.outputs import (
     TokenLogprobs,
 )
 from proa.contract.pooling import PoolingParams, PoolingTask
+from proa.contract.repetition import RepetitionDetectionParams
 from proa.contract.request import EngineCoreRequest, extra_keys
 from proa.contract.sampling_params import SamplingParams
 from proa.contract.session import CheckpointRule, Draining, Hello, KvEvents, LoadedLoras, Lora, ModelInfo, Rejected
@@ -33,6 +34,7 @@ __all__ = [
     "PoolingParams",
     "PoolingTask",
     "Rejected",
+    "RepetitionDetectionParams",
     "SamplingParams",
     "SchedulerStats",
     "StructuredOutputsParams",

@@ -15,6 +15,7 @@ class FinishReason(IntEnum):
     ABORT = 3
     ERROR = 4
     COMPLETE = 5  # the grammar allows no further token; unlike with STOP, the last token is part of the text
+    REPETITION = 6  # the output repeats itself
 
     @property
     def public_name(self) -> str:
@@ -72,6 +73,11 @@ class EngineCoreOutput:
     pooled: bytes = b""  # little-endian float32 of a pooled request, row by row; on its last output
     num_pooled_rows: int = 0
     client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
+
+    @property
+    def public_stop_reason(self) -> int | str | None:
+        """`stop_reason` for clients, as in vLLM."""
+        return "repetition_detected" if self.finish_reason is FinishReason.REPETITION else self.stop_reason
 
 
 @dataclass(slots=True, kw_only=True)

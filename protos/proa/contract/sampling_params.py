@@ -10,6 +10,7 @@ from typing import Any
 
 from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.contract.outputs import LOCAL
+from proa.contract.repetition import RepetitionDetectionParams
 
 MAX_KEY = 2**64 - 1
 
@@ -124,6 +125,7 @@ class SamplingParams:
     logprobs: int | None = _integer(None, low=0, optional=True)  # most likely tokens beside the sampled one; None: none
     prompt_logprobs: int | None = _integer(None, low=0, optional=True)
     grammar: Grammar | None = None  # what the output must match
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS:

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 from proa.contract import TokenLogprobs
 
-FinishName = Literal["stop", "length", "abort"]
+FinishName = Literal["stop", "length", "abort", "repetition"]
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ _NAMES: dict[FinishReason, FinishName] = {
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "abort",
     FinishReason.COMPLETE: "stop",
+    FinishReason.REPETITION: "repetition",
 }
 
 
@@ -126,7 +127,7 @@ class OutputProcessor:
         if self._discards and output.finish_reason in (FinishReason.STOP, FinishReason.COMPLETE):
             self._emit(delta, FinishReason.LENGTH, None)
         elif token_ids or output.finish_reason is not None:
-            self._emit(delta, output.finish_reason, output.stop_reason)
+            self._emit(delta, output.finish_reason, output.public_stop_reason)
 
     def failed(self, error: GatewayError, *, retryable: bool) -> None:
         if not self.received:
@@ -157,7 +158,7 @@ class OutputProcessor:
             self._sink.marker(token_id)
             self._end_if_satisfied()
 
-    def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | None) -> None:
+    def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
         emitted = Delta(delta.text, *self._release(self._num_unsent_markers + delta.num_tokens))
         self._num_unsent_markers = 0
         emitted.num_tokens = delta.num_tokens if self._is_parsed else 0

@@ -97,7 +97,7 @@ class MessagesChoice:
         return signature + event_of("content_block_stop", index=self._index)
 
     def _stop(self, delta: Delta) -> Fields:
-        if isinstance(delta.stop_reason, str):
+        if delta.finish_reason == "stop" and isinstance(delta.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
         reason = "end_turn"
         if delta.finish_reason == "length":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from proa.contract import RepetitionDetectionParams
 from proa.text import Vocabulary
 from proa_gateway.openai.constraint_fields import ConstraintFields
 from proa_gateway.openai.fields import (
@@ -82,6 +83,7 @@ class GenerationRequest(ConstraintFields):
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     bad_words: Strings | None = None
     prompt_logprobs: NumLogprobs | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(

@@ -35,7 +35,6 @@ REFUSED: Mapping[str, Refused] = {
     "use_beam_search": Refused("beam search is not implemented"),
     "logits_processors": Refused("code of clients is not run"),
     "logprob_token_ids": Refused("log probabilities are those of the likeliest tokens; use logprobs"),
-    "repetition_detection": Refused("repetitions do not end the output; use repetition_penalty or stop"),
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
     "kv_transfer_params": _TRANSFER,

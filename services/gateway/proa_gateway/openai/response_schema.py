@@ -42,7 +42,7 @@ class _Chunk(BaseModel):
 
 class _Choice(BaseModel):
     index: int
-    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort", "repetition"] | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
