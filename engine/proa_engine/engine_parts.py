@@ -6,9 +6,9 @@ The server and the offline `LLMEngine` both start here. Torch is imported only w
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa_engine.config import EngineConfig
@@ -50,6 +50,11 @@ class LoadedExecutor(Executor, Protocol):
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def replays_decodes(self) -> bool:
+        """Whether a step of decodes alone is replayed as a CUDA graph."""
+        ...
 
     @property
     def longest_warm_up_step(self) -> float:
@@ -144,7 +149,7 @@ def assemble_engine(
         checkpoint_positions=checkpoint_positions,
     )
     scheduler = Scheduler(
-        scheduler_config(replace(config, max_num_seqs=executor.max_num_seqs), executor.max_model_len),
+        scheduler_config(config, executor),
         manager,
         eos_token_ids=frozenset(executor.eos_token_ids),
         grammars=grammars,
@@ -175,7 +180,12 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
 
 
-def scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
-    """The fields that the two configurations share, with the loaded model's context length."""
-    shared = {field.name: getattr(config, field.name) for field in fields(SchedulerConfig)}
-    return SchedulerConfig(**{**shared, "max_model_len": max_model_len})
+def scheduler_config(config: EngineConfig, executor: LoadedExecutor) -> SchedulerConfig:
+    """The fields that the two configurations share, and those that the loaded model decides."""
+    own: dict[str, Any] = {
+        "max_model_len": executor.max_model_len,
+        "max_num_seqs": executor.max_num_seqs,
+        "compute_forced_tokens": not executor.replays_decodes,
+    }
+    shared = {field.name: getattr(config, field.name) for field in fields(SchedulerConfig) if field.name not in own}
+    return SchedulerConfig(**shared, **own)

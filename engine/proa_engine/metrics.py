@@ -171,6 +171,8 @@ class EngineMetrics:
             ("admission_rejections", "Refused requests, by gRPC status code as reason.", self._rejections),
         ):
             yield counter(f"vllm:{name}", text, self._labels, value)
+        text = "Generated tokens that a grammar left no choice for, which were computed without being sampled."
+        yield counter("proa_engine_grammar_forced_tokens", text, self._labels, stats.num_forced_tokens)
 
     def _render_histograms(self) -> Iterator[Metric]:
         for histogram in self._histograms:

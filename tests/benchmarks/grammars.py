@@ -1,4 +1,5 @@
-"""What grammars cost: masks of a step without a model, compiling, and the throughput of the built-in model.
+"""What grammars cost: masks of a step without a model, compiling, and the throughput of the built-in model; and what
+forced tokens save.
 
 Times of one step's masks are for rows in random states of a tool-like JSON, which follow random tokens of their masks.
 Rounds of constrained and plain batches alternate, all requests of exactly `--max-tokens` tokens, and the best of each
@@ -46,6 +47,31 @@ CALL = {
     "required": ["name", "arguments"],
 }
 ENDLESS = {"type": "array", "items": CALL, "minItems": 100_000}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "name": {"const": "get_weather"},
+        "arguments": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 12},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            },
+            "required": ["city", "unit", "days"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
+REPORT_KEYS = ["number_of_registered_customers", "average_monthly_revenue_in_euros", "customer_satisfaction_percentage"]
+REPORT = {
+    "type": "object",
+    "properties": {key: {"type": "integer", "maximum": 9999} for key in REPORT_KEYS},
+    "required": REPORT_KEYS,
+    "additionalProperties": False,
+}
 OPTIONAL = {"type": "object", "properties": {f"key {index}": {"type": "string"} for index in range(2000)}}
 COMPILED: dict[str, str] = {
     "a tool's arguments": json.dumps(CALL),
@@ -190,6 +216,39 @@ def measure_throughput(rows: int, max_tokens: int, rounds: int) -> None:
     llm.llm_engine.shutdown()
 
 
+def measure_forced(rows: int, max_tokens: int, rounds: int) -> None:
+    """Steps and seconds with forced tokens sampled one by one, and computed in one step. The tokens are the same."""
+    llm = LLM("builtin", dtype="float32", max_num_seqs=rows, max_model_len=max_tokens + 64)
+    core = llm.llm_engine._core
+    admission = core._scheduler._admission
+    counter = admission._forced
+    assert counter is not None
+    for name, schema in {"strings": CALL, "a tool's arguments": WEATHER, "long keys": REPORT}.items():
+        grammar = Grammar(text=json_grammar({"type": "array", "items": schema, "minItems": 100_000}))
+        params = [
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed, grammar=grammar) for seed in range(rows)
+        ]
+        steps, forced = dict[bool, int](), dict[bool, int]()
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        tokens = list[Any]()
+        for _ in range(rounds):
+            for computes in (False, True):
+                admission._forced = counter if computes else None
+                num_steps, num_forced, started = core._num_steps, counter.num_tokens, time.perf_counter()
+                outputs = llm.generate(["Hello"] * rows, params, use_tqdm=False)
+                seconds[computes].append(time.perf_counter() - started)
+                steps[computes], forced[computes] = core._num_steps - num_steps, counter.num_tokens - num_forced
+                tokens.append([output.outputs[0].token_ids for output in outputs])
+        assert all(each == tokens[0] for each in tokens)
+        before, after = (rows * max_tokens / min(seconds[computes]) for computes in (False, True))
+        print(
+            f"built-in model, {rows} rows, {name}: {forced[True] / rows / max_tokens:.0%} forced, "
+            f"{steps[False]} -> {steps[True]} steps, {before:.0f} -> {after:.0f} tok/s, x{after / before:.2f}",
+            flush=True,
+        )
+    llm.llm_engine.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
@@ -197,8 +256,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--num-tokens", type=int, default=151_936, help="size of the synthetic vocabulary")
     options = parser.parse_args()
-    for rows in (1, 8, 64):
+    for rows in (1, 8, 64, 256):
         measure_throughput(rows, options.max_tokens, options.rounds)
+    for rows in (1, 64):
+        measure_forced(rows, options.max_tokens, options.rounds)
     for name, data in (("2,048 tokens", BUILTIN.read_bytes()), ("synthetic", synthetic_tokenizer(options.num_tokens))):
         started = time.perf_counter()
         tokenizer = make_tokenizer(data, vocab_size=1, eos_token_ids=[2])

@@ -70,6 +70,7 @@ class HostExecutor:
     cache_groups = CacheGroups(num_blocks=40_000, block_size=16)
     eos_token_ids = frozenset({151_645})
     longest_warm_up_step = 0.0
+    replays_decodes = False
     failure: str | None = None
 
     def __init__(self, config: EngineConfig, token_id: int) -> None:

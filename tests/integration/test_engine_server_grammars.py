@@ -127,4 +127,5 @@ async def test_metrics_count_grammars(engine: Engine, stub: Stub) -> None:
     assert more("proa_engine_grammar_cache_queries_total") == 3
     assert more("proa_engine_grammar_cache_hits_total") == 1
     assert more("proa_engine_grammar_refusals_total", reason="invalid") == 1
-    assert more("proa_engine_grammar_fill_duration_seconds_count") > 2
+    assert more("proa_engine_grammar_fill_duration_seconds_count") == 2  # all tokens but the first are forced
+    assert more("proa_engine_grammar_forced_tokens_total") > 2

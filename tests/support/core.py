@@ -117,6 +117,7 @@ class CoreRun:
         enable_prefix_caching: bool = True,
         eos_token_ids: frozenset[int] = EOS,
         num_speculative_tokens: int = 0,
+        compute_forced_tokens: bool = True,
         accept: Callable[[int], int] | None = None,
         block_order: Sequence[int] | None = None,
         clock: Callable[[], float] | None = None,
@@ -158,6 +159,7 @@ class CoreRun:
             scheduling_policy=policy,
             async_scheduling=async_scheduling,
             num_speculative_tokens=num_speculative_tokens,
+            compute_forced_tokens=compute_forced_tokens,
         )
         self.grammars = FakeGrammars(eos_token_ids)
         self.loras = Loras(self.executor, max_loras=max_loras, max_cpu_loras=max_cpu_loras) if max_loras else Loras()

@@ -37,6 +37,7 @@ def random_grammar(rng: random.Random) -> Grammar:
         seed=rng.randrange(4),
         length=rng.choice([0, 1, 2, rng.randint(3, 20), NEVER]),
         fuel=rng.choice([NEVER, NEVER, NEVER, rng.randint(0, 8)]),
+        run=rng.choice([0, 2, 6, 8, 8]),
         start_after=start_after,
         free_if_first=tuple(rng.sample(range(VOCAB_SIZE), 30)) if start_after and rng.random() < 0.5 else (),
         repeats=bool(start_after) and rng.random() < 0.5,

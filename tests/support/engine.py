@@ -122,6 +122,7 @@ def engine_over(
     poison: bool = False,
     block_seed: int | None = None,
     grammars: Grammars | None = None,
+    compute_forced_tokens: bool = True,
 ) -> Engine:
     """A new core for an executor, which must be idle and may have run another core before."""
     order = None
@@ -137,7 +138,7 @@ def engine_over(
         block_order=order,
     )
     scheduler = Scheduler(
-        scheduler_config(replace(config, max_num_seqs=executor.max_num_seqs), executor.max_model_len),
+        replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),
         manager,
         eos_token_ids=executor.eos_token_ids,
         grammars=grammars,

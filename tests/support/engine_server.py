@@ -38,6 +38,7 @@ class LoadedFakeExecutor(FakeExecutor):
     model_config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE, model_type="fake"))
 
     longest_warm_up_step: float = 0.0
+    replays_decodes: bool = False
     failure: str | None = None
 
     max_num_seqs: int = 256

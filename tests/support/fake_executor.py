@@ -331,6 +331,16 @@ class FakeExecutor:
             for table, ids in zip(row.tables, known.new_block_ids, strict=True):
                 table += ids
         self._poison(known.new_block_ids)
+        if known.new_token_ids:
+            self._write_tokens(row, known)
+
+    def _write_tokens(self, row: FakeRow, known: CachedRequestData) -> None:
+        """Forced tokens replace at most one that was sampled beyond the computed ones."""
+        assert self.accept is None, "forced tokens beside drafts"
+        del row.contexts[known.num_computed_tokens :]
+        assert len(row.contexts) == known.num_computed_tokens, "a position is skipped"
+        for token_id in known.new_token_ids:
+            row.contexts.append(fingerprint(row.contexts[-1], token_id))
 
     def _poison(self, tables: Iterable[Sequence[int]]) -> None:
         """Forget what new blocks hold, so that a block is not right by chance."""

@@ -1,10 +1,11 @@
 """Grammars over token ids, without text: a compiler that finishes when the test says so, and masks of the fake model.
 
-The text of a grammar is `seed length fuel`: the state is a hash of all tokens, which also says what may follow.
+The text of a grammar is `seed length fuel run`: the state is a hash of all tokens, which also says what may follow.
 """
 
 from array import array
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +17,22 @@ WORDS = -(-VOCAB_SIZE // 32)
 NEVER = 10_000
 
 
-def fake_grammar(seed: int = 1, length: int = NEVER, fuel: int = NEVER, **fields: Any) -> Grammar:
-    """A grammar that is complete after `length` tokens, and fails when it needs the mask after `fuel` tokens."""
-    return Grammar(text=f"{seed} {length} {fuel}", **fields)
+CYCLE = 8  # tokens
+
+
+def fake_grammar(seed: int = 1, length: int = NEVER, fuel: int = NEVER, run: int = 0, **fields: Any) -> Grammar:
+    """A grammar that is complete after `length` tokens, and fails when it needs the mask after `fuel` tokens.
+
+    It forces the last `run` tokens of each `CYCLE`.
+    """
+    return Grammar(text=f"{seed} {length} {fuel} {run}", **fields)
 
 
 class FakeMatcher:
     """A `Matcher`. A failed one allows everything, as llguidance's does."""
 
     def __init__(self, text: str, eos_token_ids: frozenset[int]) -> None:
-        self._seed, self._length, self._fuel = map(int, text.split())
+        self._seed, self._length, self._fuel, self._run = map(int, text.split())
         self._eos_token_ids = eos_token_ids
         self._failed = False
         self._num_tokens = 0
@@ -34,7 +41,7 @@ class FakeMatcher:
 
     @property
     def is_accepting(self) -> bool:
-        return self.is_done or self._state % 5 == 1
+        return self.is_done or (self._state % 5 == 1 and not self._is_forced)
 
     @property
     def is_done(self) -> bool:
@@ -55,12 +62,27 @@ class FakeMatcher:
         self._state = self._seed
         self._ended = False
 
+    def forced(self) -> list[int]:
+        """One forced token or more, but not always as many as there are."""
+        state, tokens = copy(self), list[int]()
+        while len(allowed := state.allowed()) == 1 and not state.is_done and len(tokens) <= self._state % 7:
+            tokens += allowed
+            assert state.accept(tokens[-1])
+        self._failed |= not tokens and state._failed
+        return tokens
+
+    @property
+    def _is_forced(self) -> bool:
+        return self._num_tokens % CYCLE >= CYCLE - self._run
+
     def allowed(self) -> set[int]:
         if self._num_tokens == self._fuel:
             self._failed = True
             return set(range(VOCAB_SIZE))
         if self.is_done:
             return set(self._eos_token_ids)
+        if self._is_forced:
+            return {1 + self._state % (VOCAB_SIZE - 1)} - self._eos_token_ids
         allowed = {token_id for token_id in range(VOCAB_SIZE) if (token_id * 7 + self._state) % 3}
         return allowed | self._eos_token_ids if self.is_accepting else allowed - self._eos_token_ids
 

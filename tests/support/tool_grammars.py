@@ -67,6 +67,9 @@ class TestMatcher:
     def restart(self) -> None:
         self.matcher.reset()
 
+    def forced(self) -> list[int]:
+        return self.matcher.compute_ff_tokens()
+
 
 def accepts_message(grammar: Grammar, text: str, tokenizer: FormatTokenizer) -> bool:
     """Whether the text is a whole message under the grammar."""

@@ -1,5 +1,5 @@
 """Constrained requests beside plain ones, with chunks, preemption and drafts, on one and two ranks: every request gets
-the tokens that it gets alone, and every bounded JSON document is valid."""
+the tokens that it gets alone with all its tokens sampled, and every bounded JSON document is valid."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -30,10 +30,24 @@ BOUNDED: dict[str, Any] = {
     "required": ["city", "count", "name"],
     "additionalProperties": False,
 }
+FORCED: dict[str, Any] = {  # keys of many tokens, which leave no choice
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "the capital of the country": {"enum": ["Paris", "Rome"]},
+            "number of inhabitants": {"type": "integer", "maximum": 9999},
+        },
+        "required": ["the capital of the country", "number of inhabitants"],
+        "additionalProperties": False,
+    },
+    "minItems": 100,
+}
 ENDLESS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 100}
 FORMS: dict[str, dict[str, Any]] = {
     "bounded": {"json": BOUNDED},
     "endless": {"json": ENDLESS},
+    "forced": {"json": FORCED},
     "choice": {"choice": ["a", "ab", "the capital of France"]},
     "regex": {"regex": "[0-9]{3}-[a-z]{4}"},
 }
@@ -79,10 +93,15 @@ class Bench:
         )
         self.alone: dict[str, Result] = {}
         for each in requests(self.tokenizer):
-            self.alone |= run(self.engine(), [each])
+            self.alone |= run(self.engine(compute_forced_tokens=False), [each])
 
-    def engine(self, **settings: Any) -> Engine:
-        return engine_over(self.executor, replace(self.config, **settings), grammars=self.grammars)
+    def engine(self, *, compute_forced_tokens: bool = True, **settings: Any) -> Engine:
+        return engine_over(
+            self.executor,
+            replace(self.config, **settings),
+            grammars=self.grammars,
+            compute_forced_tokens=compute_forced_tokens,
+        )
 
     def close(self) -> None:
         self.grammars.close()
@@ -113,9 +132,10 @@ def requests(tokenizer: Tokenizer) -> list[EngineCoreRequest]:
     params=[
         {},
         {"speculative_config": DRAFTS},
+        {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 2, "speculative_config": DRAFTS},
     ],
-    ids=["one rank", "drafts", "two ranks, drafts"],
+    ids=["one rank", "drafts", "two ranks", "two ranks, drafts"],
 )
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     bench = Bench(request.param)
@@ -150,6 +170,7 @@ def test_constrained_requests_get_the_tokens_that_they_get_alone(bench: Bench, a
     beside = [plan for plan in engine.plans if plan.grammar_rows]
     assert num_preemptions(engine) > 3
     assert any(map(has_chunks, beside))
+    assert (engine.core.stats().num_forced_tokens > 50) is (bench.config.speculative_config is None)
     assert bench.config.speculative_config is None or any(has_drafts(plan, wanted) for plan in beside)
 
 

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
-from proa_engine.core.constrained import ConstrainedRequest, unfinished_cursors
+from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
 from proa_engine.core.operations import Operation
@@ -174,7 +174,7 @@ class EngineCore:
         """The masks of the started step's constrained rows, as soon as their last tokens are known."""
         if any(requests[row].num_placeholders > 1 for row in rows):
             self._finish_oldest()  # at most one step was in flight when this one started
-        cursors = unfinished_cursors(requests, rows)
+        cursors = cursors_to_fill(requests, rows)
         if not cursors:
             return None
         assert self._grammars is not None, "a constrained request has a grammar"

@@ -31,6 +31,13 @@ class Matcher(Protocol):
     def restart(self) -> None:
         """Return to the grammar's beginning."""
 
+    def forced(self) -> Sequence[int]:
+        """The next tokens if there is no choice and the text may not end; empty where there is one.
+
+        The first is certain: no mask here has another. The others are what may be expected; ask again after each.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarMasks:
@@ -82,6 +89,10 @@ class GrammarCursor:
             self.matcher.restart()
             self.part = Part.FREE
         return True
+
+    def forced(self) -> Sequence[int]:
+        """See `Matcher.forced`."""
+        return self.matcher.forced() if self.part is _BOUND else ()
 
     def _stays_free(self, token_id: int) -> bool:
         """Advance by a token that may be before the grammar. Returns whether it is."""

@@ -31,12 +31,12 @@ def append_plain_tokens(
 
 
 def append_tokens(request: Request, token_ids: Sequence[int], now: float) -> Sequence[int]:
-    """Append sampled tokens to the request until it finishes. Returns the appended ones."""
+    """Append sampled tokens to the request until it finishes. Returns all that were appended, forced ones included."""
     num_before = request.num_tokens
     for token_id in token_ids:
         if request.append_token(token_id):
             break
-    new_ids = token_ids[: request.num_tokens - num_before]
+    new_ids = request.token_ids[num_before:]
     if new_ids and not request.has_output:
         request.has_output = True
         request.record(EventType.FIRST_TOKEN, now)

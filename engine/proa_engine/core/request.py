@@ -1,6 +1,7 @@
 """Request: the state of one output sequence in the core."""
 
 import sys
+from collections.abc import Sequence
 from enum import IntEnum
 
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, extra_keys
@@ -143,6 +144,11 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens that the next step may compute. The last token of the output is never computed: none follows it."""
         return min(self.num_planned_tokens, self.max_num_tokens - 1) - self.num_computed_tokens
+
+    @property
+    def unsent_token_ids(self) -> Sequence[int]:
+        """Known tokens behind the computed ones, if the workers have others there or none."""
+        return ()
 
     @property
     def num_slots_to_start(self) -> int:

@@ -6,7 +6,7 @@ from functools import partial
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask
 from proa_engine.core import admission
-from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
@@ -38,6 +38,7 @@ class RequestAdmission:
         grammars: Grammars | None,
         loras: Loras,
         last_token_tasks: frozenset[PoolingTask],
+        forced: ForcedCounter,
     ) -> None:
         self._config = config
         self._table = table
@@ -46,6 +47,7 @@ class RequestAdmission:
         self._grammars = grammars
         self._loras = loras
         self._last_token_tasks = last_token_tasks
+        self._forced = forced if config.compute_forced_tokens and not config.num_speculative_tokens else None
         self._num_added = 0
 
     def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
@@ -103,7 +105,8 @@ class RequestAdmission:
         limit, eos = admission.max_num_tokens(request, self._limits), self._eos_token_ids
         plain, constrained, speculating = request_classes(request.sampling_params)
         if request.sampling_params.grammar is not None:
-            return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
+            forced = self._forced if can_force(request.sampling_params) else None
+            return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos, forced=forced)
         max_drafts = self._config.num_speculative_tokens
         if max_drafts == 0 or not can_speculate(request.sampling_params):
             return plain(request, order=order, max_num_tokens=limit, eos_token_ids=eos)

@@ -7,7 +7,7 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 from collections.abc import Iterable, Mapping, Sequence
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask, SchedulerStats
-from proa_engine.core.constrained import ConstrainedRequest
+from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
@@ -53,6 +53,7 @@ class Scheduler:
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
+        self._forced = ForcedCounter()
         self._admission = RequestAdmission(
             config,
             self._table,
@@ -61,6 +62,7 @@ class Scheduler:
             grammars=grammars,
             loras=self.loras,
             last_token_tasks=last_token_tasks,
+            forced=self._forced,
         )
         self._drafts = DraftCounter()
         # A running request computes at least one token in each step, so the budget limits their number too.
@@ -91,6 +93,7 @@ class Scheduler:
             spec_decode_num_drafts=self._drafts.num_drafts,
             spec_decode_num_draft_tokens=self._drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
+            num_forced_tokens=self._forced.num_tokens,
         )
 
     @property

@@ -13,6 +13,9 @@ class SchedulerConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
     num_speculative_tokens: int = 0  # at most, per decode
+    # Compute what a grammar forces in one step. Not with drafts; pays where a step of chunks costs little more than one
+    # of decodes, as it does not where decodes replay CUDA graphs.
+    compute_forced_tokens: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):

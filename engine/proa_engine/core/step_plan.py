@@ -53,7 +53,8 @@ class StepPlan:
 
     def add_known(self, request: Request, num_tokens: int, new_block_ids: Sequence[Sequence[int]]) -> None:
         """Schedule tokens of a request that the workers hold, except a decode without a new block."""
-        self._cached.append(CachedRequestData(request.request_id, request.num_computed_tokens, new_block_ids))
+        position, token_ids = request.num_computed_tokens, request.unsent_token_ids
+        self._cached.append(CachedRequestData(request.request_id, position, new_block_ids, token_ids))
         self._add(request, num_tokens)
 
     def add_new(self, request: Request, num_tokens: int, block_ids: list[list[int]]) -> None:

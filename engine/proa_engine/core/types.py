@@ -80,6 +80,8 @@ class CachedRequestData:
     request_id: str
     num_computed_tokens: int  # before this step
     new_block_ids: Sequence[Sequence[int]]  # by table, each behind those that it has; empty if no table has any
+    # From position `num_computed_tokens` on, all that the host knows; empty if the workers have them already.
+    new_token_ids: Sequence[int] = ()
 
 
 NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero), or nothing is written

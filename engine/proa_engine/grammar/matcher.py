@@ -42,6 +42,10 @@ class LLGuidanceMatcher:
     def restart(self) -> None:
         self.state = self._compiled.deep_copy()
 
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = self.state.compute_ff_tokens()  # none if it is stopped or failed
+        return tokens
+
     def charge(self, seconds: float) -> None:
         """Count the time by which computing a mask was too slow."""
         self._slow_seconds += seconds

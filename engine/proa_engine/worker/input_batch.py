@@ -128,6 +128,8 @@ class InputBatch:
         for request in requests:
             if request.new_block_ids:
                 self._append_blocks(self._slots[request.request_id], request.new_block_ids, edits)
+            if request.new_token_ids:
+                self._write_tokens(self._slots[request.request_id], request, edits)
 
     def remove(self, request_id: str) -> None:
         """Free the request's slot. Ids of requests that were never scheduled are ignored."""
@@ -156,6 +158,12 @@ class InputBatch:
             edits.block_positions += range(start, start + len(ids))
             edits.block_ids += ids if table == 0 else [max(block_id, 0) for block_id in ids]
             num_blocks[table] += len(ids)
+
+    def _write_tokens(self, slot: int, request: CachedRequestData, edits: BatchEdits) -> None:
+        """Write tokens behind the computed ones, in place of one that a step in flight samples there."""
+        edits.token_starts.append(slot * self.token_width + request.num_computed_tokens)
+        edits.token_rows.append(np.array(request.new_token_ids, np.int64))
+        self.num_tokens[slot] = request.num_computed_tokens + len(request.new_token_ids)
 
     def _add_params(self, request: NewRequestData, slot: int) -> list[float]:
         """The request's row of the parameter table, [NUM_COLUMNS]; also notes which operations its slot needs."""

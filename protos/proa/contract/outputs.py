@@ -96,6 +96,7 @@ class SchedulerStats:
     spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
     spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
+    num_forced_tokens: int = field(default=0, metadata=LOCAL)  # output tokens that a grammar left no choice for
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,6 +28,9 @@ class CountingMatcher:
         self.num_tokens += 1
         return token_id == self.num_tokens
 
+    def forced(self) -> list[int]:
+        return []
+
     def restart(self) -> None:
         self.num_tokens = 0
 

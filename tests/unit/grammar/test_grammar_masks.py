@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -74,6 +75,41 @@ def test_masks_equal_what_is_accepted_token_by_token(grammars: LLGuidanceGrammar
                 cursors.remove(each)
             else:
                 assert each.accept(rng.choice(sorted(choices)))
+
+
+def test_forced_tokens_are_those_whose_masks_have_no_other(grammars: LLGuidanceGrammars) -> None:
+    rng = random.Random(2)
+    cursors = [cursor(grammars, text) for text in GRAMMARS]
+    num_forced = 0
+    for _ in range(40):
+        cursors = [each for each in cursors if not each.is_complete]
+        for each in cursors:
+            forced = each.forced()
+            (mask,) = allowed(grammars.fill([(0, each)])).values()
+            assert not forced or mask == {forced[0]}
+            num_forced += len(mask) == 1
+            assert each.accept(rng.choice(sorted(mask - {EOS} or mask)))
+    assert num_forced > 10
+
+
+@pytest.mark.parametrize("text", ["a", "x"])
+def test_nothing_is_forced_behind_a_complete_or_a_failed_output(grammars: LLGuidanceGrammars, text: str) -> None:
+    state = cursor(grammars, 'start: "ab"')
+    state.accept(TOKENIZER.encode(text).ids[0])
+    while state.forced():
+        assert state.accept(state.forced()[0])
+    assert state.is_complete is (text == "a")
+
+
+def test_nothing_is_forced_before_a_grammar_begins(grammars: LLGuidanceGrammars) -> None:
+    free = Grammar(text='start: "ab"', start_after=(THINK,))
+    assert not cursor(grammars, free).forced()
+    first = cursor(grammars, replace(free, free_if_first=(QUICK,)))
+    assert not first.forced()
+    assert first.accept(QUICK)
+    assert not first.forced()
+    assert first.accept(THINK)
+    assert first.forced()
 
 
 def test_free_rows_may_not_end_and_repeating_ones_have_no_mask(grammars: LLGuidanceGrammars) -> None:

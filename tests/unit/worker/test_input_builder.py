@@ -1,7 +1,7 @@
 """InputBuilder: a step made from the one before equals one that is built anew."""
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -82,6 +82,9 @@ def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingPar
             new[f"r{step}"] = list(range(rng.choice([1, 9]))), 1, rng.choice(kinds)
         known = {name: count for name, count in computed.items() if len(computed) < 3 or rng.random() < 0.995}
         plan = schedule(new, known, finished=gone)
+        plan.cached_requests = [
+            replace(each, new_token_ids=[9]) if rng.random() < 0.1 else each for each in plan.cached_requests
+        ]
         plan.grammar_rows = [0] if rng.random() < 0.5 else []
         inputs, anew = builder.build(plan), build_step_inputs(plan, expected, expected_graphs)
         num_continued += inputs is not None and builder._last is not None and builder._last.inputs is not inputs

@@ -26,7 +26,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
             trace_headers={"traceparent": "00-1-2-01"},
         )
     ],
-    cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=40, new_block_ids=[])],
+    cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=40, new_block_ids=[], new_token_ids=[3, 4])],
     decode_request_ids=["b"],
     num_chunk_tokens={"ü": 2},
     finished_request_ids=["c"],
