@@ -6,12 +6,15 @@ A template is a Jinja program that comes with the model, so it runs in a sandbox
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from proa.template_content import ContentForms, content_forms
 
 Message = Mapping[str, Any]
 
@@ -43,6 +46,11 @@ class ChatTemplate:
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens or {})
+
+    @cached_property
+    def content_forms(self) -> Mapping[str, ContentForms]:
+        """How it reads the contents of messages, by role."""
+        return content_forms(self.render)
 
     def render(
         self,

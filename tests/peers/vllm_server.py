@@ -29,6 +29,7 @@ GATEWAY_OPTIONS = {
     "--allowed-origins": 1,
     "--root-path": 1,
     "--trust-request-chat-template": 0,
+    "--chat-template-content-format": 1,
     "--enable-force-include-usage": 0,
     "--enable-tokenizer-info-endpoint": 0,
 }

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from proa.options import check_options, option
 from proa.tls import TlsFiles
@@ -140,6 +141,9 @@ class GatewayConfig:
     )
     trust_request_chat_template: bool = option(
         False, "run the chat templates of requests: programs in a sandbox, without a limit of their time"
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "auto", "contents of messages for chat templates: text (string), lists of parts (openai), or what each reads"
     )
     tool_call_parser: str | None = option(
         None, "format in which models write tool calls (default: chosen by their chat template)", metavar="NAME"

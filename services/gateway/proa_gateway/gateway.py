@@ -127,7 +127,9 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 ),
                 background=background,
                 conversation_settings=ConversationSettings(
-                    MessageFormats(config.tool_call_parser, config.reasoning_parser), config.trust_request_chat_template
+                    MessageFormats(config.tool_call_parser, config.reasoning_parser),
+                    config.trust_request_chat_template,
+                    config.chat_template_content_format,
                 ),
             )
         finally:

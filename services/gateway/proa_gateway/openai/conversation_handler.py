@@ -10,6 +10,7 @@ from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.openai.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
+from proa_gateway.openai.content import ContentFormat
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageConstraint
@@ -22,10 +23,12 @@ from proa_gateway.parsing.grammar import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
-    """The gateway's part. `trusts_template`: whether requests may bring a chat template."""
+    """The gateway's part. `trusts_template`: whether requests may bring a chat template. `content_format`: of the
+    contents that templates get."""
 
     formats: MessageFormats
     trusts_template: bool = False
+    content_format: ContentFormat = "auto"
 
 
 class ConversationHandler:
@@ -88,7 +91,7 @@ class ConversationHandler:
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         template = self._template(model)
-        text = render_prompt(self.conversation, template)
+        text = render_prompt(self.conversation, template, self._settings.content_format)
         if self._on_ignored is not None:
             self._on_ignored(unused_variables(self.conversation, template))
         # The text has its special tokens already: the template writes them.
@@ -133,7 +136,8 @@ class ConversationHandler:
         model_format = self._settings.formats.of(model)
         if model_format is None or model_format.tool_format.reasoning is None:
             return Reasoning.CLOSED
-        return model_format.reasoning_after(generation_prompt(self.conversation, template, prompt))
+        added = generation_prompt(self.conversation, template, prompt, self._settings.content_format)
+        return model_format.reasoning_after(added)
 
     def _fit_reasoning(
         self, model: ServedModel, thinking: bool | None, *, thinking_field: str, effort_field: str

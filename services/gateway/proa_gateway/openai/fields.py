@@ -117,17 +117,17 @@ Prompts = Annotated[
 """One or more prompts, each a string or token ids."""
 
 
-def _content(value: object) -> str | None:
+def _content(value: object) -> str | list[dict[str, Any]] | None:
     if value is None:
         return None
     if isinstance(value, str):
         return _text(value)
     if not isinstance(value, list):
         raise PydanticCustomError("invalid_type", "must be a string or a list of content parts")
-    return "\n".join(_text_part(part) for part in value)
+    return [_text_part(part) for part in value]
 
 
-def _text_part(part: object) -> str:
+def _text_part(part: object) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise PydanticCustomError("invalid_type", "must have content parts that are objects with a type")
@@ -137,7 +137,8 @@ def _text_part(part: object) -> str:
         )
     if not isinstance(part.get("text"), str):
         raise PydanticCustomError("invalid_type", "has a text part without text")
-    return _text(part["text"])
+    _texts(part)
+    return part
 
 
 _PART = {
@@ -146,11 +147,11 @@ _PART = {
     "required": ["type", "text"],
 }
 Content = Annotated[
-    str | None,
+    str | list[dict[str, Any]] | None,
     PlainValidator(_content),
     WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _PART}, {"type": "null"}]}),
 ]
-"""A message's text; text parts are joined with newlines."""
+"""A message's text, or parts with texts. Other fields of a part are for chat templates."""
 
 
 def known_types(*types: str) -> BeforeValidator:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proa.template_content import ContentForms
+from proa_gateway.openai.content import as_read
 from proa_gateway.openai.protocol import ChatMessage, ToolCall
 
 # Names of an assistant's reasoning. Clients send one of them; templates read one of them.
@@ -27,13 +29,16 @@ class Arguments(dict[str, Any]):
         return f"{other}{self}"
 
 
-def template_messages(messages: Sequence[ChatMessage], *, keeps_null: bool = False) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[ChatMessage], forms: Mapping[str, ContentForms], *, keeps_null: bool = False
+) -> list[dict[str, Any]]:
     """A result of a call gets the call's name. Reasoning has all of its names.
 
+    `forms`: of contents that the template reads, by role; other roles are as the user's.
     `keeps_null`: messages of calls alone have a content, which is None; else they have none, as in transformers.
     """
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
-    return [_template_message(message, names, keeps_null) for message in messages]
+    return [_template_message(message, names, forms, keeps_null) for message in messages]
 
 
 def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str:
@@ -51,10 +56,12 @@ def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str
     return Arguments(value, arguments) if isinstance(value, dict) else arguments
 
 
-def _template_message(message: ChatMessage, names: Mapping[str, str], keeps_null: bool) -> dict[str, Any]:
+def _template_message(
+    message: ChatMessage, names: Mapping[str, str], forms: Mapping[str, ContentForms], keeps_null: bool
+) -> dict[str, Any]:
     fields: dict[str, Any] = dict(message.model_extra or {})
-    # OpenAI's newer name of `system`
-    fields |= {"role": "system" if message.role == "developer" else message.role, "content": message.content or ""}
+    role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of `system`
+    fields |= {"role": role, "content": as_read(message.content, forms.get(role, forms["user"]))}
     name = message.name or names.get(message.tool_call_id or "")
     if name is not None:
         fields["name"] = name

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from proa.template_content import TEXT
 from proa_gateway.messages.convert import conversation_of, generation_request
 from proa_gateway.messages.protocol import MessagesRequest
 from proa_gateway.openai.history import template_messages
@@ -20,7 +21,7 @@ def body(**fields: Any) -> MessagesRequest:
 
 
 def history(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    return template_messages(conversation_of(body(messages=messages, **fields)).messages)
+    return template_messages(conversation_of(body(messages=messages, **fields)).messages, {"user": TEXT})
 
 
 BLOCKS = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]

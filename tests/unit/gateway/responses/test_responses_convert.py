@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from proa_gateway.http import validation_error_object
+from proa_gateway.openai.content import Content
 from proa_gateway.responses.convert import chat_messages, conversation_of
 from proa_gateway.responses.items import listed, parsed
 from proa_gateway.responses.protocol import ResponsesRequest
@@ -21,7 +22,7 @@ def request(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"input": "Hi", **fields})
 
 
-def shape(*items: dict[str, Any]) -> list[tuple[str, str | None, str | None, list[str]]]:
+def shape(*items: dict[str, Any]) -> list[tuple[str, Content | None, str | None, list[str]]]:
     """Role, text, reasoning and ids of calls of each message."""
     return [
         (

@@ -1,0 +1,118 @@
+"""Contents of messages, as text and as parts, in the forms that chat templates read."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+from proa.chat_template import ChatTemplate
+from proa.template_content import PARTS, TEXT, ContentForms
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.openai.chat_prompt import render_prompt
+from proa_gateway.openai.content import ContentFormat
+from proa_gateway.openai.protocol import ChatCompletionRequest
+from proa_gateway.openai.serving_chat import conversation_of
+from support.tokenizers import byte_level_tokenizer
+
+EITHER = ContentForms(text=True, parts=True)
+_END = "{% if add_generation_prompt %}<assistant>{% endif %}"
+TEXT_ONLY = "{% for m in messages %}<{{ m.role }}>{{ m['content'] + '\n' }}{% endfor %}" + _END
+WRITTEN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}" + _END
+JSON = "{% for m in messages %}<{{ m.role }}>{{ m.content | tojson }}\n{% endfor %}" + _END
+# Qwen2-VL, Gemma 3, Llama 4
+LOOP = (
+    "{% for message in messages %}<{{ message.role }}>{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}{% if content['type'] == 'text' %}{{ content['text'] }}"
+    "{% if 'note' in content %}({{ content.note }}){% endif %}{% endif %}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
+    + _END
+)
+# Qwen3.5
+MACRO = (
+    "{% macro render(content) %}{% if content is string %}{{ content }}{% else %}{% for item in content %}"
+    "{{ item.text }}{% endfor %}{% endif %}{% endmacro %}"
+    "{% for message in messages %}<{{ message.role }}>{{ render(message.content) | trim }}\n{% endfor %}" + _END
+)
+# SmolVLM
+PARTS_ONLY = (
+    "{% for message in messages %}<{{ message.role }}>{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}" + _END
+)
+# Pixtral: parts of the user only
+USER_ONLY = (
+    "{% for message in messages %}{% if message.role == 'user' and message.content is not string %}<user>"
+    "{% for part in message.content %}{{ part.text }}{% endfor %}\n"
+    "{% else %}<{{ message.role }}>{{ message.content + '\n' }}{% endif %}{% endfor %}" + _END
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + LOOP
+PART_LIST = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", "note": "x"}]
+
+
+def render(source: str, messages: list[dict[str, Any]], content_format: ContentFormat = "auto", **fields: Any) -> str:
+    request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
+    return render_prompt(conversation_of(request), ChatTemplate(source), content_format)
+
+
+def user(content: object) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("source", "users", "assistants"),
+    [
+        (TEXT_ONLY, TEXT, TEXT),
+        (WRITTEN, TEXT, TEXT),
+        (JSON, TEXT, TEXT),
+        (LOOP, EITHER, EITHER),
+        (MACRO, EITHER, EITHER),
+        (PARTS_ONLY, PARTS, PARTS),
+        (USER_ONLY, EITHER, TEXT),
+        (NO_SYSTEM, EITHER, EITHER),
+        ("no messages", TEXT, TEXT),
+    ],
+)
+def test_forms_are_those_that_the_template_reads(source: str, users: ContentForms, assistants: ContentForms) -> None:
+    forms = ChatTemplate(source).content_forms
+    assert (forms["user"], forms["assistant"], forms["tool"]) == (users, assistants, assistants)
+    assert forms["system"] == (TEXT if source is NO_SYSTEM else assistants)
+
+
+@pytest.mark.parametrize("source", [LOOP, MACRO, PARTS_ONLY, USER_ONLY])
+def test_parts_are_rendered_as_by_transformers(source: str) -> None:
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer())
+    expected = tokenizer.apply_chat_template(
+        user(PART_LIST), chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    assert render(source, user(PART_LIST)) == expected
+    assert "One.Two." in render(source, user(PART_LIST))
+
+
+def test_a_parts_other_fields_reach_the_template() -> None:
+    assert render(LOOP, user(PART_LIST)) == "<user>One.Two.(x)\n<assistant>"
+
+
+@pytest.mark.parametrize("source", [TEXT_ONLY, WRITTEN])
+def test_parts_are_joined_for_a_template_that_reads_text(source: str) -> None:
+    assert render(source, user(PART_LIST)) == "<user>One.\nTwo.\n<assistant>"
+
+
+@pytest.mark.parametrize("source", [TEXT_ONLY, LOOP, MACRO, PARTS_ONLY, USER_ONLY])
+def test_text_is_text_for_every_template(source: str) -> None:
+    messages = [*user("Hi"), {"role": "assistant", "content": "Hello"}, *user("?")]
+    assert render(source, messages) == "<user>Hi\n<assistant>Hello\n<user>?\n<assistant>"
+
+
+@pytest.mark.parametrize("source", [TEXT_ONLY, LOOP, PARTS_ONLY])
+@pytest.mark.parametrize("content", ["One", PART_LIST[:1], PART_LIST])
+def test_a_message_of_each_form_is_continued(source: str, content: object) -> None:
+    messages = [*user("Hi"), {"role": "assistant", "content": content}]
+    whole = render(source, messages)
+    continued = render(source, messages, continue_final_message=True)
+    assert whole.startswith(continued)
+    assert continued.endswith(("One", "One.", "Two."))
+
+
+def test_the_gateways_flag_forces_one_form() -> None:
+    assert render(LOOP, user(PART_LIST), "string") == "<user>One.\nTwo.\n<assistant>"
+    assert render(WRITTEN, user("Hi"), "openai") == "<user>[{'type': 'text', 'text': 'Hi'}]\n<assistant>"
+    with pytest.raises(InvalidRequest, match="refuses the messages"):
+        render(TEXT_ONLY, user("Hi"), "openai")
