@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proa.options import REQUIRED, check_options, option
+from proa_engine.lora_module import LoraModule
 from proa_engine.speculative_config import SpeculativeConfig
 
 LoadFormat = Literal["auto", "dummy"]
@@ -77,6 +78,19 @@ class EngineConfig:
         parse=SpeculativeConfig.from_json,
     )
 
+    enable_lora: bool = option(False, "accept LoRA adapters, which requests name")
+    max_loras: int = option(4, "maximum different adapters in one step; each takes device memory", minimum=1)
+    max_lora_rank: int = option(16, "maximum rank of adapters", minimum=1, maximum=256)
+    max_cpu_loras: int | None = option(
+        None, "maximum loaded adapters, which are kept in host memory (default: 4 times max_loras)", minimum=1
+    )
+    lora_modules: tuple[LoraModule, ...] = option(
+        (),
+        'adapter to load at the start, as NAME=PATH or JSON {"name": …, "path": …}; repeat for several',
+        metavar="NAME=PATH",
+        parse=LoraModule.parse,
+    )
+
     device: Device = option("auto", "device to compute on (auto: a GPU if there is one)")
     tensor_parallel_size: int = option(1, "number of tensor-parallel ranks", minimum=1)
     worker_sockets: tuple[str, ...] = option(
@@ -96,6 +110,16 @@ class EngineConfig:
                 f"worker_sockets must name one for each rank from 1, {self.tensor_parallel_size - 1} for "
                 f"tensor_parallel_size {self.tensor_parallel_size}, got {len(self.worker_sockets)}"
             )
+
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max_cpu_loras must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}")
+        if self.lora_modules and not self.enable_lora:
+            raise ValueError("lora_modules needs enable_lora")
+
+    @property
+    def max_loaded_loras(self) -> int:
+        """`max_cpu_loras`, or its default."""
+        return 4 * self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
     @property
     def model_name(self) -> str:

@@ -16,6 +16,9 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
 from proa_engine.core.kv_cache_manager import KVCacheManager
+from proa_engine.core.lora_store import LoraError, LoraStore
+from proa_engine.core.loras import Loras
+from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import ModelLimits
@@ -128,7 +131,7 @@ def load_engine(
             num_threads=min(max(available_cores() // 2, 1), 8),
             limits=grammar_queue,
         )
-    parts = assemble_engine(config, executor, folder, trace_steps, grammars)
+    parts = assemble_engine(config, executor, folder, trace_steps, grammars, make_loras(config, executor))
     gc.collect()
     gc.freeze()
     return parts
@@ -140,8 +143,9 @@ def assemble_engine(
     tokenizer_folder: Path | None,
     trace_steps: Callable[[Executor], Executor] = untraced,
     grammars: LLGuidanceGrammars | None = None,
+    loras: Loras | None = None,
 ) -> EngineParts:
-    """Build an engine on an executor that has loaded its model. `grammars` None: it refuses grammars."""
+    """Build an engine on an executor that has loaded its model. Without `grammars` or `loras` it refuses them."""
     manager = KVCacheManager(
         executor.cache_groups,
         hash_block=hash_block if config.enable_prefix_caching else None,
@@ -153,6 +157,7 @@ def assemble_engine(
         manager,
         eos_token_ids=frozenset(executor.eos_token_ids),
         grammars=grammars,
+        loras=loras,
     )
     core = EngineCore(scheduler, trace_steps(executor))
     limits = ModelLimits(
@@ -160,8 +165,25 @@ def assemble_engine(
         max_model_len=executor.max_model_len,
         max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
         grammars=grammars is not None,
+        max_loras=0 if loras is None else config.max_loras,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
+
+
+def make_loras(config: EngineConfig, store: LoraStore) -> Loras | None:
+    """The engine's adapters, those of `lora_modules` loaded; None without enable_lora.
+
+    Raises `ValueError` for an adapter that cannot be loaded.
+    """
+    if not config.enable_lora:
+        return None
+    loras = Loras(store, max_loras=config.max_loras, max_cpu_loras=config.max_loaded_loras)
+    for module in config.lora_modules:
+        try:
+            loras.load_now(LoadLora(module.name, module.path))
+        except LoraError as error:
+            raise ValueError(f"lora_modules: {error}") from error
+    return loras
 
 
 def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:

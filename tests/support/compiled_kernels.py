@@ -11,14 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.types import LoraSlot
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.kv_cache import CacheSizes
+from proa_engine.worker.lora_adapters import EMPTY_LORA
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_step, finish_step, prefill_step
 from support import shape_models as models
@@ -41,6 +44,7 @@ class Case:
         return 0 if drafts is None else drafts.num_speculative_tokens
 
 
+_LORA = {"enable_lora": True}
 _FP8_CACHE = {"kv_cache_dtype": "fp8"}
 _INVARIANT = {"batch_invariant": True}
 _NGRAM = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}
@@ -53,6 +57,7 @@ CASES = [
     Case("Llama-3.1-8B GPTQ", stored_as(models.LLAMA_8B, models.GPTQ)),
     Case("Llama-3.1-8B GPTQ out of order", stored_as(models.LLAMA_8B, models.GPTQ_OUT_OF_ORDER)),
     Case("Llama-3.1-8B n-gram of 32", models.LLAMA_8B, _MANY_DRAFTS),
+    Case("Llama-3.1-8B fp8, adapters", models.LLAMA_8B, {"quantization": "fp8"} | _LORA),
     Case("Mistral-7B", models.MISTRAL_7B),
     Case("Qwen2-0.5B", models.QWEN2_05B),
     Case("Qwen2-0.5B fp8 KV", models.QWEN2_05B, _FP8_CACHE),
@@ -60,6 +65,8 @@ CASES = [
     Case("Qwen3-0.6B", models.QWEN3_06B),
     Case("Qwen3-0.6B float16", models.QWEN3_06B, {"dtype": "float16"}),
     Case("Qwen3-0.6B float32", models.QWEN3_06B, {"dtype": "float32"}),
+    Case("Qwen3-0.6B adapters", models.QWEN3_06B, _LORA | {"max_lora_rank": 64}),
+    Case("Qwen3-0.6B adapters, invariant, n-gram", models.QWEN3_06B, _LORA | _INVARIANT | _NGRAM),
     Case("Qwen3-0.6B n-gram", models.QWEN3_06B, _NGRAM),
     Case("Qwen3-0.6B invariant", models.QWEN3_06B, _INVARIANT),
     Case("Qwen3-0.6B invariant, fp8 KV", models.QWEN3_06B, _INVARIANT | _FP8_CACHE),
@@ -88,19 +95,21 @@ def variants_of(case: Case) -> set[Variant]:
         model = str(make_shape_model(Path(folder), case.model))
         worker = MetaWorker(EngineConfig(**{"model": model, "dtype": "bfloat16"} | case.settings))
         at_start = set(record(worker.run_start))
-    odd_steps = record(lambda: run_odd_steps(worker, min(case.num_drafts, 2)))
+    loras = [None, LoraSlot(EMPTY_LORA, 1)] if case.settings.get("enable_lora") else [None]
+    odd_steps = [variant for lora in loras for variant in record(partial(run_odd_steps, worker, case, lora))]
     later = {variant.name for variant in set(odd_steps) - at_start}
     assert not later, f"{case.name}: compiled while requests wait: {later}"
     return at_start
 
 
-def run_odd_steps(worker: MetaWorker, num_drafts: int) -> None:
+def run_odd_steps(worker: MetaWorker, case: Case, lora: LoraSlot | None) -> None:
+    num_drafts = min(case.num_drafts, 2)
     runner = worker.model_runner
     groups = worker.cache_groups(CacheSizes(num_blocks=999, num_state_slots=999, max_num_seqs=999))
     masks = masks_of({0: [1, 5]}, worker.model_config.vocab_size)
     for lengths in ([1], [7], [64], [129, 1, 33, 300], [5] * 17, [4000, 777]):
         for params in (GREEDY, LIMITED, PENALIZED):
-            prefill = prefill_step(sorted(lengths), groups, params)
+            prefill = prefill_step(sorted(lengths), groups, params, lora)
             names = list(prefill.num_scheduled_tokens)
             prefill.grammar_rows = [0]
             drafted = decode_step(names[:1], min(lengths), 1 + num_drafts)

@@ -19,7 +19,7 @@ from proa_engine.core.grammar import GrammarMasks, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.engine_parts import scheduler_config
+from proa_engine.engine_parts import make_loras, scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.layers.cache_layers import StateLayer
@@ -142,6 +142,7 @@ def engine_over(
         manager,
         eos_token_ids=executor.eos_token_ids,
         grammars=grammars,
+        loras=make_loras(config, executor),
     )
     core = EngineCore(scheduler, watched)
     return Engine(core, executor, watched)

@@ -12,6 +12,7 @@ from proa_engine.kernels import (
     accept_drafts,
     decode_attention,
     decode_inputs,
+    lora_matmul,
     ngram,
     rms_norm,
     rotate_and_cache,
@@ -28,7 +29,7 @@ from proa_engine.kernels.token_bitmask import _token_bitmask_triton
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close, run_checks
-from support.kernel_cases import attention_case, mask_cases, padded_case, sampling_cases, skinny_gemm_cases
+from support.kernel_cases import attention_case, lora_cases, mask_cases, padded_case, sampling_cases, skinny_gemm_cases
 
 ATTENTION_SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16},
@@ -310,7 +311,16 @@ def check_draw_tokens(dtype: torch.dtype) -> None:
             assert torch.equal(ours, draw_tokens_reference(*arguments, has_limits=has_limits))
 
 
+def check_lora(dtype: torch.dtype) -> None:
+    for case in lora_cases(dtype):
+        ours, theirs = case.y.clone(), case.y.clone()
+        lora_matmul.add_lora(ours, case.x, case.matrices, case.tokens, batch_invariant=case.batch_invariant)
+        lora_matmul.add_lora_reference(theirs, case.x, case.matrices, case.tokens)
+        close(ours, theirs)
+
+
 CHECKS = (
+    check_lora,
     check_norms,
     check_activate_and_mul,
     check_skinny_gemm_linear,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.kernels.lora_matmul import SlotMatrices, SlotTokens, output_tiles, sort_tokens
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.skinny_gemm import unnormed_rows
 from proa_engine.layers.attention_metadata import AttentionMetadata
@@ -269,3 +270,38 @@ def skinny_gemm_cases(
         x, residual = torch.randn(2, num_rows, num_inputs, **to).to(dtype)
         norm_weight, bias = torch.randn(num_inputs, **to).to(dtype), torch.randn(outputs, **to).to(dtype)
         yield FewRowsCase(x, residual, norm_weight, weight.to(dtype), bias if has_bias else None, is_gated)
+
+
+@dataclass(frozen=True)
+class LoraCase:
+    y: torch.Tensor  # [T, outputs]
+    x: torch.Tensor  # [T, inputs]
+    matrices: SlotMatrices
+    tokens: SlotTokens
+    batch_invariant: bool
+
+
+def lora_cases(dtype: torch.dtype, device: torch.device | str = "cpu") -> Iterator[LoraCase]:
+    """Batches with tokens of no adapter, all of one, and more than one tile of a slot; slots without tokens."""
+    for slots, num_inputs, sizes, rank, batch_invariant in (
+        ([0], 24, (40,), 16, False),
+        ([-1, 2, 0, -1, 2], 700, (72, 20, 20), 16, False),
+        ([1] * 40 + [-1] * 3 + [0] * 17, 130, (64, 96), 32, True),
+        ([3, 1, 0] * 200, 40, (33,), 16, False),
+    ):
+        num_slots, num_outputs = 4, sum(sizes)
+        scales = torch.rand(num_slots, len(sizes)) + 0.5
+        scales[0, -1] = 0.0  # nothing for this segment
+        matrices = SlotMatrices(
+            torch.randn(num_slots, len(sizes) * rank, num_inputs).div(num_inputs**0.5).to(device, dtype),
+            torch.randn(num_slots, num_outputs, rank).div(rank**0.5).to(device, dtype),
+            scales.to(device),
+            output_tiles(sizes, torch.device(device)),
+        )
+        yield LoraCase(
+            torch.randn(len(slots), num_outputs).to(device, dtype),
+            torch.randn(len(slots), num_inputs).to(device, dtype),
+            matrices,
+            sort_tokens(torch.tensor(slots, device=device), num_slots),
+            batch_invariant,
+        )

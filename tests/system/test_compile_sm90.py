@@ -23,6 +23,8 @@ AMONG_THEM = {
     "fp8_block_matmul_kernel",
     "int4_matmul_kernel",
     "invariant_linear_kernel",
+    "lora_expand_kernel",
+    "lora_shrink_kernel",
     "moe_matmul_kernel",
     "moe_mxfp4_matmul_kernel",
     "prefill_attention_kernel",

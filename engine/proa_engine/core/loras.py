@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from proa.contract import EngineCoreRequest, LoadedLoras, Lora
 from proa_engine.core.lora_slots import Adapter, LoraSlots
@@ -94,6 +94,14 @@ class Loras:
         self._loading.append(operation)
         if len(self._loading) == 1:
             self._read_first(on_loaded)
+
+    def load_now(self, operation: LoadLora) -> Lora:
+        """Load an adapter before the engine starts, and wait for it. Raises `LoraError`."""
+        assert self._store is not None
+        self._num_loaded += 1
+        future = self._store.load_lora(self._num_loaded, operation.path)
+        wait([future])
+        return self._add(operation, future)
 
     def finish_load(self, digest: "Future[str]", on_loaded: Callable[["Future[str]"], None]) -> None:
         """Make the adapter that was read available, or answer why not; then begin with the next one."""

@@ -51,6 +51,9 @@ class StepOutputs:
     loras: LoadedLoras | None = None  # set when the loaded adapters have changed
 
 
+NO_LORA = -1  # instead of an adapter's slot
+
+
 class LoraSlot(NamedTuple):
     """The adapter of a request and the slot that it is applied from, which is filled before this step."""
 

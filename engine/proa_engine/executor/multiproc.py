@@ -9,12 +9,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Event
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed
+from proa_engine.core.lora_store import LoraError, LoraInvalid
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
@@ -43,6 +45,15 @@ class MultiProcExecutor(UniProcExecutor):
 
     def wake_up(self) -> None:
         self._on_all_ranks(wire.WakeUp(), lambda: UniProcExecutor.wake_up(self))
+
+    def load_lora(self, lora_id: int, path: str) -> "Future[str]":
+        """All ranks read at the same time, each from its own file system."""
+        answers = [connection.load_lora(lora_id, path) for connection in self._connections]
+        return self._lora_thread.submit(self._load_with_other_ranks, lora_id, path, answers)
+
+    def unload_lora(self, lora_id: int) -> None:
+        self._broadcast(wire.UnloadLora(lora_id))
+        super().unload_lora(lora_id)
 
     def fail(self, reason: str) -> None:
         """Also kill spawned workers: one that is stopped by SIGSTOP would not notice that this process ends."""
@@ -88,6 +99,21 @@ class MultiProcExecutor(UniProcExecutor):
         on_rank_0()
         for answer in answers:
             self._wait_for(answer)
+
+    def _load_with_other_ranks(self, lora_id: int, path: str, answers: "list[Future[str]]") -> str:
+        """Read rank 0's part and wait for the others. If one fails, none keeps the adapter."""
+        digests, errors = set[str](), list[LoraError]()
+        for digest in (partial(self._worker.load_lora, lora_id, path), *(partial(self._wait_for, a) for a in answers)):
+            try:
+                digests.add(digest())
+            except LoraError as error:
+                errors.append(error)
+        if not errors and len(digests) > 1:
+            errors.append(LoraInvalid(f"the ranks have different adapters at {path}"))
+        if errors:
+            self.unload_lora(lora_id)
+            raise errors[0]
+        return digests.pop()
 
     def _make_connections(self, config: EngineConfig) -> list[WorkerConnection]:
         if config.worker_sockets:

@@ -1,7 +1,7 @@
 """UniProcExecutor: rank 0 in the engine's process: the thread of its steps, their futures and its failure."""
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ class UniProcExecutor:
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
         self._log = log
         self._device_thread = DeviceThread("proa-device")
+        self._lora_thread = ThreadPoolExecutor(1, thread_name_prefix="proa-lora")  # starts with the first adapter
         self._lock = Lock()
         self._failed: Future[str] = Future()  # resolves to the reason
         self._pending: set[Future[ModelRunnerOutput]] = set()
@@ -120,8 +121,16 @@ class UniProcExecutor:
         """Get them back, with a KV cache of as many blocks. CUDA graphs are captured again."""
         self._call(self._worker.wake_up)
 
+    def load_lora(self, lora_id: int, path: str) -> "Future[str]":
+        """See `LoraStore`."""
+        return self._lora_thread.submit(self._worker.load_lora, lora_id, path)
+
+    def unload_lora(self, lora_id: int) -> None:
+        self._worker.unload_lora(lora_id)
+
     def shutdown(self) -> None:
         """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""
+        self._lora_thread.shutdown(wait=False, cancel_futures=True)
         if self._device_thread.close(_CLOSE_SECONDS):
             self._worker.shutdown()
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
+from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.worker import wire
 from proa_engine.worker.host import available_cores, threads_per_rank
 from proa_engine.worker.main import PARENT_VARIABLE
@@ -44,6 +45,8 @@ class WorkerConnection:
         self.ready: Future[wire.Ready] = Future()
         self.started: Future[wire.Started] = Future()
         self._done: Future[None] = Future()  # of the last `call`
+        self._lora: Future[str] = Future()  # of the last `load_lora`
+        self._sending = Lock()
         self._path = path
         self._process = process
         self._on_lost = on_lost
@@ -67,9 +70,9 @@ class WorkerConnection:
         Thread(target=self._read, args=(connection,), name=f"proa-worker-{self.rank}", daemon=True).start()
 
     def send(self, frame: bytes) -> None:
-        """Write a frame. Errors are ignored: the reader thread reports a lost worker to `on_lost`."""
+        """Write a frame, from any thread. Errors are ignored: the reader thread reports a lost worker to `on_lost`."""
         assert self._socket is not None
-        with suppress(OSError):
+        with suppress(OSError), self._sending:
             self._socket.sendall(frame)
 
     def call(self, message: wire.Sleep | wire.WakeUp) -> "Future[None]":
@@ -77,6 +80,12 @@ class WorkerConnection:
         self._done = Future()
         self.send(wire.encode(message))
         return self._done
+
+    def load_lora(self, lora_id: int, path: str) -> "Future[str]":
+        """Have the worker read an adapter; one at a time. The future gets its digest, or a `LoraError`."""
+        self._lora = Future()
+        self.send(wire.encode(wire.LoadLora(lora_id, path)))
+        return self._lora
 
     def kill(self) -> None:
         """Kill the process if the engine spawned it. Thread-safe."""
@@ -114,6 +123,11 @@ class WorkerConnection:
                         self.started.set_result(message)
                     case wire.Done():
                         self._done.set_result(None)
+                    case wire.LoraRead() if message.error:
+                        kind = LoraNotFound if message.is_missing else LoraInvalid
+                        self._lora.set_exception(kind(f"{self._name()}: {message.error}"))
+                    case wire.LoraRead():
+                        self._lora.set_result(message.digest)
                     case wire.Failed():
                         failure = f"failed: {message.reason}"
         if not self._is_closing:

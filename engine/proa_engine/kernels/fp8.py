@@ -29,6 +29,10 @@ class Fp8Form:
     group: int | None = None  # inputs that share a scale; None: the whole row
     scale: torch.Tensor | None = None  # [1] float32: the scale of all rows; None: computed from each row or group
 
+    def holds(self, num_rows: int) -> bool:
+        """Whether the input of so many rows is to be quantized before the product."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedRows:

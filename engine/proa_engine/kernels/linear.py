@@ -72,12 +72,13 @@ class Linear:
     processor, a warning is logged once when the first such weight is loaded.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, verdict: Verdict | None = None) -> None:
+        """`verdict` None: as from `find_row_policy`, which needs the process for itself."""
         self.shape = weight.shape
         self.product = make_product(weight, bias)
         self.policy, self.one_row = RowPolicy(), None
         if weight.is_cpu:
-            verdict = find_row_policy(*weight.shape, bias is not None, weight.dtype, torch.get_num_threads())
+            verdict = verdict or find_row_policy(*weight.shape, bias is not None, weight.dtype, torch.get_num_threads())
             self.policy = verdict.policy
             self.one_row = OneRow(weight) if verdict.one_row else None
 

@@ -98,7 +98,7 @@ class MergedColumnParallelLinear:
         """
         linear = self.linear
         if isinstance(form, Fp8Form):
-            return lambda x: activate_and_mul_fp8(linear(x), activation, form)
+            return lambda x: _gated_fp8(linear(x), activation, form)
         if self._gated is not None and activation == "silu":
             return self._gated
         return lambda x: activate_and_mul(linear(x), activation)
@@ -128,3 +128,9 @@ class RowParallelLinear:
     def __call__(self, x: Activation) -> torch.Tensor:
         """x [T, in_features / world_size] -> [T, out_features], on every rank."""
         return self.parallel.all_reduce(self.partial(x))
+
+
+def _gated_fp8(y: torch.Tensor, activation: ActivationName, form: Fp8Form) -> Activation:
+    if form.holds(y.shape[0]):
+        return activate_and_mul_fp8(y, activation, form)
+    return activate_and_mul(y, activation)

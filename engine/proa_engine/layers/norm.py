@@ -7,7 +7,7 @@ import torch
 from proa_engine.kernels.activation import Activation, InputForm
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
-from proa_engine.kernels.skinny_gemm import SkinnyGemm, unnormed_rows
+from proa_engine.kernels.skinny_gemm import unnormed_rows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
 
@@ -45,14 +45,14 @@ class RMSNorm:
 
         May overwrite both inputs. If the product computes the norm, the sum is valid only after the product.
         """
-        if isinstance(form, SkinnyGemm) and form.holds(x.shape[0]):
-            rows = unnormed_rows(x, residual, self.weight, self.eps)
-            return rows, rows.total
+        if form is None or not form.holds(x.shape[0]):
+            return (self(x), x) if residual is None else add_rms_norm(x, residual, self.weight, self.eps)
         if isinstance(form, Fp8Form):
             if residual is None:
                 return rms_norm_fp8(x, self.weight, self.eps, form), x
             return add_rms_norm_fp8(x, residual, self.weight, self.eps, form)
-        return (self(x), x) if residual is None else add_rms_norm(x, residual, self.weight, self.eps)
+        rows = unnormed_rows(x, residual, self.weight, self.eps)
+        return rows, rows.total
 
 
 class ShardedNorm:

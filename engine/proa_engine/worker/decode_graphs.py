@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proa_engine.core.types import NO_STATE
+from proa_engine.core.types import NO_LORA, NO_STATE
 from proa_engine.worker.staging import IntArray
 
 _SIZE_STEP = 8  # rows between capture sizes
@@ -28,24 +28,38 @@ _MAX_TOKENS = 2048
 class GraphShape:
     num_rows: int
     width: int  # tokens of a row, padding included
+    has_loras: bool = False  # whether a row may have an adapter
 
     @property
     def num_tokens(self) -> int:
         return self.num_rows * self.width
 
 
-def graph_shapes(max_num_seqs: int, max_drafts: int = 0, max_num_batched_tokens: int = _MAX_TOKENS) -> list[GraphShape]:
+def graph_shapes(
+    max_num_seqs: int,
+    max_drafts: int = 0,
+    max_num_batched_tokens: int = _MAX_TOKENS,
+    *,
+    with_loras: bool = False,
+) -> list[GraphShape]:
     """Shapes to capture, smallest first: 1, 2, 4, a multiple of 8 or `max_num_seqs` rows of one token, and of one token
     and `max_drafts` draft tokens.
 
-    Both widths, because requests that may not speculate would otherwise compute padding only.
+    Both widths, because requests that may not speculate would otherwise compute padding only. `with_loras`: each shape
+    also with adapters, as steps without them must not launch their kernels.
     """
     counts = {1, 2, 4, *range(_SIZE_STEP, max_num_seqs + 1, _SIZE_STEP), max_num_seqs}
-    shapes = {GraphShape(count, width) for count in counts if count <= max_num_seqs for width in (1, 1 + max_drafts)}
+    shapes = {
+        GraphShape(count, width, has_loras)
+        for count in counts
+        if count <= max_num_seqs
+        for width in (1, 1 + max_drafts)
+        for has_loras in {False, with_loras}
+    }
     most = min(_MAX_TOKENS, max_num_batched_tokens)
     return sorted(
         (shape for shape in shapes if shape.width == 1 or shape.num_tokens <= most),
-        key=lambda shape: (shape.num_tokens, shape.width),
+        key=lambda shape: (shape.num_tokens, shape.width, shape.has_loras),
     )
 
 
@@ -55,16 +69,20 @@ def pad_rows(
     num_tokens: IntArray | int,
     size: int,
     states: tuple[IntArray, IntArray] | None = None,
+    lora_slots: IntArray | None = None,
 ) -> IntArray:
-    """[3 * size] or, with states, [5 * size]: slots, ends and numbers of tokens, slots of the states that are read and
-    written, as `DecodeGraphs.replay` takes them. Padding has no tokens and no states."""
-    rows = np.zeros((3 if states is None else 5, size), np.int64)
+    """[columns * size]: slots, ends and numbers of tokens; with states the slots that are read and written; with
+    adapters their slots, as `DecodeGraphs.replay` takes them. Padding has no tokens, no states and no adapters."""
+    rows = np.zeros((3 + 2 * (states is not None) + (lora_slots is not None), size), np.int64)
     rows[0, : slots.size] = slots
     rows[1, : slots.size] = ends
     rows[2, : slots.size] = num_tokens
     if states is not None:
-        rows[3:] = NO_STATE
-        rows[3:, : slots.size] = states
+        rows[3:5] = NO_STATE
+        rows[3:5, : slots.size] = states
+    if lora_slots is not None:
+        rows[-1] = NO_LORA
+        rows[-1, : slots.size] = lora_slots
     return rows.reshape(-1)
 
 
@@ -79,31 +97,33 @@ class DecodeGraphs:
         self._shapes = sorted(shapes, key=lambda shape: shape.num_tokens)
         self._sizes: dict[int, list[int]] = {}  # width -> numbers of rows, ascending
         for shape in self._shapes:
-            self._sizes.setdefault(shape.width, []).append(shape.num_rows)
+            if not shape.has_loras:
+                self._sizes.setdefault(shape.width, []).append(shape.num_rows)
         most = max(shape.num_rows for shape in shapes)
-        self._num_columns = 5 if has_states else 3
-        self._rows = torch.empty(self._num_columns * most, dtype=torch.int64, device=device)
+        self._num_columns = 5 if has_states else 3  # without adapters
+        self._rows = torch.empty((self._num_columns + 1) * most, dtype=torch.int64, device=device)
         self._graphs: dict[GraphShape, tuple[Callable[[], None], Tensor]] = {}
 
-    def capture(self, decode: Callable[[Tensor, int], Tensor], capture: GraphCapture) -> None:
-        """Capture `decode` for every shape. It takes rows [3, num_rows] int64 (slots, ends, numbers of tokens), or
-        [5, num_rows] with the slots of states, and the width, and returns [num_rows * width, …].
+    def capture(self, decode: Callable[[Tensor, GraphShape], Tensor], capture: GraphCapture) -> None:
+        """Capture `decode` for every shape. It takes the columns of `pad_rows` [columns, num_rows] int64 and the shape,
+        and returns [num_rows * width, …].
 
         The largest shape comes first, so that the smaller graphs reuse its memory.
         """
         for shape in reversed(self._shapes):
-            rows = self._rows[: self._num_columns * shape.num_rows].view(self._num_columns, -1)
+            num_columns = self._num_columns + shape.has_loras
+            rows = self._rows[: num_columns * shape.num_rows].view(num_columns, -1)
             rows.zero_()  # padding of a slot that exists
-            rows[3:] = NO_STATE
-            self._graphs[shape] = capture.capture(lambda rows=rows, width=shape.width: decode(rows, width))  # type: ignore[misc]
+            rows[3:] = NO_STATE  # and no adapter
+            self._graphs[shape] = capture.capture(lambda rows=rows, shape=shape: decode(rows, shape))  # type: ignore[misc]
 
-    def shape_for(self, num_rows: int, most_tokens: int) -> GraphShape | None:
+    def shape_for(self, num_rows: int, most_tokens: int, *, has_loras: bool = False) -> GraphShape | None:
         """The smallest captured shape for `num_rows` rows of at most `most_tokens` tokens; None if there is none."""
         width = min((width for width in self._sizes if width >= most_tokens), default=None)
         if not self._graphs or width is None or num_rows > self._sizes[width][-1]:
             return None
         sizes = self._sizes[width]
-        return GraphShape(sizes[bisect_left(sizes, num_rows)], width)
+        return GraphShape(sizes[bisect_left(sizes, num_rows)], width, has_loras)
 
     def replay(self, shape: GraphShape, rows: Tensor) -> Tensor:
         """Run the graph of this shape on `rows`, as made by `pad_rows`.

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from proa_engine.core.types import CachedRequestData, NewRequestData
+from proa_engine.core.types import NO_LORA, CachedRequestData, NewRequestData
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.worker.lora_adapters import LoraAdapters, LoraFill
 from proa_engine.worker.staging import IntArray, Packer
 from proa_engine.worker.token_rules import TokenRules
 
@@ -28,6 +29,7 @@ class PackedEdits:
     tokens: list[tuple[int, int]]  # flat start in the token table, staged index
     blocks: tuple[int, int] | None  # flat positions, ids
     params: tuple[int, int] | None  # slots, rows
+    loras: Sequence[LoraFill] = ()
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class BatchEdits:
     block_ids: list[int] = field(default_factory=list)
     param_slots: list[int] = field(default_factory=list)
     param_rows: list[list[float]] = field(default_factory=list)
+    loras: list[LoraFill] = field(default_factory=list)
 
     def pack(self, packer: Packer) -> PackedEdits:
         first_array, blocks, params = len(packer), None, None
@@ -51,7 +54,7 @@ class BatchEdits:
         if self.param_slots:
             params = packer.add(np.array(self.param_slots, np.int64)), packer.add_floats(np.array(self.param_rows))
         tokens = [(start, packer.add(row)) for start, row in zip(self.token_starts, self.token_rows, strict=True)]
-        return PackedEdits(first_array, tokens, blocks, params)
+        return PackedEdits(first_array, tokens, blocks, params, self.loras)
 
 
 class InputBatch:
@@ -69,7 +72,9 @@ class InputBatch:
         max_drafts: int = 0,
         num_tables: int = 1,
         has_states: bool = False,
+        loras: LoraAdapters | None = None,
     ) -> None:
+        """`loras` None: requests must have no adapter."""
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.max_drafts = max_drafts  # draft tokens that a request may have in a step, beside its last token
@@ -90,6 +95,8 @@ class InputBatch:
         self.params = torch.zeros(max_num_seqs, columns.NUM_COLUMNS, dtype=torch.float64, device=device)
         self.has_states = has_states  # of recurrent layers
         self.state_slots = np.zeros(max_num_seqs, np.int64)  # where each request's state is
+        self.loras = loras
+        self.lora_slots = np.full(max_num_seqs, NO_LORA, np.int64)  # of each request's adapter
         self._num_blocks = [[0] * num_tables for _ in range(max_num_seqs)]
         self._eos_token_ids = eos_token_ids
         self._slots: dict[str, int] = {}
@@ -119,6 +126,10 @@ class InputBatch:
         edits.token_rows.append(np.array(request.token_ids, np.int64))
         edits.param_slots.append(slot)
         edits.param_rows.append(self._add_params(request, slot))
+        self.lora_slots[slot] = NO_LORA if request.lora is None else request.lora.slot
+        if request.lora is not None:
+            assert self.loras is not None, "the engine rejects adapters unless enable_lora is set"
+            edits.loras += self.loras.assign(request.lora)
         self._num_blocks[slot] = [0] * len(self._num_blocks[slot])
         self._append_blocks(slot, request.block_ids, edits)
 
@@ -140,6 +151,8 @@ class InputBatch:
 
     def apply(self, edits: PackedEdits, arrays: Sequence[Tensor]) -> None:
         """Write a step's edits to the device's tables. `arrays` are the step's staged arrays."""
+        for fill in edits.loras:
+            fill()
         flat = self.token_ids.view(-1)
         for start, index in edits.tokens:
             flat[start : start + arrays[index].numel()] = arrays[index]

@@ -12,6 +12,7 @@ from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, num_parameters
+from proa_engine.worker.lora_adapters import LoraAdapters
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker_spans import WorkerTracer
@@ -29,6 +30,7 @@ def make_model_runner(
     cache_dtype: torch.dtype,
     device: torch.device,
     shapes: list[GraphShape],
+    loras: LoraAdapters | None = None,
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
     """Allocate the KV cache, the input batch and what the configuration needs beside them."""
@@ -45,6 +47,7 @@ def make_model_runner(
         max_drafts=config.num_speculative_tokens,
         num_tables=1 + len(plan.windows),
         has_states=plan.state_bytes > 0,
+        loras=loras,
     )
     return ModelRunner(
         model,

@@ -14,7 +14,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.state_rows import StateRows
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture
+from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
@@ -159,6 +159,8 @@ class ModelRunner:
         input_ids = batch.token_ids.view(-1).index_select(0, arrays[rows.token_positions]).long()
         blocks = batch.block_tables.flatten(1).index_select(1, arrays[rows.block_positions]).long()
         num_blocks = -(-rows.max_seq_len // batch.block_size)
+        if batch.loras is not None:
+            batch.loras.use(None if rows.lora_slots is None else arrays[rows.lora_slots])
         block_tables = batch.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
         slot_mappings = blocks * batch.block_size + arrays[rows.block_offsets]
         metadata = AttentionMetadata(
@@ -170,16 +172,17 @@ class ModelRunner:
         )
         return self._model(input_ids, arrays[rows.positions], self.caches, metadata)
 
-    def _decode(self, rows: Tensor, width: int) -> Tensor:
-        """Hidden states [rows * width, hidden_size] of decodes only, from rows [3, rows] int64: slots, ends and numbers
-        of tokens; with states [5, rows], the slots that are read and written. With drafts rows are moved to their true
-        ends and get draft tokens.
+    def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
+        """Hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows` [columns, rows].
+        With drafts rows are moved to their true ends and get draft tokens.
 
         Can be captured: reads fixed memory and does not synchronize with the host.
         """
         if self._drafter is not None:
             self._drafter.propose(rows)
-        batch, num_rows = self._batch, rows.shape[1]
+        batch, num_rows, width = self._batch, rows.shape[1], shape.width
+        if batch.loras is not None:
+            batch.loras.use(rows[-1].repeat_interleave(width) if shape.has_loras else None)
         inputs = decode_inputs(rows[:3], batch.token_ids, batch.block_tables, batch.block_size, width)
         starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
         metadata = AttentionMetadata(

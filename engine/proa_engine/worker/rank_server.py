@@ -8,11 +8,13 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import NoReturn
 
+from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.distributed import Rendezvous
@@ -30,6 +32,8 @@ class RankServer:
         self._log = log
         self._inbox: SimpleQueue[wire.ToWorker] = SimpleQueue()
         self._is_started = False
+        self._sending = Lock()
+        self._lora_thread = ThreadPoolExecutor(1, thread_name_prefix="proa-lora")  # starts with the first adapter
 
     def serve(self) -> int:
         """Run steps until Shutdown; returns the exit code. If the engine is lost, the process exits instead."""
@@ -70,6 +74,10 @@ class RankServer:
                 case wire.WakeUp():
                     worker.wake_up()
                     self._send(wire.Done())
+                case wire.LoadLora():
+                    self._lora_thread.submit(self._load_lora, worker, message)
+                case wire.UnloadLora():
+                    worker.unload_lora(message.lora_id)
                 case _:
                     raise AssertionError(message)
 
@@ -78,6 +86,14 @@ class RankServer:
         if inputs is not None:
             runner.execute_model(inputs)
             runner.sample_tokens()
+
+    def _load_lora(self, worker: Worker, message: wire.LoadLora) -> None:
+        try:
+            self._send(wire.LoraRead(worker.load_lora(message.lora_id, message.path)))
+        except LoraError as error:
+            self._send(wire.LoraRead(error=str(error), is_missing=isinstance(error, LoraNotFound)))
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _read(self) -> None:
         reader = wire.worker_reader(self._connection)
@@ -97,4 +113,5 @@ class RankServer:
         os._exit(_FAILED)
 
     def _send(self, message: wire.ToEngine) -> None:
-        self._connection.sendall(wire.encode(message))
+        with self._sending:
+            self._connection.sendall(wire.encode(message))

@@ -38,6 +38,7 @@ class TokenRows:
     query_start_loc: int  # [rows + 1]
     seq_lens: int  # [rows]
     states: StateInputs | None
+    lora_slots: int | None  # -1: none; None: no token has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,20 @@ def build_step_inputs(
     sampled_rows = np.flatnonzero(is_sampled)
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
     num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
-    shape = _graph_shape(counts, num_planned, graphs) if prompt_logprobs is None else None
+    lora_slots = _lora_slots(rows, batch)
+    shape = None
+    if prompt_logprobs is None:
+        shape = _graph_shape(counts, num_planned, graphs, has_loras=lora_slots is not None)
     segments = cut_into_segments(rows, scheduler_output.states, batch) if batch.has_states else None
     token_rows: TokenRows | DecodeRows
     if shape is None:
-        token_rows = _token_rows(rows, counts, segments, batch, packer)
+        token_rows = _token_rows(rows, counts, segments, lora_slots, batch, packer)
     else:
         rows = replace(rows, query_start_loc=np.arange(0, (counts.size + 1) * shape.width, shape.width))
         states = None if segments is None else (segments.read, segments.write)
-        token_rows = DecodeRows(shape, packer.add(pad_rows(rows.slots, rows.ends, counts, shape.num_rows, states)))
+        token_rows = DecodeRows(
+            shape, packer.add(pad_rows(rows.slots, rows.ends, counts, shape.num_rows, states, lora_slots))
+        )
     drafts, samples = None, last_samples(rows, sampled_rows)
     if num_planned is not None:
         moves = token_moves(rows, counts, num_planned, packer) if shape is None else None
@@ -114,16 +120,31 @@ def build_step_inputs(
     return inputs
 
 
-def _graph_shape(counts: IntArray, num_planned: IntArray | None, graphs: DecodeGraphs | None) -> GraphShape | None:
+def _lora_slots(rows: Rows, batch: InputBatch) -> IntArray | None:
+    """The slots of the rows' adapters, [rows]; None if no row has one."""
+    if batch.loras is None:
+        return None
+    slots = batch.lora_slots[rows.slots]
+    return slots if slots.max() >= 0 else None
+
+
+def _graph_shape(
+    counts: IntArray, num_planned: IntArray | None, graphs: DecodeGraphs | None, *, has_loras: bool
+) -> GraphShape | None:
     """The shape of the graph for a step; None if not all rows are decodes, or if none was captured for that many."""
     num_drafts = 0 if num_planned is None else num_planned.sum()
     if graphs is None or counts.size + num_drafts != counts.sum():
         return None
-    return graphs.shape_for(counts.size, int(counts.max()))
+    return graphs.shape_for(counts.size, int(counts.max()), has_loras=has_loras)
 
 
 def _token_rows(
-    rows: Rows, counts: IntArray, segments: Segments | None, batch: InputBatch, packer: Packer
+    rows: Rows,
+    counts: IntArray,
+    segments: Segments | None,
+    lora_slots: IntArray | None,
+    batch: InputBatch,
+    packer: Packer,
 ) -> TokenRows:
     positions = np.arange(rows.query_start_loc[-1]) - np.repeat(rows.query_start_loc[:-1] - rows.starts, counts)
     token_slots = np.repeat(rows.slots, counts)
@@ -138,6 +159,7 @@ def _token_rows(
         query_start_loc=packer.add(rows.query_start_loc),
         seq_lens=packer.add(rows.ends),
         states=None if segments is None else segments.pack(packer),
+        lora_slots=None if lora_slots is None else packer.add(np.repeat(lora_slots, counts)),
     )
 
 

@@ -12,7 +12,14 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.types import NO_STATE, CachedRequestData, NewRequestData, SchedulerOutput, StateSteps
+from proa_engine.core.types import (
+    NO_STATE,
+    CachedRequestData,
+    LoraSlot,
+    NewRequestData,
+    SchedulerOutput,
+    StateSteps,
+)
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.worker import token_rules
@@ -33,8 +40,16 @@ class WarmUp:
     """Runs made-up steps on a runner with this KV cache."""
 
     def __init__(
-        self, runner: ModelRunner, config: EngineConfig, *, vocab_size: int, max_model_len: int, groups: CacheGroups
+        self,
+        runner: ModelRunner,
+        config: EngineConfig,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        groups: CacheGroups,
+        lora: LoraSlot | None = None,
     ) -> None:
+        """`lora`: the adapter of all requests."""
         self._runner = runner
         self._device = runner.device
         self._max_model_len = max_model_len
@@ -44,6 +59,7 @@ class WarmUp:
         self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
         self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
         self._groups = groups
+        self._lora = lora
 
     def run(self) -> float:
         """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget.
@@ -135,7 +151,7 @@ class WarmUp:
         return [rest] * (rest > 0) + [longest] * count
 
     def _prefill_step(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
-        return prefill_step(lengths, self._groups, params)
+        return prefill_step(lengths, self._groups, params, self._lora)
 
     def _run(self, scheduler_output: SchedulerOutput, masks: GrammarMasks | None = None) -> float:
         """Run one step and wait for the device; returns seconds."""
@@ -149,7 +165,9 @@ class WarmUp:
         return time.monotonic() - started
 
 
-def prefill_step(lengths: Sequence[int], groups: CacheGroups, params: SamplingParams = GREEDY) -> SchedulerOutput:
+def prefill_step(
+    lengths: Sequence[int], groups: CacheGroups, params: SamplingParams = GREEDY, lora: LoraSlot | None = None
+) -> SchedulerOutput:
     """A step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
 
     All share the same blocks, some more than once: what they write is never read.
@@ -163,6 +181,7 @@ def prefill_step(lengths: Sequence[int], groups: CacheGroups, params: SamplingPa
             num_computed_tokens=0,
             block_ids=[_blocks(length + 1, groups) for _ in tables],
             sampling_params=params,
+            lora=lora,
         )
         for index, length in enumerate(lengths)
     ]

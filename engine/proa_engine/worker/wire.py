@@ -1,8 +1,8 @@
 """Messages between the engine and the worker process of another rank: length-prefixed msgpack over a socket.
 
-The engine sends Init, Start, a Step for each step, Sleep and WakeUp, and Shutdown. The worker answers Init with Ready,
-Start with Started, Sleep and WakeUp with Done, and sends Failed at any time before it exits. Either side treats the end
-of the stream as the other's death.
+The engine sends Init, Start, a Step for each step, Sleep and WakeUp, LoadLora and UnloadLora, and Shutdown. The worker
+answers Init with Ready, Start with Started, Sleep and WakeUp with Done, LoadLora with LoraRead, beside steps, and sends
+Failed at any time before it exits. Either side treats the end of the stream as the other's death.
 """
 
 import socket
@@ -60,6 +60,27 @@ class WakeUp(msgspec.Struct, tag=True, frozen=True):
     """Get the KV cache and weights back."""
 
 
+class LoadLora(msgspec.Struct, tag=True, frozen=True):
+    """Read an adapter, of this path in the worker's file system, while steps go on."""
+
+    lora_id: int
+    path: str
+
+
+class LoraRead(msgspec.Struct, tag=True, frozen=True):
+    """LoadLora is done, or has failed: `error` is a sentence, empty if it has not."""
+
+    digest: str = ""
+    error: str = ""
+    is_missing: bool = False  # it failed because there is no adapter
+
+
+class UnloadLora(msgspec.Struct, tag=True, frozen=True):
+    """Free an adapter's memory, if it is loaded."""
+
+    lora_id: int
+
+
 class Done(msgspec.Struct, tag=True, frozen=True):
     """Sleep or WakeUp is done."""
 
@@ -74,8 +95,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToWorker = Init | Start | Step | Sleep | WakeUp | Shutdown
-ToEngine = Ready | Started | Done | Failed
+ToWorker = Init | Start | Step | Sleep | WakeUp | LoadLora | UnloadLora | Shutdown
+ToEngine = Ready | Started | Done | LoraRead | Failed
 
 
 def encode(message: ToWorker | ToEngine) -> bytes:

@@ -11,7 +11,9 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.speculation import check_speculation
+from proa_engine.core.types import LoraSlot
 from proa_engine.kernels.variants import on_compilation
+from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
@@ -24,6 +26,7 @@ from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, Gra
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
+from proa_engine.worker.lora_adapters import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import WarmUp
@@ -51,6 +54,7 @@ class Worker:
         self._at_exit = ExitStack()
         self._model: CausalLM | None = None  # None until loaded, and while it sleeps at level 2
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
+        self._loras: LoraAdapters | None = None  # None until the model is loaded, and without enable_lora
         self._plan: CachePlan
         self._sizes: CacheSizes  # since the start
         self._dtype: torch.dtype
@@ -119,7 +123,8 @@ class Worker:
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
         self._runner = self._make_model_runner(sizes, self._graph_shapes())
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
-        self.longest_step_seconds = self._warm_up(self.model_runner, sizes).run()
+        warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
+        self.longest_step_seconds = max(warm_up.run() for warm_up in warm_ups)
         self._log(f"warmed up in {time.monotonic() - started:.1f} s")
         self._capture_graphs()
         if self.device.type == "cuda":
@@ -154,6 +159,21 @@ class Worker:
         self._capture_graphs()
         self._log(f"woke up in {time.monotonic() - started:.1f} s")
 
+    def load_lora(self, lora_id: int, path: str) -> str:
+        """Read this rank's part of an adapter into host memory, and return the digest of the whole.
+
+        May run on any thread, one call at a time. Raises `LoraNotFound` or `LoraInvalid`.
+        """
+        assert self._loras is not None, "the core loads no adapters without enable_lora"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # page-locked memory belongs to a device's context
+        return self._loras.load(lora_id, path)
+
+    def unload_lora(self, lora_id: int) -> None:
+        """Free an adapter's host memory, if it is loaded. No later step may fill a slot with it."""
+        assert self._loras is not None
+        self._loras.unload(lora_id)
+
     def shutdown(self) -> None:
         self._tracer.shutdown()
         self._at_exit.close()
@@ -164,9 +184,27 @@ class Worker:
         self._runner = None
 
     def _load_weights(self) -> CausalLM:
+        if not self._config.enable_lora:
+            return self._load_model(self.model_config)
+        products = LoraProducts(
+            self._config.max_loras,
+            self._config.max_lora_rank,
+            self._dtype,
+            self.device,
+            batch_invariant=self._config.batch_invariant,
+        )
+        method = LoraMethod(self.model_config.linear_method, products)
+        model = self._load_model(replace(self.model_config, linear_method=method))
+        if self._loras is None:
+            self._loras = LoraAdapters(products)
+        else:
+            self._loras.move_to(products)
+        return model
+
+    def _load_model(self, model_config: ModelConfig) -> CausalLM:
         return load_model(
             self._folder,
-            self.model_config,
+            model_config,
             dtype=self._dtype,
             device=self.device,
             parallel=self._parallel,
@@ -194,16 +232,22 @@ class Worker:
             cache_dtype=self._cache_dtype,
             device=self.device,
             shapes=shapes,
+            loras=self._loras,
             tracer=self._tracer,
         )
 
-    def _warm_up(self, runner: ModelRunner, sizes: CacheSizes) -> WarmUp:
+    def _warm_up_loras(self) -> list[LoraSlot | None]:
+        """The adapters of warm-up requests: none, and, where there may be some, one that adds nothing."""
+        return [None] if self._loras is None else [None, LoraSlot(EMPTY_LORA, 0)]
+
+    def _warm_up(self, runner: ModelRunner, sizes: CacheSizes, lora: LoraSlot | None) -> WarmUp:
         return WarmUp(
             runner,
             self._config,
             vocab_size=self.model_config.vocab_size,
             max_model_len=self.max_model_len,
             groups=self.cache_groups(sizes),
+            lora=lora,
         )
 
     def _resolve_device(self) -> torch.device:
@@ -214,7 +258,12 @@ class Worker:
         config = self._config
         if self.device.type == "cpu" or config.enforce_eager:
             return []
-        return graph_shapes(config.max_num_seqs, config.num_speculative_tokens, config.max_num_batched_tokens)
+        return graph_shapes(
+            config.max_num_seqs,
+            config.num_speculative_tokens,
+            config.max_num_batched_tokens,
+            with_loras=config.enable_lora,
+        )
 
     def _graph_capture(self) -> GraphCapture:
         return CudaGraphCapture()
@@ -236,7 +285,7 @@ class Worker:
         smallest = CacheSizes(num_blocks=1, num_state_slots=2, max_num_seqs=self._config.max_num_seqs)
         runner = self._make_model_runner(smallest, shapes[-2:])
         usage = measure_memory(
-            self._warm_up(runner, smallest).run_largest,
+            self._warm_up(runner, smallest, self._warm_up_loras()[-1]).run_largest,
             runner.capture_graphs if shapes else None,
             num_graphs=len(shapes),
             utilization=self._config.gpu_memory_utilization,

@@ -54,7 +54,7 @@ def test_a_batch_takes_the_next_size_once_graphs_are_captured() -> None:
 
 def test_rows_with_drafts_take_the_width_that_all_of_them_fit_into() -> None:
     graphs = DecodeGraphs(graph_shapes(4, 3, max_num_batched_tokens=8), CPU)
-    graphs.capture(lambda rows, width: rows[1].repeat(width), FakeCapture())
+    graphs.capture(lambda rows, shape: rows[1].repeat(shape.width), FakeCapture())
     assert graphs.shape_for(2, 1) == GraphShape(2, 1)
     assert graphs.shape_for(1, 2) == graphs.shape_for(1, 4) == GraphShape(1, 4)
     assert graphs.shape_for(3, 4) is None, "more tokens than the budget"

@@ -26,7 +26,7 @@ def make_batch() -> tuple[InputBatch, DecodeGraphs]:
         max_num_seqs=MAX_RUNNING, max_model_len=256, block_size=4, vocab_size=300, eos_token_ids=[2], device=device
     )
     graphs = DecodeGraphs(graph_shapes(MAX_RUNNING), device)
-    graphs.capture(lambda rows, width: torch.zeros(rows.shape[1] * width), FakeCapture())
+    graphs.capture(lambda rows, shape: torch.zeros(rows.shape[1] * shape.width), FakeCapture())
     return batch, graphs
 
 

@@ -1,0 +1,150 @@
+"""Adapters in linear layers: `LoraMethod` adds them to every product that it loads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from proa_engine.kernels.activation import Activation, InputForm
+from proa_engine.kernels.fp8 import Fp8Form
+from proa_engine.kernels.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
+from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.silu_and_mul import silu_and_mul
+from proa_engine.kernels.skinny_gemm import SkinnyGemm
+from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSegment:
+    """Neighbouring outputs of a product that belong to one module of the model."""
+
+    module: str  # from `layers.` on
+    out_features: int  # of the module, before sharding
+    in_features: int
+    rows: tuple[Slice, ...]  # of B that this rank needs, one after the other; empty: all
+    columns: Slice | None  # of A that this rank needs; None: all
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.length for part in self.rows) if self.rows else self.out_features
+
+
+@dataclass(frozen=True, slots=True)
+class LoraProducts:
+    """The products of a model that adapters can be applied to, in the order in which they were loaded.
+
+    `tokens` is what their adapters are applied to in the present step.
+    """
+
+    num_slots: int
+    max_rank: int
+    dtype: torch.dtype
+    device: torch.device
+    batch_invariant: bool = False
+    tokens: TokenSlots = field(default_factory=TokenSlots)
+    segments: list[tuple[LoraSegment, ...]] = field(default_factory=list)
+    adapters: list[SlotAdapters] = field(default_factory=list)  # beside `segments`
+
+    def add(self, projections: Sequence[Projection]) -> SlotAdapters:
+        segments = _segments(projections)
+        shape = LoraShape(
+            self.num_slots,
+            self.max_rank,
+            projections[0].local_shape[1],
+            tuple(segment.num_outputs for segment in segments),
+        )
+        adapters = make_slot_adapters(shape, self.dtype, self.device, batch_invariant=self.batch_invariant)
+        self.segments.append(segments)
+        self.adapters.append(adapters)
+        return adapters
+
+
+@dataclass(frozen=True, slots=True)
+class LoraMethod:
+    """`inner`, with adapters for linear layers. Experts and matrices that are not multiplied as such have none."""
+
+    inner: LinearMethod
+    products: LoraProducts
+
+    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
+        loaded, tokens = self.inner.load(projections, bias), self.products.tokens
+        product = LoraLinear(loaded, self.products.add(projections), tokens)
+        gated = None if loaded.gated is None else product.gated
+        return LoadedLinear(product, _form_without_lora(loaded.input_form, tokens), gated)
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        return self.inner.take_matrix(projection)
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        return self.inner.load_experts(gate_up, down)
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
+        return self.inner.load_stacked_experts(experts, activation)
+
+
+class LoraLinear:
+    """A product and its adapters. Where no token has one, the product is called as without adapters."""
+
+    def __init__(self, loaded: LoadedLinear, adapters: SlotAdapters, tokens: TokenSlots) -> None:
+        self.product = loaded.product
+        self.gated_product = loaded.gated
+        self.adapters = adapters
+        self.tokens = tokens
+
+    def __call__(self, x: Activation) -> torch.Tensor:
+        """x [T, in_features] -> [T, out_features]"""
+        y = self.product(x)
+        if not self.tokens.are_empty:
+            assert isinstance(x, torch.Tensor)
+            self.adapters.add(y, x, self.tokens)
+        return y
+
+    def gated(self, x: Activation) -> torch.Tensor:
+        """x [T, in_features] -> silu(gate) * up, [T, out_features / 2]"""
+        if self.tokens.are_empty:
+            assert self.gated_product is not None
+            return self.gated_product(x)
+        return silu_and_mul(self(x))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SkinnyGemmWithoutLora(SkinnyGemm):
+    tokens: TokenSlots = field(default_factory=TokenSlots)
+
+    def holds(self, num_rows: int) -> bool:
+        return self.tokens.are_empty and 0 < num_rows <= self.max_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fp8FormWithoutLora(Fp8Form):
+    tokens: TokenSlots = field(default_factory=TokenSlots)
+
+    def holds(self, num_rows: int) -> bool:
+        return self.tokens.are_empty
+
+
+def _form_without_lora(form: InputForm | None, tokens: TokenSlots) -> InputForm | None:
+    """`form` in steps where no token has an adapter; else the plain tensor, which adapters need."""
+    if isinstance(form, SkinnyGemm):
+        return _SkinnyGemmWithoutLora(form.max_rows, tokens)
+    if isinstance(form, Fp8Form):
+        return _Fp8FormWithoutLora(form.group, form.scale, tokens)
+    return None
+
+
+def _segments(projections: Sequence[Projection]) -> tuple[LoraSegment, ...]:
+    """Of a product, one after the other; neighbours of one module are one."""
+    segments: list[LoraSegment] = []
+    for projection in projections:
+        module, part = module_name(projection.weights.prefix), projection.part
+        rows, columns = ((part,), None) if part.dim == 0 else ((), part)
+        if segments and segments[-1].module == module:
+            rows = (*segments.pop().rows, *rows)
+        segments.append(LoraSegment(module, projection.out_features, projection.in_features, rows, columns))
+    return tuple(segments)
+
+
+def module_name(prefix: str) -> str:
+    """A module's name from `layers.` on: what is before it depends on the checkpoint and on who wrote it."""
+    start = prefix.find("layers.")
+    return prefix[max(start, 0) :]

@@ -1,0 +1,135 @@
+"""Read a LoRA adapter as `peft` saves it: adapter_config.json and adapter_model.safetensors."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
+from proa_engine.kernels.lora import SegmentMatrices
+from proa_engine.layers.lora import LoraSegment, module_name
+from proa_engine.layers.weights import Slice
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_HASHED_BYTES = 1 << 20
+
+# Fields that change what is computed, and the values with which they do not.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "alpha_pattern": (None, {}),
+    "use_qalora": (False, None),
+}
+
+
+def digest(folder: Path) -> str:
+    """The SHA-256, in hexadecimal, over the bytes of the two files. Raises `LoraNotFound`."""
+    state = hashlib.sha256()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        try:
+            with (folder / name).open("rb") as file:
+                while chunk := file.read(_HASHED_BYTES):
+                    state.update(chunk)
+        except FileNotFoundError as error:
+            raise LoraNotFound(f"there is no adapter at {folder}: {name} is missing") from error
+        except OSError as error:
+            raise LoraNotFound(f"the adapter at {folder} cannot be read: {error}") from error
+    return state.hexdigest()
+
+
+class LoraCheckpoint:
+    """An open adapter. Its matrices are read when they are asked for, and only the part that a rank needs.
+
+    Raises `LoraInvalid` for what the engine does not support, and for matrices that do not fit the model.
+    """
+
+    def __init__(self, folder: Path, weights: Any, max_rank: int) -> None:
+        config = _read_config(folder)
+        self._folder = folder
+        self._weights = weights  # as from `safe_open`
+        self._alpha = float(config.get("lora_alpha") or 0)
+        self._is_rank_stabilized = bool(config.get("use_rslora"))
+        self._max_rank = max_rank
+        self._names: dict[str, dict[str, str]] = {}  # module -> "A" and "B" -> the tensor's name
+        for name in list(weights.keys()):
+            module, matrix = _parse(name, folder)
+            self._names.setdefault(module, {})[matrix] = name
+
+    @property
+    def modules(self) -> set[str]:
+        """Names of the modules with matrices, as `module_name` gives them."""
+        return set(self._names)
+
+    def read(self, segment: LoraSegment) -> SegmentMatrices | None:
+        """This rank's part of a module's matrices; None if the adapter has none for it."""
+        names = self._names.get(segment.module)
+        if names is None:
+            return None
+        if names.keys() != {"A", "B"}:
+            raise LoraInvalid(f"the adapter at {self._folder} has only one of lora_A and lora_B of {segment.module}")
+        rank = self._weights.get_slice(names["A"]).get_shape()[0]
+        if rank > self._max_rank:
+            raise LoraInvalid(
+                f"the adapter at {self._folder} has rank {rank}; the most is {self._max_rank} (--max-lora-rank)"
+            )
+        a = self._take(names["A"], (rank, segment.in_features), [segment.columns] if segment.columns else [])
+        b = self._take(names["B"], (segment.out_features, rank), segment.rows)
+        scale = self._alpha / (rank**0.5 if self._is_rank_stabilized else rank)
+        return SegmentMatrices(a, b, scale)
+
+    def _take(self, name: str, shape: tuple[int, int], parts: Sequence[Slice]) -> torch.Tensor:
+        """The tensor, or its `parts`, one after the other."""
+        view = self._weights.get_slice(name)
+        if tuple(view.get_shape()) != shape:
+            raise LoraInvalid(
+                f"{name} of the adapter at {self._folder} has shape {view.get_shape()}, not {list(shape)}"
+            )
+        ranges = [(part.dim, slice(part.start, part.start + part.length)) for part in parts]
+        taken = [view[chosen] if dim == 0 else view[:, chosen] for dim, chosen in ranges] or [view[:]]
+        return torch.cat(taken) if len(taken) > 1 else taken[0]
+
+
+@contextmanager
+def open_lora(folder: Path, max_rank: int) -> Iterator[LoraCheckpoint]:
+    """Raises `LoraInvalid` if the files are not an adapter's, or not one that the engine supports."""
+    try:
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as weights:
+            yield LoraCheckpoint(folder, weights, max_rank)
+    except SafetensorError as error:
+        raise LoraInvalid(f"{folder / WEIGHTS_FILE} is not a readable safetensors file: {error}") from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+    except ValueError as error:
+        raise LoraInvalid(f"{folder / CONFIG_FILE} is not JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise LoraInvalid(f"{folder / CONFIG_FILE} has no peft_type LORA")
+    for name, neutral in _NEUTRAL.items():
+        if config.get(name) not in neutral:
+            raise LoraInvalid(f"adapters with {name} {config[name]} are not supported ({folder})")
+    return config
+
+
+def _parse(name: str, folder: Path) -> tuple[str, str]:
+    """The module, and A or B, of a tensor's name."""
+    for matrix in ("A", "B"):
+        suffix = f".lora_{matrix}.weight"
+        if name.endswith(suffix):
+            return module_name(name.removesuffix(suffix).removeprefix("base_model.model.")), matrix
+    raise LoraInvalid(
+        f"{name} of the adapter at {folder} is not supported; supported: lora_A and lora_B of linear layers"
+    )

@@ -1,0 +1,73 @@
+"""LoraAdapters: this rank's loaded adapters in host memory, and the slots of the device that they are copied into."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from proa_engine.core.lora_store import LoraInvalid
+from proa_engine.core.types import LoraSlot
+from proa_engine.layers.lora import LoraProducts
+from proa_engine.models.lora_checkpoint import digest, open_lora
+
+EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
+Prepared = list[object]  # by product
+LoraFill = Callable[[], None]  # device work that puts an adapter into a slot
+
+
+class LoraAdapters:
+    """`load` may run on any thread, one call at a time; the other methods belong to the thread that builds steps.
+
+    `EMPTY_LORA` is always loaded.
+    """
+
+    def __init__(self, products: LoraProducts) -> None:
+        self._products = products
+        self._loaded: dict[int, Prepared] = {EMPTY_LORA: [None] * len(products.adapters)}
+        self._held: dict[int, int] = {}  # by slot: the adapter that steps built from now on find in it
+
+    def load(self, lora_id: int, path: str) -> str:
+        """Read an adapter and return its digest. Raises `LoraNotFound` or `LoraInvalid`."""
+        folder, segments = Path(path), self._products.segments
+        content = digest(folder)
+        with open_lora(folder, self._products.max_rank) as checkpoint:
+            known = {segment.module for product in segments for segment in product}
+            if unknown := sorted(checkpoint.modules - known):
+                raise LoraInvalid(
+                    f"the adapter at {folder} has matrices for {', '.join(unknown[:5])}"
+                    f"{' and others' if len(unknown) > 5 else ''}, to which this model cannot apply adapters"
+                )
+            self._loaded[lora_id] = [
+                adapters.prepare([checkpoint.read(segment) for segment in product])
+                for adapters, product in zip(self._products.adapters, segments, strict=True)
+            ]
+        return content
+
+    def unload(self, lora_id: int) -> None:
+        """Free an adapter's memory, if it is loaded."""
+        self._loaded.pop(lora_id, None)
+
+    def assign(self, lora: LoraSlot) -> list[LoraFill]:
+        """What must be done on the device before the next step; nothing if the slot has that adapter."""
+        if self._held.get(lora.slot) == lora.lora_id:
+            return []
+        self._held[lora.slot] = lora.lora_id
+        return [partial(_fill, self._products, lora.slot, self._loaded[lora.lora_id])]
+
+    def use(self, slots: torch.Tensor | None) -> None:
+        """Set the slots [T] int64 of the tokens that the model computes next, -1: none. None: no token has one."""
+        if slots is None:
+            self._products.tokens.clear()
+        else:
+            self._products.tokens.set(slots, self._products.num_slots)
+
+    def move_to(self, products: LoraProducts) -> None:
+        """Continue with the empty slots of the same model, loaded again."""
+        self._products = products
+        self._held.clear()
+
+
+def _fill(products: LoraProducts, slot: int, prepared: Prepared) -> None:
+    for adapters, each in zip(products.adapters, prepared, strict=True):
+        adapters.fill(slot, each)
