@@ -428,7 +428,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             return service_pb2.Rejected(handle=handle, code=8, message="the waiting queue is full", retryable=True)
         num_prompt_tokens = len(request.prompt_token_ids) // 4
         room = self.info.max_model_len - num_prompt_tokens
-        if not num_prompt_tokens or room < 1:
+        if not num_prompt_tokens or room < (0 if request.HasField("pooling_params") else 1):
             return service_pb2.Rejected(handle=handle, code=3, message=f"a prompt of {num_prompt_tokens} tokens")
         if request.HasField("pooling_params"):
             if request.pooling_params.task not in self.info.pooling_tasks:

@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import signal
 
-from support.fake_engine import FakeEngine, say
+from proa.engine.v1 import core_pb2
+from support.fake_engine import EMBEDDING_SIZE, FakeEngine, say
 
 
 async def serve(arguments: argparse.Namespace) -> None:
@@ -18,6 +19,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         step_delay=arguments.step_delay,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
+        pooling_tasks=arguments.pooling_tasks,
+        embedding_size=arguments.embedding_size,
     )
     await engine.start(arguments.port)
     await stopped.wait()
@@ -32,6 +35,8 @@ def main() -> None:
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--pooling-tasks", nargs="*", default=[], type=core_pb2.PoolingTask.Value)
+    parser.add_argument("--embedding-size", type=int, default=EMBEDDING_SIZE)
     asyncio.run(serve(parser.parse_args()))
 
 

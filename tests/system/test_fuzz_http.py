@@ -24,8 +24,17 @@ from support.processes import fake_engine_process, gateway_process
 DOCUMENT = create_app(GatewayConfig(engines=("engine:1",))).openapi()
 ROUTES = sorted(path for path, methods in DOCUMENT["paths"].items() if "requestBody" in methods.get("post", ()))
 CHAT = "/v1/chat/completions"
-TEXT_FIELDS = {"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"}
+TEXT_FIELDS = {
+    **{"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"},
+    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "input"),
+    **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
+}
 """The field that has the text; `messages` on other routes."""
+QUERIES: dict[str, dict[str, Any]] = {
+    **{route: {"queries": "Hi"} for route in ("/score", "/v1/score")},
+    **{route: {"query": "Hi"} for route in ("/rerank", "/v1/rerank", "/v2/rerank")},
+}
+POOLING = ("--pooling-tasks", *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY")))
 ANYTHING: SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
@@ -54,8 +63,9 @@ def bodies(route: str) -> SearchStrategy[Any]:
     """The text and up to three other fields of the route, with any values."""
     schema = DOCUMENT["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
     name = TEXT_FIELDS.get(route, "messages")
+    fixed = {"max_tokens": 5} if name == "messages" else QUERIES.get(route, {})
     return st.builds(
-        lambda base, changes: {"max_tokens": 5, **base, **changes} if name == "messages" else {**base, **changes},
+        lambda base, changes: {**fixed, **base, **changes},
         st.fixed_dictionaries({name: (MESSAGES if name == "messages" else st.just("Hi")) | ANYTHING}),
         st.dictionaries(st.sampled_from([*sorted(set(fields_of(schema))), "unknown"]), ANYTHING, max_size=3),
     )
@@ -110,7 +120,10 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    with fake_engine_process("--text", "Some words.") as (_, engine), gateway_process(engine) as (process, port):
+    with (
+        fake_engine_process("--text", "Some words.", *POOLING) as (_, engine),
+        gateway_process(engine) as (process, port),
+    ):
         target = Target(process, port)
         yield target
         assert target.client.get("/health").status_code == 200

@@ -168,6 +168,10 @@ class GatewayConfig:
     max_stored_response_bytes: int = option(
         256 * 1024 * 1024, "limit of their size in bytes, with their input", minimum=0
     )
+    max_pooling_inputs: int = option(
+        2048, "limit of the texts in one request for embeddings, classes or scores; beyond it 400", minimum=1
+    )
+    max_pooling_tokens: int = option(1_048_576, "limit of their tokens; beyond it 400", minimum=1)
     max_choices: int = option(128, "limit of prompts times n in one request", internal=True)
     access_log: bool = option(False, "write a line of JSON to standard output for each request")
     root_path: str = option(

@@ -31,6 +31,7 @@ from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.extra_fields import ExtraFields
 from proa_gateway.openai.message_format import MessageFormats
 from proa_gateway.openai.serving import Serving
+from proa_gateway.pooling.serving import PoolingServing
 from proa_gateway.response_store import ResponseStore
 from proa_gateway.routing.router import Router
 
@@ -49,6 +50,7 @@ class Gateway:
     metrics: GatewayMetrics
     admission: AdmissionControl
     serving: Serving
+    pooling: PoolingServing
     api_keys: ApiKeyStore
     config: GatewayConfig
     conversation_settings: ConversationSettings
@@ -120,6 +122,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 metrics=metrics,
                 admission=admission,
                 serving=serving,
+                pooling=PoolingServing(config, admission=admission, pool=pool, tracer=tracer, metrics=metrics),
                 api_keys=api_keys,
                 config=config,
                 responses=ResponseStore(

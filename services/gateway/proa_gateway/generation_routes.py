@@ -24,8 +24,7 @@ def generate(handler: EndpointHandler, request: Request) -> Response:
 def generation(handler: EndpointHandler, request: Request) -> Callable[[ResponseWriter], Coroutine[Any, Any, None]]:
     """Writes the handler's response. Raises `UnsupportedField`."""
     gateway, state, body = gateway_of(request), request.state, handler.request
-    if body.request_id is not None and "x-request-id" not in request.headers:
-        state.request_id = body.request_id
+    use_request_id(request, body.request_id)
     state.response_headers += gateway.extra_fields.check(handler.extra_fields, handler.refused)
     return partial(
         gateway.serving.respond,
@@ -34,11 +33,17 @@ def generation(handler: EndpointHandler, request: Request) -> Callable[[Response
         state.request_id,
         request.headers,
         state.response_headers,
-        partial(_on_trace, state),
+        partial(on_trace, state),
     )
 
 
-def _on_trace(state: State, trace_id: str) -> None:
+def use_request_id(request: Request, request_id: str | None) -> None:
+    """Use the id in the request's body, unless it has none or a header has another one."""
+    if request_id is not None and "x-request-id" not in request.headers:
+        request.state.request_id = request_id
+
+
+def on_trace(state: State, trace_id: str) -> None:
     """Name the trace in the response and in the access log."""
     state.trace_id = trace_id
     state.response_headers.append((TRACE_ID_HEADER, trace_id.encode()))

@@ -22,6 +22,7 @@ from proa_gateway.openai.response_schema import (
 )
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
+from proa_gateway.pooling_routes import pooling_router
 from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
@@ -30,6 +31,7 @@ router.include_router(tokenizer_router)
 router.include_router(messages_router)
 router.include_router(responses_router)
 router.include_router(generate_router)
+router.include_router(pooling_router)
 public_router = APIRouter()  # routes that need no API key
 INVOCATION = {
     "content": {

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from proa.text import Vocabulary
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
+_TEXT_OVERHEAD = 40  # characters that take as long as encoding no text
 MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
 # The sampling parameters whose defaults a model's generation_config.json may set.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -69,6 +70,12 @@ class Tokenizer:
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    async def work_on(self, texts: Iterable[str], function: Callable[[tokenizers.Tokenizer], T]) -> T:
+        """Call the function, which encodes these texts, on another thread if they are long."""
+        if sum(len(text) + _TEXT_OVERHEAD for text in texts) <= MAX_INLINE_CHARACTERS:
+            return function(self._tokenizer)
+        return await self._in_thread(lambda: function(self._tokenizer))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """`decode`, on another thread if there are many tokens."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from proa.contract import EngineCoreRequest, Grammar, ModelInfo, SamplingParams
+from proa.contract import EngineCoreRequest, Grammar, ModelInfo, PoolingParams, PoolingTask, SamplingParams
 from proa_gateway.engines.attempts import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
@@ -143,3 +143,15 @@ def test_engines_without_grammars_are_incompatible_with_a_request_that_has_one()
     assert RequestAttempts(request, RoutingHints()).incompatible(engines) == ["without"]
     plain = replace(request, sampling_params=SamplingParams())
     assert RequestAttempts(plain, RoutingHints()).incompatible(engines) == []
+
+
+def test_engines_without_the_pooling_task_are_incompatible_with_a_request_that_has_it() -> None:
+    embeds = engine("embeds", pooling_tasks=(PoolingTask.EMBED,), pooling_only=True)
+    engines = [engine("generates"), embeds, engine("classifies", pooling_tasks=(PoolingTask.CLASSIFY,))]
+    params = PoolingParams(task=PoolingTask.EMBED)
+    request = EngineCoreRequest(
+        request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams(), pooling_params=params
+    )
+    assert RequestAttempts(request, RoutingHints()).incompatible(engines) == ["generates", "classifies"]
+    plain = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams())
+    assert RequestAttempts(plain, RoutingHints()).incompatible(engines) == ["embeds"]

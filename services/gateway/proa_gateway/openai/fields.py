@@ -25,7 +25,8 @@ Unsupported = Annotated[Any, _reject_unless(None, False, [], {}, ""), Field(desc
 """A field that is rejected with any value that would change the output."""
 
 
-def _text(value: str) -> str:
+def check_text(value: str) -> str:
+    """Raises `PydanticCustomError` for what tokenizers do not accept."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -39,7 +40,7 @@ def _texts(value: object) -> object:
     while rest:
         entry = rest.pop()
         if isinstance(entry, str):
-            _text(entry)
+            check_text(entry)
         elif isinstance(entry, dict):
             rest += entry.keys()
             rest += entry.values()
@@ -48,7 +49,7 @@ def _texts(value: object) -> object:
     return value
 
 
-Text = Annotated[str, AfterValidator(_text)]
+Text = Annotated[str, AfterValidator(check_text)]
 """A string that tokenizers accept: without the lone surrogates that JSON's escapes allow."""
 TemplateValue = Annotated[Any, AfterValidator(_texts)]
 """A JSON value that a chat template may write into the prompt."""
@@ -94,8 +95,8 @@ def _prompts(value: object) -> list[str | list[int]]:
 
 def _prompt(value: object) -> str | list[int]:
     if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, list) and value and all(type(entry) is int for entry in value):
+        return check_text(value)
+    if isinstance(value, list) and set(map(type, value)) == {int}:
         return value
     raise PydanticCustomError("invalid_type", "must be a string, a list of strings or lists of token ids")
 
@@ -121,7 +122,7 @@ def _content(value: object) -> str | list[dict[str, Any]] | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return _text(value)
+        return check_text(value)
     if not isinstance(value, list):
         raise PydanticCustomError("invalid_type", "must be a string or a list of content parts")
     return [_text_part(part) for part in value]

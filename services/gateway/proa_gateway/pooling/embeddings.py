@@ -1,0 +1,111 @@
+"""EmbeddingHandler and PoolingEndpointHandler: responses that have the model's values as they are."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar
+
+import orjson
+
+from proa.contract import ModelInfo, PoolingParams, PoolingTask
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.openai.conversation_handler import ConversationSettings
+from proa_gateway.openai.refused_fields import Refused
+from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooling.handler import Envelope
+from proa_gateway.pooling.inputs import PooledInput, check_task, read_inputs
+from proa_gateway.pooling.protocol import EmbeddingRequest, PoolingRequest
+from proa_gateway.pooling.refused import REFUSED_IN_EMBEDDINGS
+from proa_gateway.pooling.values import base64_text, float_rows, render_all
+
+_TASKS = {
+    "token_embed": PoolingTask.TOKEN_EMBED,
+    "embed": PoolingTask.EMBED,
+    "classify": PoolingTask.CLASSIFY,
+}
+
+
+class EmbeddingHandler:
+    """The `PoolingHandler` of `/v1/embeddings`."""
+
+    route: ClassVar[str] = "/v1/embeddings"
+    operation: ClassVar[str] = "embeddings"
+    id_prefix: ClassVar[str] = "embd-"
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_EMBEDDINGS
+
+    _object: ClassVar[str] = "embedding"
+    _field: ClassVar[str] = "embedding"
+
+    def __init__(self, request: EmbeddingRequest, settings: ConversationSettings) -> None:
+        self._request = request
+        self._settings = settings
+        self._has_rows = False
+
+    @property
+    def request(self) -> EmbeddingRequest:
+        return self._request
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._request.input or (None,))
+
+    @property
+    def input_param(self) -> str:
+        return "messages" if self._request.input is None else "input"
+
+    async def inputs(self, model: ServedModel) -> list[PooledInput]:
+        task = self._task(model.info)
+        check_task(task, model.info)
+        self._has_rows = task is PoolingTask.TOKEN_EMBED
+        params = PoolingParams(
+            task=task, dimensions=self._dimensions(task, model.info), use_activation=self._request.activation
+        )
+        return [PooledInput(ids, params) for ids in await read_inputs(self._request, model, self._settings)]
+
+    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
+        request = self._request
+        if request.encoding_format == "base64":
+            render = partial(base64_text, big_endian=request.endianness == "big")
+        else:
+            render = partial(float_rows, as_matrix=self._has_rows)
+        data = await render_all(outputs, self._head, render)
+        fields = {"id": envelope.id, "object": "list", "created": envelope.created, "model": envelope.model}
+        usage = orjson.dumps(envelope.usage.to_dict())
+        return orjson.dumps(fields)[:-1] + b',"data":' + data + b',"usage":' + usage + b"}"
+
+    def _task(self, info: ModelInfo) -> PoolingTask:
+        return PoolingTask.EMBED
+
+    def _dimensions(self, task: PoolingTask, info: ModelInfo) -> int | None:
+        dimensions = self._request.dimensions
+        if dimensions is None:
+            return None
+        if task is PoolingTask.CLASSIFY:
+            raise InvalidRequest("dimensions is only for embeddings.", param="dimensions")
+        if dimensions > info.embedding_size:
+            message = f"dimensions must not be above the model's {info.embedding_size}, got {dimensions}."
+            raise InvalidRequest(message, param="dimensions")
+        return dimensions
+
+    def _head(self, index: int) -> bytes:
+        return b'{"index":%d,"object":"%s","%s":' % (index, self._object.encode(), self._field.encode())
+
+
+class PoolingEndpointHandler(EmbeddingHandler):
+    """The `PoolingHandler` of `/pooling`."""
+
+    route: ClassVar[str] = "/pooling"
+    operation: ClassVar[str] = "pooling"
+    id_prefix: ClassVar[str] = "pool-"
+
+    _object: ClassVar[str] = "pooling"
+    _field: ClassVar[str] = "data"
+
+    def __init__(self, request: PoolingRequest, settings: ConversationSettings) -> None:
+        super().__init__(request, settings)
+        self._task_name = request.task
+
+    def _task(self, info: ModelInfo) -> PoolingTask:
+        if self._task_name is not None:
+            return _TASKS[self._task_name]
+        return next((task for task in _TASKS.values() if task in info.pooling_tasks), PoolingTask.EMBED)

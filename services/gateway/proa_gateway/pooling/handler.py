@@ -1,0 +1,52 @@
+"""PoolingHandler: what differs between pooling endpoints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.openai.envelope import Usage
+from proa_gateway.openai.refused_fields import Refused
+from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooling.inputs import PooledInput
+from proa_gateway.pooling.protocol import PoolingFields
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is around the results. `created`: Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+
+
+class PoolingHandler(Protocol):
+    """One request to one endpoint. The methods are in the order of their calls."""
+
+    route: ClassVar[str]
+    operation: ClassVar[str]  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
+    id_prefix: ClassVar[str]  # of the response's id
+    refused: ClassVar[Mapping[str, Refused]]  # the fields that the request's class does not have
+
+    @property
+    def request(self) -> PoolingFields: ...
+
+    @property
+    def num_inputs(self) -> int:
+        """At least as many as engine requests."""
+        ...
+
+    @property
+    def input_param(self) -> str:
+        """Request field that errors about the inputs name."""
+        ...
+
+    async def inputs(self, model: ServedModel) -> Sequence[PooledInput]:
+        """The engine requests. Raises `InvalidRequest`."""
+        ...
+
+    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
+        """The response. `outputs`: of the inputs, in their order. Raises `GenerationFailed`."""
+        ...

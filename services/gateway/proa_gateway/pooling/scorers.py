@@ -1,0 +1,165 @@
+"""Scorers: how a model judges a pair of texts.
+
+A cross-encoder reads both texts in one prompt and has one value for it. A bi-encoder has an embedding of each text; the
+score is their cosine. A generative reranker is asked whether the document fits; the score is the probability of "yes".
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from operator import mul
+from typing import Protocol
+
+from proa.contract import PoolingParams, PoolingTask
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import GenerationFailed, UnsupportedTask
+from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooling.encoding import Limit, encode_pairs, encode_texts, first_tokens
+from proa_gateway.pooling.inputs import PooledInput, has, limit_of
+from proa_gateway.pooling.protocol import ScoringFields
+from proa_gateway.pooling.values import TURN_VALUES, numbers
+from proa_gateway.pooling.yes_no_prompt import answers_yes_or_no, encode_prompts
+
+Pairs = Sequence[tuple[str, str]]
+
+
+class Scorer(Protocol):
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        """The engine requests for the scores of the texts. `first` has one text, or as many as `second`."""
+        ...
+
+    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]: ...
+
+
+def choose_scorer(model: ServedModel, request: ScoringFields) -> Scorer:
+    """Raises `UnsupportedTask` for a model that cannot judge pairs."""
+    info, limit = model.info, limit_of(request, model.info)
+    has_class = PoolingTask.CLASSIFY in info.pooling_tasks and len(info.labels) <= 1
+    if answers_yes_or_no(model):
+        if has_class:
+            return PromptedCrossEncoder(model, request, limit)
+        if PoolingTask.TOKEN_LOGPROBS in info.pooling_tasks:
+            return YesNoReranker(model, request, limit)
+    if has_class:
+        return CrossEncoder(model, request, limit)
+    if PoolingTask.EMBED in info.pooling_tasks:
+        return BiEncoder(model, limit)
+    message = f"The model {info.model_name!r} has no scores of pairs: that needs one class, or embeddings; {has(info)}."
+    raise UnsupportedTask(message, param="model")
+
+
+async def shortened(texts: list[str], num_tokens: int | None, model: ServedModel) -> list[str]:
+    if not num_tokens:
+        return texts
+    return await model.tokenizer.work_on(texts, lambda tokenizer: first_tokens(tokenizer, texts, num_tokens))
+
+
+def paired(first: Sequence[str], second: Sequence[str]) -> Pairs:
+    return list(zip(first if len(first) == len(second) else [first[0]] * len(second), second, strict=True))
+
+
+class CrossEncoder:
+    def __init__(self, model: ServedModel, request: ScoringFields, limit: Limit) -> None:
+        self._tokenizer = model.tokenizer
+        self._request = request
+        self._limit = limit
+
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        pairs = paired(first, second)
+        encoded = await self._tokenizer.work_on(
+            [*first, *second], lambda tokenizer: encode_pairs(tokenizer, pairs, self._limit)
+        )
+        return [PooledInput(each.token_ids, self._params(each.second_start)) for each in encoded]
+
+    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]:
+        return [_single(numbers(output.values)) for output in outputs]
+
+    def _params(self, second_start: int | None) -> PoolingParams:
+        return PoolingParams(
+            task=PoolingTask.CLASSIFY,
+            use_activation=self._request.use_activation,
+            second_segment_start=second_start,
+        )
+
+
+class PromptedCrossEncoder(CrossEncoder):
+    """A generative reranker that was converted to a model with one class."""
+
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        pairs, instruction = paired(first, second), self._request.task_instruction
+        encoded = await self._tokenizer.work_on(
+            [*first, *second], lambda tokenizer: encode_prompts(tokenizer, pairs, instruction, self._limit)
+        )
+        return [PooledInput(token_ids, self._params(None)) for token_ids in encoded]
+
+
+class YesNoReranker:
+    def __init__(self, model: ServedModel, request: ScoringFields, limit: Limit) -> None:
+        self._tokenizer = model.tokenizer
+        self._request = request
+        self._limit = limit
+        self._score_token_ids = tuple(map(self._token_id, ("no", "yes")))
+
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        pairs, instruction = paired(first, second), self._request.task_instruction
+        params = PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=self._score_token_ids)
+        encoded = await self._tokenizer.work_on(
+            [*first, *second], lambda tokenizer: encode_prompts(tokenizer, pairs, instruction, self._limit)
+        )
+        return [PooledInput(token_ids, params) for token_ids in encoded]
+
+    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]:
+        differences = []
+        for output in outputs:
+            no, yes = numbers(output.values)
+            differences.append(yes - no)
+        if self._request.use_activation is False:
+            return differences
+        return [_sigmoid(each) for each in differences]  # the softmax of two
+
+    def _token_id(self, word: str) -> int:
+        token_ids = self._tokenizer.encode_now(word, add_special_tokens=False)
+        if len(token_ids) != 1:
+            raise UnsupportedTask(f"The model's vocabulary has no token for {word!r}.", param="model")
+        return token_ids[0]
+
+
+class BiEncoder:
+    def __init__(self, model: ServedModel, limit: Limit) -> None:
+        self._tokenizer = model.tokenizer
+        self._limit = limit
+        self._num_first = 0
+
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        texts = [*first, *second]
+        self._num_first = len(first)
+        params = PoolingParams(task=PoolingTask.EMBED, use_activation=True)  # of length 1
+        encoded = await self._tokenizer.work_on(
+            texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
+        )
+        return [PooledInput(token_ids, params) for token_ids in encoded]
+
+    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]:
+        first, second = outputs[: self._num_first], outputs[self._num_first :]
+        query = numbers(first[0].values)
+        turn = max(1, TURN_VALUES // len(query))
+        scores = []
+        for index, output in enumerate(second):
+            if len(first) > 1:
+                query = numbers(first[index].values)
+            scores.append(sum(map(mul, query, numbers(output.values))))
+            if index % turn == turn - 1:
+                await asyncio.sleep(0)
+        return scores
+
+
+def _single(values: list[float]) -> float:
+    if len(values) != 1:
+        raise GenerationFailed(f"the model has {len(values)} values for a pair, not one")
+    return values[0]
+
+
+def _sigmoid(value: float) -> float:
+    if value >= 0:
+        return 1 / (1 + math.exp(-value))
+    return math.exp(value) / (1 + math.exp(value))

@@ -1,0 +1,97 @@
+"""ScoreHandler and RerankHandler: scores of pairs of texts, in their order or sorted."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import orjson
+
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.openai.refused_fields import Refused
+from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooling.handler import Envelope
+from proa_gateway.pooling.inputs import PooledInput
+from proa_gateway.pooling.protocol import RerankRequest, ScoreRequest, ScoringFields
+from proa_gateway.pooling.refused import REFUSED_IN_SCORES
+from proa_gateway.pooling.scorers import Scorer, choose_scorer, shortened
+
+
+class _ScoringHandler(ABC):
+    id_prefix: ClassVar[str] = "score-"
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_SCORES
+
+    def __init__(self, request: ScoringFields, first: list[str], second: list[str]) -> None:
+        self._request = request
+        self._first = first
+        self._second = second
+        self._scorer: Scorer | None = None
+
+    @property
+    def request(self) -> ScoringFields:
+        return self._request
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._first) + len(self._second)
+
+    async def inputs(self, model: ServedModel) -> list[PooledInput]:
+        self._scorer = choose_scorer(model, self._request)
+        first = await shortened(self._first, self._request.max_tokens_per_query, model)
+        second = await shortened(self._second, self._request.max_tokens_per_doc, model)
+        return await self._scorer.inputs(first, second)
+
+    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
+        assert self._scorer is not None  # `inputs` was called
+        return orjson.dumps(self._response(await self._scorer.scores(outputs), envelope))
+
+    @abstractmethod
+    def _response(self, scores: list[float], envelope: Envelope) -> dict[str, Any]: ...
+
+
+class ScoreHandler(_ScoringHandler):
+    """The `PoolingHandler` of `/score`."""
+
+    route: ClassVar[str] = "/score"
+    operation: ClassVar[str] = "score"
+
+    def __init__(self, request: ScoreRequest) -> None:
+        super().__init__(request, *request.sides)
+        self.input_param = request.side_names[1]
+
+    def _response(self, scores: list[float], envelope: Envelope) -> dict[str, Any]:
+        return {
+            "id": envelope.id,
+            "object": "list",
+            "created": envelope.created,
+            "model": envelope.model,
+            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+            "usage": envelope.usage.to_dict(),
+        }
+
+
+class RerankHandler(_ScoringHandler):
+    """The `PoolingHandler` of `/rerank`: the documents with the highest scores first."""
+
+    route: ClassVar[str] = "/rerank"
+    operation: ClassVar[str] = "rerank"
+    input_param = "documents"
+
+    def __init__(self, request: RerankRequest) -> None:
+        super().__init__(request, [request.query], request.documents)
+        self._num_results = request.top_n or len(request.documents)
+        self._has_documents = request.return_documents is not False
+
+    def _response(self, scores: list[float], envelope: Envelope) -> dict[str, Any]:
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+        num_tokens = envelope.usage.prompt_tokens
+        return {
+            "id": envelope.id,
+            "model": envelope.model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": num_tokens}},
+            "results": [self._result(index, scores[index]) for index in order[: self._num_results]],
+        }
+
+    def _result(self, index: int, score: float) -> dict[str, Any]:
+        document = {"document": {"text": self._second[index], "multi_modal": None}} if self._has_documents else {}
+        return {"index": index, **document, "relevance_score": score}

@@ -1,0 +1,160 @@
+"""PoolingServing: one pooling request from its parsed body to its response."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from proa.contract import EngineCoreRequest, PoolingTask, SamplingParams
+from proa_gateway.admission.auth import Caller
+from proa_gateway.admission.control import AdmissionControl
+from proa_gateway.config import GatewayConfig
+from proa_gateway.engines.deadlines import request_timeout
+from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.pool import EnginePool
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.observability.metrics import GatewayMetrics
+from proa_gateway.observability.telemetry import GatewayTracer
+from proa_gateway.openai.envelope import Prompt
+from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooling.context import PoolingContext
+from proa_gateway.pooling.handler import Envelope, PoolingHandler
+from proa_gateway.pooling.inputs import PooledInput, check_inputs
+from proa_gateway.routing.hints import RoutingHints
+from proa_gateway.streaming import ResponseWriter
+
+MAX_RUNNING = 256
+"""Engine requests of one HTTP request at the same time: those of others need not wait behind thousands of inputs."""
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+"""Values of one response, as float32. Numbers in JSON take five times as much."""
+
+
+class PoolingServing:
+    """Serves all pooling requests of a gateway."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        admission: AdmissionControl,
+        pool: EnginePool,
+        tracer: GatewayTracer,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._config = config
+        self._admission = admission
+        self._pool = pool
+        self._tracer = tracer
+        self._metrics = metrics
+
+    async def respond(
+        self,
+        handler: PoolingHandler,
+        caller: Caller,
+        request_id: str,
+        headers: Mapping[str, str],
+        on_trace: Callable[[str], None],
+        writer: ResponseWriter,
+    ) -> None:
+        """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it.
+
+        `on_trace` is called with the trace's id, if there is one, before the response starts.
+        """
+        trace = self._tracer.start_request(headers, handler.route, caller.name)
+        if trace.trace_id:
+            on_trace(trace.trace_id)
+        request = handler.request
+        context = PoolingContext(
+            handler=handler,
+            caller=caller,
+            trace=trace,
+            id=handler.id_prefix + request_id,
+            session_id=headers.get("x-session-id") or request.session_id or request.user,
+            num_prompts=min(handler.num_inputs, MAX_RUNNING),
+        )
+        with context.observed(self._metrics, slow_reader=self._config.deadlines.slow_reader):
+            context.time_limit = request_timeout(headers, self._config.deadlines.request)
+            outputs = await self._compute(context)
+            assert context.model is not None
+            envelope = Envelope(context.id, int(context.created), context.model.name, context.usage)
+            await writer.send_json(await handler.body(outputs, envelope))
+            self._metrics.observe_request(handler.route, context.status, context.error_type)
+
+    async def _compute(self, context: PoolingContext) -> Sequence[PooledOutput]:
+        handler, limit = context.handler, self._config.max_pooling_inputs
+        if handler.num_inputs > limit:
+            message = f"{handler.num_inputs} inputs are above the limit of {limit} in one request."
+            raise InvalidRequest(message, param=handler.input_param)
+        with self._admission.admit(context, context.num_prompts) as guard:
+            context.model = model = await guard.find_model()
+            context.trace.set_request(operation=handler.operation, model=model.name)
+            with context.trace.span("tokenize"):
+                inputs = await handler.inputs(model)
+            check_inputs(inputs, model.info, handler.input_param)
+            context.prompts = [Prompt(each.token_ids) for each in inputs]
+            num_tokens = self._count_tokens(context, inputs, model)
+            with context.trace.span("admission"):
+                await guard.wait_for_capacity(model.name, num_tokens, 0)
+            context.generation = generation = Generation(
+                self._pool,
+                model.name,
+                trace=context.trace,
+                metrics=self._metrics,
+                deadlines=self._config.deadlines,
+                seconds=context.seconds_left,
+            )
+            try:
+                return await self._run(context, generation, inputs)
+            finally:
+                generation.close()
+
+    def _count_tokens(self, context: PoolingContext, inputs: Sequence[PooledInput], model: ServedModel) -> int:
+        """The tokens of all inputs. Raises `InvalidRequest` if they, or the values of the response, are too many."""
+        handler, limit = context.handler, self._config.max_pooling_tokens
+        num_tokens = sum(len(each.token_ids) for each in inputs)
+        if num_tokens > limit:
+            message = f"{num_tokens} tokens are above the limit of {limit} in one request."
+            raise InvalidRequest(message, param=handler.input_param)
+        num_bytes = 4 * sum(_num_values(each, model) for each in inputs)
+        if num_bytes > MAX_RESULT_BYTES:
+            message = f"The values take {num_bytes} bytes; the limit of one response is {MAX_RESULT_BYTES}."
+            raise InvalidRequest(message, param=handler.input_param)
+        return num_tokens
+
+    async def _run(
+        self, context: PoolingContext, generation: Generation, inputs: Sequence[PooledInput]
+    ) -> list[PooledOutput]:
+        """Return the outputs in the order of their inputs. Raises the error of the first that failed."""
+        hints = RoutingHints(session_id=context.session_id)
+        suffix = secrets.token_hex(4)  # clients choose ids, and engines refuse one that is in use
+        outputs: list[PooledOutput] = []
+        while True:
+            end = len(outputs) + MAX_RUNNING - generation.num_running
+            for each in inputs[len(outputs) : end]:
+                id = f"{context.id}-{suffix}-{len(outputs)}"
+                outputs.append(generation.add_pooled(_engine_request(id, each, context), hints))
+            generation.start()
+            if generation.finished:
+                return outputs
+            await generation.wait()
+
+
+def _num_values(each: PooledInput, model: ServedModel) -> int:
+    match each.params.task:
+        case PoolingTask.CLASSIFY:
+            return max(1, len(model.info.labels))
+        case PoolingTask.TOKEN_LOGPROBS:
+            return len(each.params.score_token_ids)
+    num_rows = len(each.token_ids) if each.params.task is PoolingTask.TOKEN_EMBED else 1
+    return num_rows * (each.params.dimensions or model.info.embedding_size)
+
+
+def _engine_request(id: str, each: PooledInput, context: PoolingContext) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=id,
+        prompt_token_ids=each.token_ids,
+        sampling_params=SamplingParams(),
+        pooling_params=each.params,
+        priority=context.priority,
+        cache_salt=context.handler.request.cache_salt or "",
+        arrival_time=context.created,
+    )

@@ -1,0 +1,285 @@
+"""Embeddings and classes with an engine that computes values from its prompts without a model."""
+
+import asyncio
+import json
+from array import array
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from time import perf_counter
+from typing import Any
+
+import jsonschema
+import pytest
+from openai import BadRequestError
+
+from proa.engine.v1 import core_pb2
+from proa_gateway.pooling.serving import MAX_RUNNING
+from support.fake_engine import LABELS, FakeEngine, pool, prompt_ids
+from support.gateway import RunningGateway, chat_body, running_gateway, until
+from support.tokenizers import byte_level_tokenizer
+
+EMBED, TOKEN_EMBED = core_pb2.POOLING_TASK_EMBED, core_pb2.POOLING_TASK_TOKEN_EMBED
+CLASSIFY = core_pb2.POOLING_TASK_CLASSIFY
+ALL = (EMBED, TOKEN_EMBED, CLASSIFY)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(pooling_tasks=ALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(engine) as gateway:
+        yield gateway
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = byte_level_tokenizer().encode(text).ids
+    return ids
+
+
+def values_of(token_ids: list[int], task: Any = EMBED, **params: Any) -> list[list[float]]:
+    """What the engine computes, in its precision."""
+    request = core_pb2.EngineCoreRequest(prompt_token_ids=array("I", token_ids).tobytes())
+    request.pooling_params.CopyFrom(core_pb2.PoolingParams(task=task, **params))
+    return [array("f", row).tolist() for row in pool(request)]
+
+
+async def post(gateway: RunningGateway, path: str = "/v1/embeddings", **fields: Any) -> Any:
+    response = await gateway.http.post(path, json=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_openais_client_gets_the_values_in_both_encodings(gateway: RunningGateway) -> None:
+    (expected,) = values_of(ids_of("Hi there"))
+    for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        answer = await gateway.openai.embeddings.create(model="fake", input="Hi there", **options)  # type: ignore[arg-type]
+        embedding: Any = answer.data[0].embedding
+        if isinstance(embedding, str):
+            embedding = array("f", b64decode(embedding)).tolist()
+        assert embedding == expected
+        assert (answer.object, answer.model, answer.data[0].index) == ("list", "fake", 0)
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == len(ids_of("Hi there"))
+
+
+async def test_every_form_of_input_gives_the_same_embeddings(gateway: RunningGateway) -> None:
+    texts = ["one two", "three", "The quick brown fox"]
+    ids = [ids_of(text) for text in texts]
+    expected = [values_of(each)[0] for each in ids]
+    for batch in (texts, ids):
+        answer = await gateway.openai.embeddings.create(model="fake", input=batch)
+        assert [each.embedding for each in answer.data] == expected
+        assert [each.index for each in answer.data] == [0, 1, 2]
+    for single in (texts[2], ids[2]):
+        answer = await gateway.openai.embeddings.create(model="fake", input=single)
+        assert [each.embedding for each in answer.data] == expected[2:]
+
+
+async def test_the_fields_of_an_embedding_reach_the_engine(gateway: RunningGateway, engine: FakeEngine) -> None:
+    body = await post(gateway, input="Hi", dimensions=4, use_activation=False, priority=3, cache_salt="s")
+    assert body["data"][0]["embedding"] == values_of(ids_of("Hi"), dimensions=4, use_activation=False)[0]
+    (request,) = engine.requests
+    assert (request.priority, request.cache_salt, len(request.resumed_token_ids)) == (3, "s", 0)
+    await post(gateway, input="Hi", normalize=False)
+    assert engine.requests[-1].pooling_params.use_activation is False
+
+
+async def test_bytes_of_base64_are_in_the_order_that_is_asked_for(gateway: RunningGateway) -> None:
+    little, big = [
+        b64decode((await post(gateway, input="Hi", encoding_format="base64", endianness=each))["data"][0]["embedding"])
+        for each in ("little", "big")
+    ]
+    assert [little[start : start + 4] for start in range(0, 32, 4)] == [
+        big[start : start + 4][::-1] for start in range(0, 32, 4)
+    ]
+
+
+async def test_inputs_are_truncated_on_demand(gateway: RunningGateway, engine: FakeEngine) -> None:
+    ids = ids_of("The quick brown fox jumps over the lazy dog.")
+    for side, kept in (("right", ids[:3]), ("left", ids[-3:])):
+        for value in ("The quick brown fox jumps over the lazy dog.", ids):
+            await post(gateway, input=value, truncate_prompt_tokens=3, truncation_side=side)
+            assert prompt_ids(engine.requests[-1]) == kept
+    body = await post(gateway, input=[7] * 5000, truncate_prompt_tokens=-1)
+    assert body["usage"]["prompt_tokens"] == 4096
+
+
+async def test_a_chat_is_embedded_as_its_template_writes_it(gateway: RunningGateway, engine: FakeEngine) -> None:
+    for opens in (False, True):
+        await post(gateway, **chat_body("Hi"), add_generation_prompt=opens)
+        text = byte_level_tokenizer().decode(prompt_ids(engine.requests[-1]))
+        assert text == "user: Hi\n" + "assistant: " * opens
+
+
+async def test_pooling_has_the_values_of_every_task(gateway: RunningGateway) -> None:
+    ids = ids_of("Hi there")
+    expected: Any
+    for task, expected in (
+        ("embed", values_of(ids)[0]),
+        ("token_embed", values_of(ids, TOKEN_EMBED)),
+        ("classify", values_of(ids, CLASSIFY)[0]),
+    ):
+        body = await post(gateway, "/pooling", input="Hi there", task=task)
+        assert body["data"] == [{"index": 0, "object": "pooling", "data": expected}]
+        encoded = await post(gateway, "/pooling", input="Hi there", task=task, encoding_format="base64")
+        flat = [value for row in expected for value in row] if task == "token_embed" else expected
+        assert array("f", b64decode(encoded["data"][0]["data"])).tolist() == flat
+
+
+async def test_classes_have_a_label_and_probabilities(gateway: RunningGateway, engine: FakeEngine) -> None:
+    body = await post(gateway, "/classify", input=["Hi", [3]], use_activation=False)
+    assert engine.requests[-1].pooling_params.use_activation is False
+    for index, ids in enumerate((ids_of("Hi"), [3])):
+        (values,) = values_of(ids, CLASSIFY)
+        label = LABELS[values.index(max(values))]
+        assert body["data"][index] == {"index": index, "label": label, "probs": values, "num_classes": 3}
+
+
+async def test_many_inputs_run_some_at_a_time_and_keep_their_order(gateway: RunningGateway, engine: FakeEngine) -> None:
+    engine.info.max_num_seqs = 10**6
+    inputs = [[1 + index % 300, 1 + index // 300] for index in range(2 * MAX_RUNNING + 9)]
+    most, step = 0, engine.step
+
+    async def count_and_step() -> None:
+        nonlocal most
+        most = max(most, engine.num_unfinished)
+        await step()
+
+    engine.step = count_and_step  # type: ignore[method-assign]
+    body = await post(gateway, input=inputs)
+    assert [each["embedding"] for each in body["data"]] == [values_of(ids)[0] for ids in inputs]
+    assert 0 < most <= MAX_RUNNING
+
+
+async def test_a_disconnect_aborts_all_inputs(gateway: RunningGateway, engine: FakeEngine) -> None:
+    engine.step_delay = None
+    request = asyncio.create_task(post(gateway, input=[[1], [2], [3]]))
+    await engine.until(lambda it: it.num_unfinished == 3)
+    request.cancel()
+    await engine.until(lambda it: it.num_unfinished == 0)
+    assert len(engine.aborted) == 3
+
+
+async def test_a_failed_input_fails_the_call_and_aborts_the_others(gateway: RunningGateway, engine: FakeEngine) -> None:
+    engine.pool = lambda request: [] if prompt_ids(request) == [2] else pool(request)
+    engine.info.max_num_seqs = 2
+    response = await gateway.http.post("/v1/embeddings", json={"input": [[1], [2], *[[3]] * 50]})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "generation_failed")
+    await engine.until(lambda it: it.num_unfinished == 0)
+
+
+async def test_values_that_are_not_finite_are_an_error(gateway: RunningGateway, engine: FakeEngine) -> None:
+    engine.pool = lambda request: [[1.0, float("nan")]]
+    response = await gateway.http.post("/v1/embeddings", json={"input": "Hi"})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "generation_failed")
+
+
+async def test_inputs_of_a_lost_engine_are_computed_by_another() -> None:
+    first, second = FakeEngine(pooling_tasks=ALL, step_delay=None), FakeEngine(pooling_tasks=ALL)
+    async with first, second, running_gateway(first, second) as gateway:
+        inputs = [[1 + index] for index in range(40)]
+        request = asyncio.create_task(post(gateway, input=inputs))
+        await first.until(lambda it: it.num_unfinished > 0)
+        await until(lambda: second.requests and not second.num_unfinished)
+        await first.stop()
+        body = await request
+        assert [each["embedding"] for each in body["data"]] == [values_of(ids)[0] for ids in inputs]
+        assert len(second.requests) == 40
+
+
+REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
+    ("/v1/embeddings", {}, 400, "either input or messages"),
+    ("/v1/embeddings", {"input": []}, 400, "input: must be a string"),
+    ("/v1/embeddings", {"input": ""}, 400, "no tokens"),
+    ("/v1/embeddings", {"input": ["a", ""]}, 400, "Input 1 has no tokens"),
+    ("/v1/embeddings", {"input": [[]]}, 400, "input: must be"),
+    ("/v1/embeddings", {"input": 5}, 400, "input: must be"),
+    ("/v1/embeddings", {"input": [1.5]}, 400, "input: must be"),
+    ("/v1/embeddings", {"input": [True]}, 400, "input: must be"),
+    ("/v1/embeddings", {"input": {"text": "a"}}, 400, "input: must be"),
+    ("/v1/embeddings", {"input": "\ud800"}, 400, "lone surrogate"),
+    ("/v1/embeddings", {"input": [[10**9]]}, 400, "input: token id 1000000000"),
+    ("/v1/embeddings", {"input": [-1]}, 400, "input: token id -1"),
+    ("/v1/embeddings", {"input": [2] * 5000}, 400, "maximum context length is 4096"),
+    ("/v1/embeddings", {"input": ["a"] * 100_000}, 400, "100000 inputs are above the limit of 2048"),
+    ("/v1/embeddings", {"input": [[2] * 4000] * 300}, 400, "1200000 tokens are above the limit"),
+    ("/pooling", {"input": [[2] * 4000] * 250, "dimensions": 17}, 400, "dimensions must not be above"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 10**6}, 400, "dimensions must not be above the model's 8"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 0}, 400, "dimensions"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "bytes"}, 400, "encoding_format"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5000}, 400, "truncate_prompt_tokens must not be"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+    ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, 400, "embed_dtype is not supported: values are"),
+    ("/v1/embeddings", {"input": "a", "stream": True}, 400, "stream is not supported: there is one response"),
+    ("/v1/embeddings", {"input": "a", "model": "other"}, 404, "The model 'other' does not exist"),
+    ("/pooling", {"input": "a", "task": "token_classify"}, 400, "task"),
+    ("/pooling", {"input": "a", "task": "classify", "dimensions": 2}, 400, "dimensions is only for embeddings"),
+    ("/classify", {"input": "a", "softmax": True}, 400, "softmax is not supported: use use_activation"),
+]
+
+
+async def test_what_cannot_be_served_is_refused_by_name(gateway: RunningGateway) -> None:
+    headers = {"content-type": "application/json"}
+    for path, fields, status, message in REFUSED:
+        started = perf_counter()
+        response = await gateway.http.post(path, content=json.dumps(fields), headers=headers)
+        assert perf_counter() - started < 10
+        assert response.status_code == status, response.text
+        assert message in response.json()["error"]["message"]
+
+
+async def test_a_response_of_too_many_values_is_refused() -> None:
+    async with FakeEngine(pooling_tasks=ALL, embedding_size=4096) as engine, running_gateway(engine) as gateway:
+        response = await gateway.http.post("/pooling", json={"input": [[2] * 2048] * 3})
+        assert "the limit of one response is" in response.json()["error"]["message"]
+
+
+async def test_models_without_the_task_are_named_with_what_they_have() -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as gateway:
+        for path in ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank"):
+            fields = {"/score": {"text_1": "a", "text_2": "b"}, "/rerank": {"query": "a", "documents": ["b"]}}
+            response = await gateway.http.post(path, json=fields.get(path, {"input": "a"}))
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_task", "model")
+            assert error["message"].endswith("it has generated text.")
+
+
+async def test_models_that_only_pool_generate_nothing() -> None:
+    async with FakeEngine(pooling_tasks=(EMBED,), pooling_only=True) as engine, running_gateway(engine) as gateway:
+        with pytest.raises(BadRequestError, match="generates no text"):
+            await gateway.openai.completions.create(model="fake", prompt="Hi")
+        response = await gateway.chat()
+        assert response.json()["error"]["code"] == "unsupported_task"
+        assert (await post(gateway, input="Hi"))["data"]
+        assert (await gateway.http.get("/v1/models")).json()["data"][0]["id"] == "fake"
+
+
+async def test_requests_are_counted_and_named(gateway: RunningGateway) -> None:
+    response = await gateway.http.post("/v1/embeddings", json={"input": ["a", "b"], "request_id": "mine", "newer": 1})
+    assert response.json()["id"] == "embd-mine"
+    assert response.headers["x-request-id"] == "mine"
+    assert response.headers["x-proa-ignored-fields"] == "newer"
+    metrics = (await gateway.http.get("/metrics")).text
+    assert 'vllm:request_success_total{finished_reason="stop",model_name="fake"} 2.0' in metrics
+    assert 'vllm:prompt_tokens_total{model_name="fake"} 2.0' in metrics
+    assert 'vllm:e2e_request_latency_seconds_count{model_name="fake"} 1.0' in metrics
+    assert 'gen_ai_operation_name="embeddings"' in metrics
+    assert 'proa_gateway_requests_total{error_type="",route="/v1/embeddings",status="200"} 1.0' in metrics
+
+
+async def test_responses_are_as_the_openapi_document_describes_them(gateway: RunningGateway) -> None:
+    document = (await gateway.http.get("/openapi.json")).json()
+    bodies: dict[str, list[dict[str, Any]]] = {
+        "/v1/embeddings": [{"input": "a"}, {"input": "a", "encoding_format": "base64"}],
+        "/pooling": [{"input": "a", "task": "token_embed"}, {"input": "a", "task": "classify"}],
+        "/classify": [{"input": ["a", "b"]}],
+        "/score": [{"text_1": "a", "text_2": ["b", "c"]}],
+        "/rerank": [{"query": "a", "documents": ["b"]}, {"query": "a", "documents": "b", "return_documents": False}],
+    }
+    for path, requests in bodies.items():
+        schema = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        for body in requests:
+            jsonschema.validate(await post(gateway, path, **body), schema | {"components": document["components"]})

@@ -1,0 +1,180 @@
+"""Scores of pairs and ranked documents, by each kind of model, with an engine without a model."""
+
+import math
+from array import array
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from proa.engine.v1 import core_pb2
+from support.fake_engine import FakeEngine, pool, prompt_ids, tokenizer_files
+from support.gateway import RunningGateway, running_gateway
+from support.tokenizers import byte_level_tokenizer
+
+EMBED, CLASSIFY = core_pb2.POOLING_TASK_EMBED, core_pb2.POOLING_TASK_CLASSIFY
+TOKEN_LOGPROBS = core_pb2.POOLING_TASK_TOKEN_LOGPROBS
+DOCUMENTS = ["The quick brown fox", "one", "jumps over the lazy dog"]
+QUESTION = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def cross_encoder(**options: Any) -> FakeEngine:
+    """One value of a pair: a number from 0 to 1 that depends on its first and last token."""
+
+    def value(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
+        ids = prompt_ids(request)
+        return [[(ids[0] * 7 + ids[-1] * 31) % 16 / 16]]
+
+    return FakeEngine(pooling_tasks=(CLASSIFY,), labels=("LABEL_0",), pool=value, pooling_only=True, **options)
+
+
+def text_of(request: core_pb2.EngineCoreRequest) -> str:
+    text: str = byte_level_tokenizer().decode(prompt_ids(request), skip_special_tokens=False)
+    return text
+
+
+async def post(gateway: RunningGateway, path: str, **fields: Any) -> Any:
+    response = await gateway.http.post(path, json=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def scores(gateway: RunningGateway, **fields: Any) -> list[float]:
+    body = await post(gateway, "/score", **fields)
+    assert [each["index"] for each in body["data"]] == list(range(len(body["data"])))
+    return [each["score"] for each in body["data"]]
+
+
+async def test_pairs_are_one_to_one_one_to_many_and_many_to_many() -> None:
+    async with cross_encoder() as engine, running_gateway(engine) as gateway:
+        one_to_many = await scores(gateway, text_1="Hi", text_2=DOCUMENTS)
+        assert len(set(one_to_many)) > 1
+        assert await scores(gateway, text_1="Hi", text_2=DOCUMENTS[0]) == one_to_many[:1]
+        assert await scores(gateway, text_1=["Hi"] * 3, text_2=DOCUMENTS) == one_to_many
+        for names in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+            assert await scores(gateway, **dict(zip(names, ("Hi", DOCUMENTS), strict=True))) == one_to_many
+        wrapped = [{"text": DOCUMENTS[0]}, {"content": [{"type": "text", "text": DOCUMENTS[1]}]}, DOCUMENTS[2]]
+        assert await scores(gateway, text_1={"text": "Hi"}, text_2=wrapped) == one_to_many
+        assert [text_of(request) for request in engine.requests[:3]] == ["Hi" + text for text in DOCUMENTS]
+
+
+async def test_a_cross_encoder_gets_the_start_of_the_second_segment() -> None:
+    files = tokenizer_files()
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    tokenizer.post_processor = TemplateProcessing(
+        single="<eos> $A <eos>", pair="<eos> $A <eos> $B:1 <eos>:1", special_tokens=[("<eos>", 0)]
+    )
+    files["tokenizer.json"] = tokenizer.to_str().encode()
+    async with cross_encoder(files=files) as engine, running_gateway(engine) as gateway:
+        await scores(gateway, text_1="Hi", text_2="there", use_activation=False)
+        await scores(gateway, text_1="Hi there", text_2=DOCUMENTS[2], truncate_prompt_tokens=6)
+        await scores(gateway, text_1="Hi there", text_2="one two three", max_tokens_per_query=1, max_tokens_per_doc=2)
+        whole, cut, limited = engine.requests
+        expected = tokenizer.encode("Hi", "there")
+        assert prompt_ids(whole) == expected.ids
+        assert whole.pooling_params.second_segment_start == expected.type_ids.index(1)
+        assert whole.pooling_params.use_activation is False
+        assert (len(prompt_ids(cut)), prompt_ids(cut)[-1]) == (6, 0)
+        assert len(prompt_ids(limited)) == 3 + 1 + 2
+
+
+async def test_scores_of_a_bi_encoder_are_cosines_of_its_embeddings() -> None:
+    async with FakeEngine(pooling_tasks=(EMBED,)) as engine, running_gateway(engine) as gateway:
+        answer = await gateway.openai.embeddings.create(model="fake", input=["Hi", *DOCUMENTS])
+        query, *rest = [each.embedding for each in answer.data]
+        expected = [sum(a * b for a, b in zip(query, each, strict=True)) for each in rest]
+        engine.requests.clear()
+        assert await scores(gateway, text_1="Hi", text_2=DOCUMENTS) == pytest.approx(expected)
+        assert len(engine.requests) == 4
+        assert await scores(gateway, text_1=["Hi"] * 3, text_2=DOCUMENTS) == pytest.approx(expected)
+        assert await scores(gateway, text_1="one", text_2="one") == pytest.approx([1.0])
+
+
+async def test_a_generative_reranker_is_asked_for_yes_or_no() -> None:
+    files = tokenizer_files()
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens(["yes", "no"])
+    files["tokenizer.json"] = tokenizer.to_str().encode()
+    engine = FakeEngine(model_name="org/Qwen3-Reranker-0.6B", pooling_tasks=(TOKEN_LOGPROBS,), files=files)
+    async with engine, running_gateway(engine) as gateway:
+        (score,) = await scores(gateway, text_1="What?", text_2="A fox.", instruction="Find foxes")
+        (raw,) = await scores(gateway, text_1="What?", text_2="A fox.", instruction="Find foxes", use_activation=False)
+        whole = f"{QUESTION}<Instruct>: Find foxes\n<Query>: What?\n<Document>: A fox.{ANSWER}"
+        first = engine.requests[0]
+        text = tokenizer.decode(prompt_ids(first), skip_special_tokens=False)
+        assert text == whole
+        words = ("no", "yes")
+        assert list(first.pooling_params.score_token_ids) == [tokenizer.token_to_id(word) for word in words]
+        ((no, yes),) = [array("f", row).tolist() for row in pool(first)]
+        assert score == pytest.approx(math.exp(yes) / (math.exp(yes) + math.exp(no)))
+        assert raw == pytest.approx(yes - no)
+
+        half = whole.index("<Document>")
+        await scores(gateway, text_1=whole[:half], text_2=whole[half:])
+        assert prompt_ids(engine.requests[-1]) == prompt_ids(first)
+        kwargs = {"instruction": "Find foxes", "other": 1}
+        response = await gateway.http.post(
+            "/score", json={"text_1": "What?", "text_2": "A fox.", "chat_template_kwargs": kwargs}
+        )
+        assert prompt_ids(engine.requests[-1]) == prompt_ids(first)
+        assert response.headers["x-proa-ignored-fields"] == "chat_template_kwargs.other"
+        num_tokens = len(prompt_ids(first)) - 2
+        await scores(
+            gateway, text_1="What?", text_2="A fox.", instruction="Find foxes", truncate_prompt_tokens=num_tokens
+        )
+        text = tokenizer.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+        assert len(prompt_ids(engine.requests[-1])) == num_tokens
+        assert text.endswith(ANSWER)
+
+
+async def test_documents_are_ranked_by_their_scores() -> None:
+    async with cross_encoder() as engine, running_gateway(engine) as gateway:
+        expected = await scores(gateway, text_1="Hi", text_2=DOCUMENTS)
+        order = sorted(range(3), key=lambda index: -expected[index])
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            body = await post(gateway, path, model="fake", query="Hi", documents=DOCUMENTS)
+            assert body["results"] == [
+                {
+                    "index": index,
+                    "document": {"text": DOCUMENTS[index], "multi_modal": None},
+                    "relevance_score": expected[index],
+                }
+                for index in order
+            ]
+        num_tokens = sum(len(prompt_ids(request)) for request in engine.requests[-3:])
+        assert body["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        assert body["meta"]["tokens"] == {"input_tokens": num_tokens}
+        documents = [{"text": text} for text in DOCUMENTS]
+        top = await post(gateway, "/rerank", query="Hi", documents=documents, top_n=2, return_documents=False)
+        assert top["results"] == [{"index": index, "relevance_score": expected[index]} for index in order[:2]]
+
+
+async def test_pairs_that_cannot_be_scored_are_refused_by_name() -> None:
+    engine = FakeEngine(pooling_tasks=(CLASSIFY, TOKEN_LOGPROBS))
+    async with cross_encoder(model_name="ranker") as ranker, engine, running_gateway(ranker, engine) as gateway:
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"text_1": "a"}, "exactly one of: text_1 and text_2"),
+            ({"text_1": "a", "text_2": "b", "queries": "c"}, "exactly one of"),
+            ({"text_1": ["a", "b"], "text_2": "c"}, "one text on the first side"),
+            ({"text_1": [], "text_2": "c"}, "text_1: must not be empty"),
+            ({"text_1": "a", "text_2": [5]}, "text_2: must have strings"),
+            ({"text_1": "a", "text_2": {"content": [{"type": "image_url"}]}}, "only text is supported"),
+            ({"text_1": "a", "text_2": ["b"] * 5000}, "5001 inputs are above the limit"),
+            ({"text_1": "a", "text_2": "b " * 9000}, "maximum context length"),
+            ({"text_1": "a", "text_2": "b", "model": "fake"}, "has no scores of pairs: that needs one class"),
+            ({"query": "a", "documents": []}, "documents: must not be empty"),
+            ({"query": ["a", "b"], "documents": ["c"]}, "query: must have strings"),
+            ({"query": "a", "documents": ["c"], "top_n": -1}, "top_n"),
+            ({"query": "a", "documents": ["c"], "rank_fields": ["x"]}, "rank_fields is not supported"),
+            ({"query": "a"}, "documents: Field required"),
+        ]
+        for fields, message in cases:
+            path = "/rerank" if "query" in fields else "/score"
+            response = await gateway.http.post(path, json={"model": "ranker", **fields})
+            assert response.status_code == 400, (fields, response.text)
+            assert message in response.json()["error"]["message"]
