@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proa.engine.v1.core_pb2 import POOLING_TASK_EMBED
 from proa_gateway.batch import client as batch_client_module
 from proa_gateway.batch.client import GatewayUnreachable, batch_client
 from proa_gateway.batch.lines import Answered
@@ -53,6 +54,21 @@ async def test_every_generation_endpoint_answers_a_line() -> None:
     assert (progress.num_done, progress.num_failed) == (5, 0)
     counts = [bodies["chat"]["usage"]["completion_tokens"], bodies["text"]["usage"]["completion_tokens"]]
     assert progress.num_tokens == sum(counts) + bodies["message"]["usage"]["output_tokens"] + counts[1]
+
+
+async def test_pooling_endpoints_answer_a_line() -> None:
+    source = [
+        line("embeddings", "/v1/embeddings", {"input": ["a", "b"]}),
+        line("score", "/v1/score", {"text_1": "a", "text_2": ["a", "b"]}),
+        line("rerank", "/v1/rerank", {"query": "a", "documents": ["b", "a"]}),
+    ]
+    async with FakeEngine(pooling_tasks=(POOLING_TASK_EMBED,)) as engine, running_gateway(engine) as gateway:
+        progress, outputs = await run(gateway.port, source)
+    bodies = {each["custom_id"]: each["response"]["body"] for each in outputs}
+    assert len(bodies["embeddings"]["data"]) == 2
+    assert bodies["score"]["data"][0]["score"] == pytest.approx(1)
+    assert [each["index"] for each in bodies["rerank"]["results"]] == [1, 0]
+    assert (progress.num_done, progress.num_failed, progress.num_tokens) == (3, 0, 0)
 
 
 async def test_a_line_that_fails_leaves_the_others() -> None:

@@ -5,6 +5,7 @@ import json
 from array import array
 from base64 import b64decode
 from collections.abc import AsyncIterator
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -268,6 +269,24 @@ async def test_requests_are_counted_and_named(gateway: RunningGateway) -> None:
     assert 'vllm:e2e_request_latency_seconds_count{model_name="fake"} 1.0' in metrics
     assert 'gen_ai_operation_name="embeddings"' in metrics
     assert 'proa_gateway_requests_total{error_type="",route="/v1/embeddings",status="200"} 1.0' in metrics
+
+
+async def test_limits_and_priorities_of_keys_hold(engine: FakeEngine, tmp_path: Path) -> None:
+    keys = [{"name": "a", "key": "sk-a", "tokens_per_minute": 20, "priority": 7}]
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": keys}))
+    async with running_gateway(engine, api_keys=tmp_path / "keys.json") as gateway:
+        headers = {"authorization": "Bearer sk-a"}
+        body = {"input": [[1] * 8, [2] * 8], "priority": -5}
+        first, second = [await gateway.http.post("/v1/embeddings", json=body, headers=headers) for _ in range(2)]
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert [request.priority for request in engine.requests] == [7, 7]
+        assert (await gateway.http.post("/v1/embeddings", json=body)).status_code == 401
+
+
+async def test_invocations_are_sent_to_the_endpoint_of_their_fields(gateway: RunningGateway) -> None:
+    assert (await post(gateway, "/invocations", input="a"))["data"][0]["object"] == "embedding"
+    assert (await post(gateway, "/invocations", query="a", documents=["b"]))["results"]
+    assert (await post(gateway, "/invocations", text_1="a", text_2="b"))["data"][0]["object"] == "score"
 
 
 async def test_responses_are_as_the_openapi_document_describes_them(gateway: RunningGateway) -> None:

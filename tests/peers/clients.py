@@ -18,9 +18,12 @@ from typing import Any
 
 CLIENTS = (
     *("openai", "anthropic", "langchain-openai", "langchain-anthropic", "litellm", "instructor", "openai-agents"),
-    "lm-eval[api]",
+    *("cohere", "lm-eval[api]"),
 )
-MODULES = ("openai_chat", "openai_responses", "anthropic_messages", "langchain_chat", "frameworks", "evaluation")
+MODULES = (
+    *("openai_chat", "openai_responses", "anthropic_messages", "langchain_chat", "frameworks", "evaluation"),
+    "embeddings",
+)
 FOLDER = Path("build/clients")
 
 

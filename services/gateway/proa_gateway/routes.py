@@ -22,7 +22,9 @@ from proa_gateway.openai.response_schema import (
 )
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
-from proa_gateway.pooling_routes import pooling_router
+from proa_gateway.pooling.protocol import SCORE_FIELDS, EmbeddingRequest, RerankRequest, ScoreRequest
+from proa_gateway.pooling.response_schema import EmbeddingList, RankedDocuments, ScoreList
+from proa_gateway.pooling_routes import embeddings, pooling_router, rerank, score
 from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
@@ -40,6 +42,9 @@ INVOCATION = {
                 "anyOf": [
                     {"$ref": "#/components/schemas/ChatCompletionRequest"},
                     {"$ref": "#/components/schemas/CompletionRequest"},
+                    {"$ref": "#/components/schemas/EmbeddingRequest"},
+                    {"$ref": "#/components/schemas/ScoreRequest"},
+                    {"$ref": "#/components/schemas/RerankRequest"},
                 ]
             }
         }
@@ -47,7 +52,7 @@ INVOCATION = {
 }
 INVOKED: dict[str, Any] = {
     **generation_response(ChatCompletion, ChatCompletionChunk),
-    "model": ChatCompletion | Completion,
+    "model": ChatCompletion | Completion | EmbeddingList | ScoreList | RankedDocuments,
 }
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -68,9 +73,15 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @router.post("/invocations", responses=ERRORS | {200: INVOKED}, openapi_extra={"requestBody": INVOCATION})
 async def invocations(body: dict[str, Any], request: Request) -> Response:
-    """SageMaker's route: a chat completion if the body has messages, else a completion."""
+    """SageMaker's route: the endpoint follows from the body's fields."""
     if "messages" in body:
         return await chat_completions(validated(ChatCompletionRequest, body), request)
+    if "input" in body:
+        return await embeddings(validated(EmbeddingRequest, body), request)
+    if "query" in body:
+        return await rerank(validated(RerankRequest, body), request)
+    if SCORE_FIELDS & body.keys():
+        return await score(validated(ScoreRequest, body), request)
     return await completions(validated(CompletionRequest, body), request)
 
 

@@ -12,6 +12,7 @@ from proa_gateway.pooling.fields import ScoredText, ScoredTexts
 TokenLimit = Annotated[int, Field(ge=0, lt=2**31)]
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """The names that the two sides of a score request may have."""
+SCORE_FIELDS = frozenset(name for names in _PAIRS for name in names)
 
 
 class PoolingFields(BaseModel):
@@ -132,7 +133,7 @@ class ScoreRequest(ScoringFields):
 
     @property
     def side_names(self) -> tuple[str, str]:
-        given = {name for names in _PAIRS for name in names if getattr(self, name) is not None}
+        given = {name for name in SCORE_FIELDS if getattr(self, name) is not None}
         for names in _PAIRS:
             if given == set(names):
                 return names

@@ -27,6 +27,8 @@ MAX_RUNNING = 256
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 """Values of one response, as float32. Numbers in JSON take five times as much."""
 
+_NO_SAMPLING = SamplingParams()
+
 
 class PoolingServing:
     """Serves all pooling requests of a gateway."""
@@ -152,7 +154,7 @@ def _engine_request(id: str, each: PooledInput, context: PoolingContext) -> Engi
     return EngineCoreRequest(
         request_id=id,
         prompt_token_ids=each.token_ids,
-        sampling_params=SamplingParams(),
+        sampling_params=_NO_SAMPLING,
         pooling_params=each.params,
         priority=context.priority,
         cache_salt=context.handler.request.cache_salt or "",
