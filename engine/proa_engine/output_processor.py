@@ -180,7 +180,7 @@ class OutputProcessor:
                 zip(entry.top_token_ids, entry.top_logprobs, strict=True), start=1
             )
         }
-        ranked.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, self._decode(entry.token_id)))
+        ranked[entry.token_id] = Logprob(entry.logprob, entry.rank, self._decode(entry.token_id))
         return ranked
 
     def _decode(self, token_id: int) -> str | None:

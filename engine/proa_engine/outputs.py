@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log probability at a position. `rank` 1 is the most likely token."""
+    """One token's log probability at a position. `rank` 1 is the most likely token; a token of `logprob_token_ids` has
+    its number there, unless it was sampled."""
 
     logprob: float
     rank: int
@@ -21,7 +22,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None
     logprobs: list[dict[int, Logprob]] | None  # one for each of token_ids, if requested
-    finish_reason: str | None  # stop, length, abort or error
+    finish_reason: str | None  # stop, length, repetition, abort or error
     stop_reason: int | str | None  # the stop token or stop string
 
     @property

@@ -248,6 +248,20 @@ async def test_an_output_that_repeats_itself_says_so(gateway: RunningGateway, en
     assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
 
 
+async def test_named_tokens_have_log_probabilities(gateway: RunningGateway, engine: FakeEngine) -> None:
+    assert (await gateway.chat(logprobs=True, logprob_token_ids=[7, 300])).status_code == 200
+    assert list(engine.requests[0].sampling_params.logprob_token_ids) == [7, 300]
+
+
+@pytest.mark.parametrize(("logprobs", "token_ids"), [(None, [7]), (True, [10**6]), (True, [1] * 129)])
+async def test_wrong_named_tokens_are_refused(
+    gateway: RunningGateway, logprobs: bool | None, token_ids: list[int]
+) -> None:
+    response = await gateway.chat(logprobs=logprobs, logprob_token_ids=token_ids)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("logprob_token_ids")
+
+
 @pytest.mark.parametrize(
     "wrong", [{"max_pattern_size": 2, "min_count": 1}, {"max_pattern_size": 600, "min_count": 2}, 5]
 )

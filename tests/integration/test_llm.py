@@ -148,6 +148,15 @@ def test_end_token_ends_the_output(llm: LLM) -> None:
     assert (output.finish_reason, output.stop_reason) == ("stop", None)
 
 
+def test_logprobs_of_named_tokens(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprob_token_ids=(200, 7))
+    completion = only(llm.generate("The sea", params, use_tqdm=False))
+    assert completion.logprobs is not None
+    for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert set(entry) == {200, 7, token_id}
+        assert all(logprob.logprob <= entry[token_id].logprob for logprob in entry.values())
+
+
 def test_logprobs_of_output_and_prompt(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
 

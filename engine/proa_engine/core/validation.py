@@ -56,6 +56,7 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
     _check_vocabulary("logit_bias", params.logit_bias, limits)
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
+    _check_vocabulary("logprob_token_ids", params.logprob_token_ids, limits)
     for sequence in params.bad_words_token_ids:
         _check_vocabulary("bad_words_token_ids", sequence, limits)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):

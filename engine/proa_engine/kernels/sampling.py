@@ -105,3 +105,8 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
     ranks = (logprobs > chosen).sum(-1) + 1
     top = logprobs.topk(min(num_top, logits.shape[1]))
     return chosen.squeeze(1), ranks, top.indices, top.values
+
+
+def named_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Log probabilities of each row's token ids, [rows, width] int64, as such a tensor: those of `token_logprobs`."""
+    return logits.log_softmax(-1).gather(1, token_ids)

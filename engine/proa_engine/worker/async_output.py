@@ -4,9 +4,9 @@ On CUDA, `AsyncOutput` copies them on a separate stream, so that neither the nex
 wait for the copy. On a CPU no copy is needed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 import torch
 from torch import Tensor
@@ -62,7 +62,8 @@ def _collect_accepted(
             output.drafts[name] = Drafts(planned, proposed)
         if is_sampled and (num_top := inputs.num_logprobs.get(name)) is not None:
             rows = list(islice(logprob_rows, num_samples))[:num_kept]
-            output.logprobs[name] = [_cut(row, num_top) for row in rows]
+            named = inputs.logprob_token_ids.get(name, ())
+            output.logprobs[name] = [_cut(row, num_top, named) for row in rows]
         _add_row(output, name, list(islice(ids, num_samples))[:num_kept])
     return output
 
@@ -114,6 +115,7 @@ def _logprobs_to_host(tensors: LogprobTensors) -> LogprobTensors:
         _to_host(tensors.ranks),
         _to_host(tensors.top_token_ids),
         _to_host(tensors.top_logprobs),
+        None if tensors.named is None else _to_host(tensors.named),
     )
 
 
@@ -121,7 +123,8 @@ def _logprobs(tensors: LogprobTensors | None, inputs: StepInputs) -> dict[str, l
     if tensors is None:
         return {}
     rows = _rows(tensors, max(inputs.num_logprobs.values(), default=0))
-    return {name: [_cut(next(rows), count)] for name, count in inputs.num_logprobs.items()}
+    named = inputs.logprob_token_ids
+    return {name: [_cut(next(rows), count, named.get(name, ()))] for name, count in inputs.num_logprobs.items()}
 
 
 def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
@@ -135,8 +138,12 @@ def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> dict[st
     }
 
 
-def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[TokenLogprobs]:
-    """The rows with their `num_top` most likely tokens, or fewer if the tensors have fewer."""
+_Row = tuple[TokenLogprobs, Sequence[float]]
+
+
+def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[_Row]:
+    """The rows with their `num_top` most likely tokens, or fewer if the tensors have fewer, and the log probabilities
+    of the tokens that their requests name."""
     columns = (
         tensors.token_ids.tolist(),
         tensors.logprobs.tolist(),
@@ -144,8 +151,14 @@ def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[TokenLogprobs]:
         tensors.top_token_ids[:, :num_top].tolist(),
         tensors.top_logprobs[:, :num_top].tolist(),
     )
-    return (TokenLogprobs(*row) for row in zip(*columns, strict=True))
+    named = repeat(()) if tensors.named is None else tensors.named.tolist()
+    return ((TokenLogprobs(*row), values) for row, values in zip(zip(*columns, strict=True), named, strict=False))
 
 
-def _cut(row: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    return TokenLogprobs(row.token_id, row.logprob, row.rank, row.top_token_ids[:num_top], row.top_logprobs[:num_top])
+def _cut(row: _Row, num_top: int, token_ids: Sequence[int] = ()) -> TokenLogprobs:
+    """With the tokens `token_ids` if the request names some, else with its most likely ones."""
+    entry, named = row
+    if token_ids:
+        return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, token_ids, named[: len(token_ids)])
+    top = entry.top_token_ids[:num_top], entry.top_logprobs[:num_top]
+    return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, *top)

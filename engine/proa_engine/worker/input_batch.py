@@ -89,6 +89,7 @@ class InputBatch:
         self.needs: list[npt.NDArray[np.bool_]] = [np.zeros(max_num_seqs, bool) for _ in columns.Operation]
         self.num_logprobs = np.full(max_num_seqs, -1, np.int64)  # -1: not requested
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
+        self.logprob_token_ids: dict[int, tuple[int, ...]] = {}  # by slot; only slots that have any
         self.rules: dict[int, TokenRules] = {}  # by slot; only slots that have rules
         self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros(num_tables, max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
@@ -119,6 +120,8 @@ class InputBatch:
         self.is_random[slot] = params.temperature >= columns.MIN_TEMPERATURE
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.num_prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        if params.logprob_token_ids:
+            self.logprob_token_ids[slot] = params.logprob_token_ids
         rules = TokenRules.of(params, self._eos_token_ids)
         if rules is not None:
             self.rules[slot] = rules
@@ -146,6 +149,7 @@ class InputBatch:
         """Free the request's slot. Ids of requests that were never scheduled are ignored."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
+            self.logprob_token_ids.pop(slot, None)
             self.rules.pop(slot, None)
             self._free_slots.append(slot)
 

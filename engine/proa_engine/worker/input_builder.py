@@ -58,6 +58,7 @@ class InputBuilder:
             request_ids=inputs.request_ids,
             is_sampled=inputs.is_sampled,
             num_logprobs=inputs.num_logprobs,
+            logprob_token_ids=inputs.logprob_token_ids,
             rows=inputs.rows,
             sampling=last.sampling,
             is_constrained=bool(scheduler_output.grammar_rows),

@@ -7,7 +7,7 @@ noise. On a GPU everything from temperature on is one kernel, and nothing synchr
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,13 +25,17 @@ from proa_engine.worker.token_rules import PackedRules
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Log probabilities of some rows' tokens, [rows], and of their most likely tokens, [rows, num_top]."""
+    """Log probabilities of some rows' tokens, [rows], and of their most likely tokens, [rows, num_top].
+
+    `named`: of the tokens that requests name, [rows, width]; None if none does.
+    """
 
     token_ids: Tensor
     logprobs: Tensor
     ranks: Tensor
     top_token_ids: Tensor
     top_logprobs: Tensor
+    named: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Sampler:
         if masks is not None:
             token_bitmask(logits, masks.rows, masks.bits)
         token_ids = self._choose(logits, inputs, arrays)
-        return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
+        return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs, arrays))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
         """For logits [rows, vocab] and token ids [rows] int64."""
@@ -132,9 +136,14 @@ class Sampler:
             flat.index_add_(0, last, torch.zeros_like(last, dtype=flat.dtype).masked_fill_(completes, -math.inf))
 
     def _logprobs(
-        self, raw: Tensor | None, token_ids: Tensor, rows: RowSet, arrays: Sequence[Tensor]
+        self, raw: Tensor | None, token_ids: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]
     ) -> LogprobTensors | None:
-        return None if raw is None else self.token_logprobs(raw, _take(token_ids, rows, arrays))
+        if raw is None:
+            return None
+        logprobs = self.token_logprobs(raw, _take(token_ids, inputs.logprobs, arrays))
+        if (ids := inputs.logprob_token_ids) is None:
+            return logprobs
+        return replace(logprobs, named=sampling.named_logprobs(raw.float(), arrays[ids.index].view(-1, ids.width)))
 
 
 def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:

@@ -50,6 +50,14 @@ class RowSet:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobTokenIds:
+    """The tokens whose log probabilities requests name, [rows with log probabilities, width], padded with zeros."""
+
+    index: int  # staged
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobRows:
     """Prompt positions whose next token's log probability is requested, over all requests."""
 
@@ -72,6 +80,7 @@ class SamplingInputs:
     random: RowSet
     needs: list[RowSet]  # by operation: of all rows, for LIMITS of the random rows
     logprobs: RowSet
+    logprob_token_ids: LogprobTokenIds | None  # None: no row has any
     rules: PackedRules | None
 
 
@@ -95,6 +104,7 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, packer: Pac
         random=_row_set(is_random, packer),
         needs=needs,
         logprobs=_row_set(batch.num_logprobs[slots] >= 0, packer),
+        logprob_token_ids=_pack_logprob_token_ids(slots, batch, packer) if batch.logprob_token_ids else None,
         rules=_pack_rules(slots, positions, batch, packer) if batch.rules else None,
     )
 
@@ -102,6 +112,17 @@ def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, packer: Pac
 def _row_set(mask: npt.NDArray[np.bool_], packer: Packer) -> RowSet:
     count = int(np.count_nonzero(mask))
     return RowSet(count, packer.add(np.flatnonzero(mask)) if 0 < count < mask.size else None)
+
+
+def _pack_logprob_token_ids(slots: IntArray, batch: InputBatch, packer: Packer) -> LogprobTokenIds | None:
+    rows = [batch.logprob_token_ids.get(slot, ()) for slot in slots[batch.num_logprobs[slots] >= 0].tolist()]
+    width = max(map(len, rows), default=0)
+    if not width:
+        return None
+    padded = np.zeros((len(rows), width), np.int64)
+    for row, token_ids in zip(padded, rows, strict=True):
+        row[: len(token_ids)] = token_ids
+    return LogprobTokenIds(packer.add(padded.reshape(-1)), width)
 
 
 def _pack_rules(slots: IntArray, positions: IntArray, batch: InputBatch, packer: Packer) -> PackedRules | None:
@@ -127,6 +148,14 @@ def num_logprobs(rows: Rows, sampled: IntArray, batch: InputBatch) -> dict[str, 
     with_logprobs = sampled[counts >= 0]
     request_ids = (rows.request_ids[row] for row in with_logprobs.tolist())
     return dict(zip(request_ids, counts[counts >= 0].tolist(), strict=True))
+
+
+def logprob_token_ids(rows: Rows, sampled: IntArray, batch: InputBatch) -> dict[str, tuple[int, ...]]:
+    """Request id -> the tokens that it names, for the sampled rows that name any."""
+    if not batch.logprob_token_ids:
+        return {}
+    named = ((row, batch.logprob_token_ids.get(int(rows.slots[row]))) for row in sampled.tolist())
+    return {rows.request_ids[row]: token_ids for row, token_ids in named if token_ids}
 
 
 def prompt_logprob_rows(rows: Rows, batch: InputBatch, packer: Packer) -> PromptLogprobRows | None:

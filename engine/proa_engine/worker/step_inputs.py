@@ -16,6 +16,7 @@ from proa_engine.worker.sampling_inputs import (
     Rows,
     SamplingInputs,
     last_samples,
+    logprob_token_ids,
     num_logprobs,
     prompt_logprob_rows,
     sampling_inputs,
@@ -59,6 +60,7 @@ class StepInputs:
     request_ids: list[str]
     is_sampled: list[bool]  # by row: whether it samples a token in this step
     num_logprobs: dict[str, int]  # request id -> number of top tokens, in row order
+    logprob_token_ids: dict[str, tuple[int, ...]]  # request id -> the tokens that it names instead
     rows: TokenRows | DecodeRows
     sampling: SamplingInputs | None
     is_constrained: bool  # whether a row samples under a grammar
@@ -109,6 +111,7 @@ def build_step_inputs(
         request_ids=rows.request_ids,
         is_sampled=is_sampled.tolist(),
         num_logprobs=num_logprobs(rows, sampled_rows, batch),
+        logprob_token_ids=logprob_token_ids(rows, sampled_rows, batch),
         rows=token_rows,
         sampling=sampling,
         is_constrained=bool(scheduler_output.grammar_rows),

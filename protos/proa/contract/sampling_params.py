@@ -13,6 +13,7 @@ from proa.contract.outputs import LOCAL
 from proa.contract.repetition import RepetitionDetectionParams
 
 MAX_KEY = 2**64 - 1
+MAX_LOGPROB_TOKEN_IDS = 128
 
 
 def _checked(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> Any:
@@ -123,6 +124,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = _checked((), _check_token_ids)
     ignore_eos: bool = False
     logprobs: int | None = _integer(None, low=0, optional=True)  # most likely tokens beside the sampled one; None: none
+    logprob_token_ids: tuple[int, ...] = _checked((), _check_token_ids)  # in place of the most likely; sets `logprobs`
     prompt_logprobs: int | None = _integer(None, low=0, optional=True)
     grammar: Grammar | None = None  # what the output must match
     repetition_detection: RepetitionDetectionParams | None = None
@@ -133,6 +135,11 @@ class SamplingParams:
         self.top_k = max(0, self.top_k)
         if self.structured_outputs is not None and self.grammar is not None:
             raise ValueError("structured_outputs and grammar exclude each other")
+        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            count = len(self.logprob_token_ids)
+            raise ValueError(f"logprob_token_ids must hold at most {MAX_LOGPROB_TOKEN_IDS} token ids, got {count}")
+        if self.logprob_token_ids and self.logprobs is None:
+            self.logprobs = 0
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
 

@@ -50,6 +50,7 @@ PARAMS = SamplingParams(
     stop_token_ids=(6,),
     ignore_eos=True,
     logprobs=2,
+    logprob_token_ids=(9, 3),
     prompt_logprobs=1,
     grammar=Grammar(text='start: "a"', start_after=(5, 6), free_if_first=(4,), repeats=True),
     repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_pattern_size=2, min_count=3),

@@ -1,5 +1,6 @@
 """Drafter: draft tokens follow a request's true end and are accepted where they equal the target model's sample."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,7 +59,8 @@ def test_rows_of_all_kinds_in_one_step() -> None:
     harness = RunnerHarness(counting_model(5), drafts=CONFIG)
     loop = [10, 11, 12, 13, 14] * 2
     wanted = SamplingParams(temperature=0, logprobs=1)
-    harness.step({"drafted": (loop, 10, wanted), "one": (loop[1:], 9, wanted)})
+    named = replace(wanted, logprob_token_ids=(4, 13))
+    harness.step({"drafted": (loop, 10, named), "one": (loop[1:], 9, wanted)})
     output = harness.step(
         {"prompt": ([12, 13], 2, GREEDY), "chunk": ([10] * 9, 9, GREEDY)},
         {"drafted": 10, "one": 9},
@@ -70,6 +72,11 @@ def test_rows_of_all_kinds_in_one_step() -> None:
         "one": [11],
         "drafted": [11, 12, 13, 14],
     }
+    assert [list(part.top_token_ids) for part in output.logprobs["drafted"]] == [[4, 13]] * 4
+    assert [part.token_id == 13 for part in output.logprobs["drafted"]] == [
+        part.top_logprobs[1] == part.logprob for part in output.logprobs["drafted"]
+    ]
+    assert list(output.logprobs["one"][0].top_token_ids) == [11]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.runner import FakeCapture, RunnerHarness
 MAX_RUNNING = 7
 PLAIN, PENALIZED = SamplingParams(temperature=0), SamplingParams(temperature=0.5, repetition_penalty=1.1, top_k=3)
 RULED = SamplingParams(temperature=1.0, min_tokens=9)
-SCORED = SamplingParams(temperature=0.7, top_p=0.5, logprobs=2)
+SCORED = SamplingParams(temperature=0.7, top_p=0.5, logprobs=2, logprob_token_ids=(3, 5))
 
 
 def make_batch() -> tuple[InputBatch, DecodeGraphs]:

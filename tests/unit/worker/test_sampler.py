@@ -177,6 +177,41 @@ def test_logprobs_are_of_the_models_distribution_before_any_operation() -> None:
     assert list(result.logprobs["bare"][0].top_token_ids) == []
 
 
+def test_named_tokens_are_in_place_of_the_likeliest() -> None:
+    params = SamplingParams(temperature=0.5, logprobs=2, key=1)
+    harness = RunnerHarness(MODEL)
+    requests = {
+        "two": (PROMPT, len(PROMPT), replace(params, logprob_token_ids=(9, 3))),
+        "top": (PROMPT, len(PROMPT), params),
+        "silent": (PROMPT, len(PROMPT), replace(params, logprobs=None)),
+        "one": (PROMPT, len(PROMPT), replace(params, logprobs=0, logprob_token_ids=(5,))),
+    }
+    own = MODEL.logits_after(PROMPT).log_softmax(-1)
+    result = harness.step(requests)
+    assert [list(result.logprobs[name][0].top_token_ids) for name in ("two", "top", "one")] == [
+        [9, 3],
+        own.topk(2).indices.tolist(),
+        [5],
+    ]
+    assert result.logprobs["two"][0].logprob == pytest.approx(float(own[result.logprobs["two"][0].token_id]), abs=1e-5)
+    assert list(result.logprobs["two"][0].top_logprobs) == pytest.approx(own[[9, 3]].tolist(), abs=1e-5)
+    assert list(result.logprobs["one"][0].top_logprobs) == pytest.approx([float(own[5])], abs=1e-5)
+
+
+def test_named_tokens_are_the_same_in_each_step() -> None:
+    params = SamplingParams(temperature=0, logprob_token_ids=(9, 3))
+    harness = RunnerHarness(MODEL)
+    tokens = list(PROMPT)
+    result = harness.step({"x": (PROMPT, len(PROMPT), params)})
+    for _ in range(4):
+        own = MODEL.logits_after(tokens).log_softmax(-1)
+        [entry] = result.logprobs["x"]
+        assert list(entry.top_token_ids) == [9, 3]
+        assert list(entry.top_logprobs) == pytest.approx(own[[9, 3]].tolist(), abs=1e-5)
+        result = harness.step(known={"x": len(tokens)})
+        tokens.append(entry.token_id)
+
+
 def test_prompt_logprobs_are_computed_in_chunks_and_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,7 @@ import socket
 import msgspec
 import pytest
 
-from proa.contract import SamplingParams
+from proa.contract import RepetitionDetectionParams, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
 from proa_engine.worker import wire
@@ -21,7 +21,13 @@ SCHEDULER_OUTPUT = SchedulerOutput(
             num_computed_tokens=0,
             block_ids=[[5], [-1, 6]],
             sampling_params=SamplingParams(
-                key=2**64 - 1, logit_bias={7: -1.5}, bad_words_token_ids=((1, 2), (3,)), stop_token_ids=(4,), logprobs=0
+                key=2**64 - 1,
+                logit_bias={7: -1.5},
+                bad_words_token_ids=((1, 2), (3,)),
+                stop_token_ids=(4,),
+                logprobs=0,
+                logprob_token_ids=(8, 9),
+                repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=2),
             ),
             trace_headers={"traceparent": "00-1-2-01"},
         )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from proa.contract import RepetitionDetectionParams
+from proa.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from proa.text import Vocabulary
 from proa_gateway.openai.constraint_fields import ConstraintFields
 from proa_gateway.openai.fields import (
@@ -82,6 +83,9 @@ class GenerationRequest(ConstraintFields):
     add_special_tokens: bool | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     bad_words: Strings | None = None
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = Field(
+        None, description="Tokens of the log probabilities, in place of the likeliest ones."
+    )
     prompt_logprobs: NumLogprobs | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -34,7 +34,6 @@ REFUSED: Mapping[str, Refused] = {
     # vLLM's
     "use_beam_search": Refused("beam search is not implemented"),
     "logits_processors": Refused("code of clients is not run"),
-    "logprob_token_ids": Refused("log probabilities are those of the likeliest tokens; use logprobs"),
     "watermarking": Refused("watermarks are not implemented"),
     "vllm_xargs": Refused("there are no extensions that could use it"),
     "kv_transfer_params": _TRANSFER,

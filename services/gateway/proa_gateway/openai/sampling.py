@@ -37,6 +37,9 @@ def sampling_params(
     check_token_ids("stop_token_ids", request.stop_token_ids or (), model.info)
     check_token_ids("allowed_token_ids", request.allowed_token_ids or (), model.info)
     check_token_ids("logit_bias", [int(key) for key in request.logit_bias or ()], model.info)
+    check_token_ids("logprob_token_ids", request.logprob_token_ids or (), model.info)
+    if request.logprob_token_ids and logprobs is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens must not be above max_tokens ({max_tokens}), got {min_tokens}."
