@@ -172,7 +172,7 @@ def test_merged_layers_compute_what_each_computes(biases: tuple[bool, ...]) -> N
         expected = {name: (getattr(layers, name)(x), getattr(layers, name)(other)) for name in names}
         use_products(layers, set(layers.children()))
         assert not any(isinstance(module, torch.nn.Linear) for module in layers.modules())
-        assert layers.q_proj.merged is layers.v_proj.merged
+        assert layers.q_proj.held is layers.v_proj.held
         for name in (*names, *reversed(names)):  # in any order, and more than once
             for given, wanted in zip((x, other), expected[name], strict=True):
                 torch.testing.assert_close(getattr(layers, name)(given), wanted)

@@ -1,6 +1,6 @@
 """A causal language model of `transformers` as a `CausalLM`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from proa_engine.models.decoder import tensors_of
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
+from proa_engine.models.transformers_adapter.own_modules import OwnModule
 from proa_engine.models.transformers_adapter.probe import probe
-from proa_engine.models.transformers_adapter.products import CalledLayers, ProductLinear, use_products
+from proa_engine.models.transformers_adapter.products import CalledLayers, use_products
+from proa_engine.models.transformers_adapter.proofs import random_rows
+from proa_engine.models.transformers_adapter.replacements import replace_modules
 from proa_engine.models.transformers_adapter.tensor_parallel import connect, divide, localize, read_plan
 
 
@@ -62,12 +65,19 @@ class TransformersForCausalLM:
         self.decoder = _decoder(model)
         self.calls = AttentionCalls(model)
         called = CalledLayers(self.decoder)
-        output_layer = set(model.get_output_embeddings().modules())
+        output_layer = model.get_output_embeddings()
+        output_name = next(name for name, module in model.named_modules() if module is output_layer)
+
+        def prepare() -> None:
+            layers = called.end()
+            replace_modules(self.decoder, layers)
+            use_products(model, layers | set(output_layer.modules()))
+
         self.layers = probe(
             model,
             self.calls,
             self._hidden,
-            lambda: use_products(model, called.end() | output_layer),
+            prepare,
             config.vocab_size,
             config.max_position_embeddings,
         )
@@ -75,6 +85,9 @@ class TransformersForCausalLM:
         self.given = _GivenStates()
         _replace(model, self.decoder, self.given)
         self.head = model
+        self.logits: Callable[[Tensor], Tensor] = self._whole_head
+        if self._is_head(model.get_submodule(output_name), config.hidden_size):
+            self.logits = model.get_submodule(output_name)
 
     def __call__(
         self, input_ids: Tensor, positions: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata
@@ -90,6 +103,16 @@ class TransformersForCausalLM:
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.logits(hidden)
+
+    def _is_head(self, layer: nn.Module, hidden_size: int) -> bool:
+        """Whether the head computes no more than its output layer."""
+        hidden = random_rows(3, hidden_size, like=next(self.decoder.parameters()))
+        hidden *= 100 / layer(hidden).abs().max()  # a soft cap would show
+        whole, alone = self._whole_head(hidden), layer(hidden)
+        return whole.dtype == alone.dtype and torch.equal(whole, alone)
+
+    def _whole_head(self, hidden: Tensor) -> Tensor:
         self.given.hidden = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self.head(ids, use_cache=False).logits[0]
@@ -101,8 +124,8 @@ class TransformersForCausalLM:
     def parameters(self) -> Iterator[Tensor]:
         seen: set[int] = set()
         for module in (self.decoder, self.head):
-            products = [part.merged for part in module.modules() if isinstance(part, ProductLinear)]
-            for tensor in (*module.parameters(), *module.buffers(), *tensors_of(products)):
+            held = [part.held for part in module.modules() if isinstance(part, OwnModule)]
+            for tensor in (*module.parameters(), *module.buffers(), *tensors_of(held)):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield tensor

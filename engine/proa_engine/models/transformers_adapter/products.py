@@ -1,46 +1,14 @@
 """Replace the linear layers of a model of `transformers` by Proa's products, those of one input merged into one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 
 import torch
 from torch import Tensor, nn
 
 from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.models.transformers_adapter.own_modules import MergedLinear, MergedProduct, OwnLinear
 
 MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with one input
-
-
-class MergedProduct:
-    """Several linear layers of one input. They are called one after the other with the same tensor."""
-
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        self.sizes = [len(layer.weight) for layer in layers]  # of this rank
-        self.product = make_linear(*_joined(layers))
-        self._input: Tensor | None = None  # of the outputs that are still to be returned
-        self._outputs: dict[int, Tensor] = {}
-
-    def output(self, x: Tensor, number: int) -> Tensor:
-        """x [..., in_features] -> the output of layer `number`, [..., out_features]"""
-        if self._input is not x or number not in self._outputs:
-            outputs = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-            self._input, self._outputs = x, dict(enumerate(outputs.split(self.sizes, dim=-1)))
-        output = self._outputs.pop(number)
-        if not self._outputs:
-            self._input = None
-        return output
-
-
-class ProductLinear(nn.Module):
-    """Stands for one linear layer of a `MergedProduct`."""
-
-    def __init__(self, merged: MergedProduct, number: int, layer: nn.Linear) -> None:
-        super().__init__()
-        self.merged = merged
-        self.number = number
-        self.weight = torch.empty_like(layer.weight, device="meta")  # some models ask for its type
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.merged.output(x, self.number)
 
 
 class CalledLayers:
@@ -60,15 +28,20 @@ class CalledLayers:
         return self.called
 
 
-def use_products(model: nn.Module, layers: set[nn.Module]) -> None:
+def use_products(model: nn.Module, layers: Set[nn.Module]) -> None:
     """Replace the linear layers `layers` in `model`. Weights that nothing else holds are freed."""
     for module in list(model.modules()):
         children = {name: child for name, child in module.named_children() if child in layers}
         linear = {name: child for name, child in children.items() if isinstance(child, nn.Linear)}
         for names in _groups(linear):
-            merged = MergedProduct([linear[name] for name in names])
+            group = [linear[name] for name in names]
+            product = make_linear(*joined(group))
+            if len(group) == 1:
+                setattr(module, names[0], OwnLinear(product, group[0]))
+                continue
+            merged = MergedProduct(product, [len(layer.weight) for layer in group])
             for number, name in enumerate(names):
-                setattr(module, name, ProductLinear(merged, number, linear[name]))
+                setattr(module, name, MergedLinear(merged, number, linear[name]))
 
 
 def _groups(layers: dict[str, nn.Linear]) -> Iterator[tuple[str, ...]]:
@@ -83,7 +56,7 @@ def _groups(layers: dict[str, nn.Linear]) -> Iterator[tuple[str, ...]]:
         yield (name,)
 
 
-def _joined(layers: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Weights and biases; zeros for a layer without a bias beside one that has it."""
     biases = [layer.bias for layer in layers]
     bias = None
