@@ -12,6 +12,7 @@ from proa_engine.grammar.matcher import LLGuidanceMatcher
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.grammar.tokenizer import GrammarTokenizer, Words, allow, forbid, num_words
 
+PARALLEL_ROWS = 16  # fewer are filled on the calling thread, in less time than it takes to wake other threads
 NUM_BUFFERS = 3  # at most two steps are in flight when the next one is filled
 SLOW_SECONDS, SLOW_SECONDS_PER_ROW = 0.005, 0.0001  # processor time; a fill that takes more may have slow rows
 NUM_TIMED_FILLS = 4  # after a slow one
@@ -37,9 +38,13 @@ class Masks:
     ) -> None:
         length = num_words(tokenizer)
         buffers = [make_buffer(4 * max_num_seqs * length) for _ in range(NUM_BUFFERS)]
-        self._ring = itertools.cycle([np.frombuffer(buffer, np.uint32).reshape(-1, length) for buffer in buffers])
+        arrays = [np.frombuffer(buffer, np.uint32).reshape(-1, length) for buffer in buffers]
+        self._ring = itertools.cycle([(array, array.ctypes.data) for array in arrays])
+        self._num_bytes = 4 * length  # of a mask
         self._no_end = np.full(length, 0xFFFFFFFF, np.uint32)
         forbid(self._no_end, eos_token_ids)
+        self._end_words = (~self._no_end).nonzero()[0]
+        self._end_bits = ~self._no_end[self._end_words]
         self._executor = LLExecutor(num_threads)
         self._num_timed_fills = 0  # fills that are still to time each row alone
         self._stats = stats
@@ -50,42 +55,54 @@ class Masks:
         if not rows:
             return None
         started = time.perf_counter()
-        masks = next(self._ring)[: len(rows)]
-        bound = []
+        buffer, address = next(self._ring)
+        masks = buffer[: len(rows)]
+        bound, ignoring, first = [], [], []
         for index, (_, cursor) in enumerate(rows):
             matcher = cursor.matcher
             assert isinstance(matcher, LLGuidanceMatcher), "the matcher is of another library"
             if cursor.part is _FREE:
                 masks[index] = self._no_end
                 forbid(masks[index], matcher.stop_token_ids)
-            else:
-                bound.append((matcher, index))
-        self._fill_bound(bound, masks)
-        for matcher, index in bound:
-            if matcher.ignores_end and (going_on := masks[index] & self._no_end).any():
-                masks[index] = going_on
-        for index, (_, cursor) in enumerate(rows):
+                continue
+            bound.append((matcher, index))
+            if matcher.ignores_end:
+                ignoring.append(index)
             if cursor.part is _FIRST:
-                allow(masks[index], cursor.grammar.free_if_first)
+                first.append((index, cursor.grammar.free_if_first))
+        self._fill_bound(bound, address)
+        if ignoring and (masks[:, self._end_words] & self._end_bits).any():
+            self._forbid_ends(masks, ignoring)
+        for index, token_ids in first:
+            allow(masks[index], token_ids)
         self._stats.observe_fill(time.perf_counter() - started)
         return GrammarMasks([row for row, _ in rows], masks.view(np.int32).data)
 
-    def _fill_bound(self, rows: list[tuple[LLGuidanceMatcher, int]], masks: Words) -> None:
-        """Compute the masks at these indices."""
+    def _forbid_ends(self, masks: Words, indices: list[int]) -> None:
+        """Forbid ends in the masks at these indices that allow something else."""
+        for index in indices:
+            if (going_on := masks[index] & self._no_end).any():
+                masks[index] = going_on
+
+    def _fill_bound(self, rows: list[tuple[LLGuidanceMatcher, int]], address: int) -> None:
+        """Compute the masks at these indices of a buffer."""
         started = time.process_time()  # includes the executor's threads; wall time would include waiting for a core
         if self._num_timed_fills:
             self._num_timed_fills -= 1
-            _fill_timed(rows, masks)
-        elif rows:  # llguidance raises for none
+            _fill_timed(rows, address, self._num_bytes)
+            return
+        if len(rows) < PARALLEL_ROWS:
+            for matcher, index in rows:
+                matcher.state.unsafe_compute_mask_ptr(address + index * self._num_bytes, self._num_bytes)
+        else:
             states = [(matcher.state, index) for matcher, index in rows]
-            self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.strides[0], len(masks))
-            if time.process_time() - started > SLOW_SECONDS + SLOW_SECONDS_PER_ROW * len(rows):
-                self._num_timed_fills = NUM_TIMED_FILLS
+            self._executor.unsafe_compute_mask_ptr(states, address, self._num_bytes, 1 + rows[-1][1])
+        if time.process_time() - started > SLOW_SECONDS + SLOW_SECONDS_PER_ROW * len(rows):
+            self._num_timed_fills = NUM_TIMED_FILLS
 
 
-def _fill_timed(rows: list[tuple[LLGuidanceMatcher, int]], masks: Words) -> None:
+def _fill_timed(rows: list[tuple[LLGuidanceMatcher, int]], address: int, num_bytes: int) -> None:
     """Compute the masks on this thread, and charge each request what its mask exceeds `ROW_SECONDS` by."""
-    address, num_bytes = masks.ctypes.data, masks.strides[0]
     started = time.thread_time()
     for matcher, index in rows:
         matcher.state.unsafe_compute_mask_ptr(address + index * num_bytes, num_bytes)

@@ -21,7 +21,7 @@ _LIMITS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.inf, 
 def token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     """Forbid tokens of logits [all rows, vocab], in place; float32 on a CPU, any float type elsewhere.
 
-    rows [masked rows] int64 are rows of the logits, each at most once. Row i may only choose token t if bit t % 32 of
+    rows [masked rows] int64 are rows of the logits, ascending. Row i may only choose token t if bit t % 32 of
     bits[i, t // 32] is set; bits [masked rows, words] int32 has a bit for every token, and may have more.
     """
     assert bits.shape[1] * WORD >= logits.shape[1]
@@ -39,8 +39,9 @@ def token_bitmask_reference(logits: torch.Tensor, rows: torch.Tensor, bits: torc
     for start in range(0, len(rows), block):
         chosen, block_bytes = rows[start : start + block].numpy(), mask_bytes[start : start + block]
         limits = _LIMITS_OF_BYTE.take(block_bytes, axis=0).reshape(len(chosen), -1)[:, :vocab_size]
-        if (np.diff(chosen) == 1).all():  # adjacent rows are changed in place
-            part = values[chosen[0] : chosen[-1] + 1]
+        first, end = int(chosen[0]), int(chosen[-1]) + 1
+        if end - first == len(chosen):  # adjacent rows are changed in place
+            part = values[first:end]
             np.minimum(part, limits, out=part)
         else:
             values[chosen] = np.minimum(values[chosen], limits)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +23,8 @@ def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) 
 
     Every masked row must sample exactly one token; other rows may sample several, which verify drafts.
     """
-    step_rows = np.fromiter(masks.rows, np.int64, len(masks.rows))
-    rows = np.searchsorted(sampling.rows, step_rows)
-    assert (sampling.rows[rows] == step_rows).all(), "a masked row samples no token"
+    rows = sampling.rows.searchsorted(masks.rows)
+    assert sampling.rows[rows].tolist() == masks.rows, "a masked row samples no token"
     (on_device,) = staging.ship(PackedArrays(rows, [rows.size]))
     bits = torch.frombuffer(masks.bits, dtype=torch.int32).view(rows.size, -1)
     return TokenMasks(on_device, bits.to(on_device.device, non_blocking=True))

@@ -60,7 +60,11 @@ def is_mask_of(mask: set[int], state: GrammarCursor) -> bool:
     return mask == accepted(state) or (len(mask) == 1 and mask < accepted(state))
 
 
-def test_masks_equal_what_is_accepted_token_by_token(grammars: LLGuidanceGrammars) -> None:
+@pytest.mark.parametrize("parallel_rows", [1, 100])
+def test_masks_equal_what_is_accepted_token_by_token(
+    grammars: LLGuidanceGrammars, monkeypatch: pytest.MonkeyPatch, parallel_rows: int
+) -> None:
+    monkeypatch.setattr("proa_engine.grammar.masks.PARALLEL_ROWS", parallel_rows)
     rng = random.Random(1)
     cursors = [cursor(grammars, text) for text in GRAMMARS]
     for _ in range(25):
@@ -184,6 +188,7 @@ def test_fill_that_waits_for_a_core_is_not_slow(monkeypatch: pytest.MonkeyPatch)
             self._executor.unsafe_compute_mask_ptr(states, *buffer)
 
     monkeypatch.setattr("proa_engine.grammar.masks.LLExecutor", WaitingExecutor)
+    monkeypatch.setattr("proa_engine.grammar.masks.PARALLEL_ROWS", 1)
     with llguidance_grammars() as grammars:
         row = cursor(grammars, GRAMMARS[0])
         for _ in range(3):
