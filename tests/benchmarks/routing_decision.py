@@ -1,7 +1,8 @@
 """Cost of a routing decision, and the index's memory: `python tests/benchmarks/routing_decision.py`.
 
-256 replicas, prompts of 8,192 tokens, an index with a given number of blocks. Times are the thread's CPU time in
-microseconds: `choose`, `record_sent`, both together, and `add_confirmed` when the engine's KV event arrives.
+256 replicas, prompts of 8,192 tokens, an index with a given number of blocks, an adapter that every fourth replica has.
+Times are the thread's CPU time in microseconds: `choose`, `record_sent`, both together, and `add_confirmed` when the
+engine's KV event arrives.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proa.contract import LoadedLoras, Lora
+from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
@@ -21,6 +24,7 @@ from proa_gateway.routing.policies import POLICIES, Policy, make_policy
 CHAIN = HashChain(b"\0" * 16, 16)
 NUM_TOKENS = 8192
 ROUNDS = 500
+LORA = Lora(name="adapter", path="/adapter", digest="d")
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class Replica:
     address: str
     load: int
     kv_cache_usage: float
+    loras: EngineLoras
 
 
 def hashes(count: int) -> list[bytes]:
@@ -73,8 +78,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(1)
     replicas = [
-        Replica(f"10.0.0.{number}:50051", rng.randrange(20), rng.random()) for number in range(arguments.replicas)
+        Replica(f"10.0.0.{number}:50051", rng.randrange(20), rng.random(), EngineLoras("", lambda lora: None))
+        for number in range(arguments.replicas)
     ]
+    for number, replica in enumerate(replicas):
+        replica.loras.start(8, LoadedLoras(loras=(LORA,) if number % 4 == 0 else ()))
     index = PrefixIndex()
     tracemalloc.start()
     for replica in replicas:
@@ -98,13 +106,12 @@ def main() -> None:
         "nothing cached": lambda: RoutingHints(hashes(512), CHAIN, NUM_TOKENS, "me"),
         "a system prompt everywhere": lambda: RoutingHints(system + hashes(384), CHAIN, NUM_TOKENS, "me"),
         "documents here and there": lambda: RoutingHints(rng.choice(documents), CHAIN, NUM_TOKENS, "me"),
+        "documents, with an adapter": lambda: RoutingHints(rng.choice(documents), CHAIN, NUM_TOKENS, "me", LORA),
     }
     for name in POLICIES:
         policy = make_policy(name, index, rng, time.monotonic)
-        for kind, make in kinds.items():
-            print(f"{name:12} {kind:27} {measure(policy, index, by_address, make, in_flight)}", flush=True)
-            if not policy.needs_hashes:
-                break
+        for kind in kinds if policy.needs_hashes else ("nothing cached", "documents, with an adapter"):
+            print(f"{name:12} {kind:27} {measure(policy, index, by_address, kinds[kind], in_flight)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput, StepOutputs
+from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, make_policy
@@ -93,6 +94,7 @@ class ReplicaState:
     address: str
     load: int = 0
     kv_cache_usage: float = 0.0
+    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora: None))
 
 
 class Gateway:

@@ -212,12 +212,18 @@ def test_a_gateways_page_has_requests_generations_and_the_state_of_each_engine()
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_request("/v1/chat/completions", 200)
     metrics.observe_request("/v1/chat/completions", 200, "engine_timeout")
-    metrics.observe_finish("m", "stop")
+    metrics.observe_finish("m", "m", "stop")
     metrics.observe_rejection("requests")
     metrics.observe_generation(
-        operation="chat", model="m", duration=1.1, time_to_first_token=0.1, input_tokens=7, output_tokens=11
+        operation="chat",
+        model="m",
+        base_model="m",
+        duration=1.1,
+        time_to_first_token=0.1,
+        input_tokens=7,
+        output_tokens=11,
     )
-    metrics.observe_generation(operation="chat", model="m", duration=5.0, error_type="engine_lost")
+    metrics.observe_generation(operation="chat", model="m", base_model="m", duration=5.0, error_type="engine_lost")
     metrics.watch([engine("a:1", model_name="m"), engine("b:1", model_name=None)], PrefixIndex())
     page = Scrape(metrics.render().decode())
     answers = {"route": "/v1/chat/completions", "status": "200"}
@@ -244,7 +250,8 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.observe_generation(
         operation="chat",
-        model="m",
+        model="lora",
+        base_model="m",
         duration=1.1,
         time_to_first_token=0.1,
         input_tokens=7,
@@ -252,10 +259,12 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         num_choices=2,
         max_tokens=50,
     )
-    metrics.observe_generation(operation="chat", model="m", duration=5.0, input_tokens=3, error_type="engine_lost")
-    metrics.observe_generation(operation="chat", model="", duration=5.0, error_type="model_not_found")
-    metrics.observe_finish("m", "stop")
-    metrics.observe_finish("m", "client_disconnected")
+    metrics.observe_generation(
+        operation="chat", model="m", base_model="m", duration=5.0, input_tokens=3, error_type="engine_lost"
+    )
+    metrics.observe_generation(operation="chat", model="", base_model="", duration=5.0, error_type="model_not_found")
+    metrics.observe_finish("m", "m", "stop")
+    metrics.observe_finish("m", "m", "client_disconnected")
     metrics.watch([engine("a:1", model_name="m")], PrefixIndex())
     page = Scrape(metrics.render().decode())
     assert page.value("vllm:prompt_tokens_total", model_name="m") == 10

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from proa.blocks import BLOCK_HASH_VERSION, root_hash
+from proa.contract import extra_keys
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
 from support.prefix_cache import FakePrefixCache
@@ -146,7 +147,7 @@ class _Running:
 
     @property
     def extra_keys(self) -> tuple[str, ...]:
-        return (self.request.cache_salt,) if self.request.cache_salt else ()
+        return extra_keys(self.request.cache_salt, self.request.lora_name, self.request.lora_digest)
 
 
 class FakeEngine(service_pb2_grpc.EngineServiceServicer):
@@ -155,6 +156,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     `step_delay`: seconds before each step; None: steps run only when the test calls `step`.
     `requests` and `aborted` record requests and aborted request ids, in order. With a `checkpoint_rule`, the engine
     behaves like one whose model has sliding windows: it has a prefix cache, sends KV events and reports hits.
+    `lora_folders`: content of the adapters in its file system, by path. `loras`: path of the loaded ones, by name.
     """
 
     def __init__(
@@ -175,6 +177,9 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         pooling_only: bool = False,
         embedding_size: int = EMBEDDING_SIZE,
         labels: Sequence[str] = LABELS,
+        max_loras: int = 0,
+        lora_folders: dict[str, str] | None = None,
+        loras: dict[str, str] | None = None,
     ) -> None:
         self.script = script
         self.pool = pool
@@ -225,7 +230,13 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             pooling_only=pooling_only,
             embedding_size=embedding_size if core_pb2.POOLING_TASK_EMBED in pooling_tasks else 0,
             labels=labels if core_pb2.POOLING_TASK_CLASSIFY in pooling_tasks else (),
+            max_loras=max_loras,
         )
+        self.lora_folders = lora_folders or {}
+        self.loras = {name: self._lora(name, path) for name, path in (loras or {}).items()}
+        self.lora_loads: list[service_pb2.LoadLoraRequest] = []
+        self.lora_gate = asyncio.Event()  # loads wait for it
+        self.lora_gate.set()
         self.prefix_cache = None
         if checkpoint_rule is not None:
             self.prefix_cache = FakePrefixCache(checkpoint_rule, root_hash(self.info.model, self.info.revision))
@@ -344,7 +355,9 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         if self._draining or self.loading:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is loading, or shutting down")
         session = _Caller(is_session=True)
-        hello = service_pb2.Hello(instance_id=self.instance_id, model=self.info, stats=self.stats())
+        hello = service_pb2.Hello(
+            instance_id=self.instance_id, model=self.info, stats=self.stats(), loras=self._loaded_loras()
+        )
         await context.write(service_pb2.SessionResponse(hello=hello))
         self._sessions.append(session)
         self._notify()
@@ -401,7 +414,39 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     async def GetLoad(self, request: Any, context: Any) -> service_pb2.GetLoadResponse:
         return service_pb2.GetLoadResponse(stats=self.stats())
 
+    async def LoadLora(self, request: service_pb2.LoadLoraRequest, context: Any) -> service_pb2.LoadLoraResponse:
+        self.lora_loads.append(request)
+        self._notify()
+        await self.lora_gate.wait()
+        if not self.info.max_loras:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "adapters are not enabled")
+        if request.path not in self.lora_folders:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no adapter at {request.path}")
+        lora, known = self._lora(request.name, request.path), self.loras.get(request.name)
+        if known is not None and known.digest != lora.digest and not request.replace:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.name} is loaded")
+        if known is None or known.digest != lora.digest:
+            self.loras[request.name] = lora
+            await self._send_loras()
+        return service_pb2.LoadLoraResponse(lora=self.loras[request.name])
+
+    async def UnloadLora(self, request: service_pb2.UnloadLoraRequest, context: Any) -> service_pb2.UnloadLoraResponse:
+        if self.loras.pop(request.name, None) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no adapter has the name {request.name}")
+        await self._send_loras()
+        return service_pb2.UnloadLoraResponse()
+
     # Private
+
+    def _lora(self, name: str, path: str) -> service_pb2.Lora:
+        return service_pb2.Lora(name=name, path=path, digest=self.lora_folders[path])
+
+    def _loaded_loras(self) -> service_pb2.LoadedLoras:
+        return service_pb2.LoadedLoras(loras=[self.loras[name] for name in sorted(self.loras)])
+
+    async def _send_loras(self) -> None:
+        for session in list(self._sessions):
+            await session.send(service_pb2.SessionResponse(loras=self._loaded_loras()))
 
     async def _read_session(self, session: _Caller, messages: AsyncIterator[service_pb2.SessionRequest]) -> None:
         async for message in messages:
@@ -426,6 +471,9 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             return service_pb2.Rejected(handle=handle, code=14, message="the engine is shutting down", retryable=True)
         if len(self._waiting) >= self.info.max_waiting_requests:
             return service_pb2.Rejected(handle=handle, code=8, message="the waiting queue is full", retryable=True)
+        if request.lora_name and not self._has_lora(request):
+            message = f"the adapter {request.lora_name} is not loaded"
+            return service_pb2.Rejected(handle=handle, code=5, message=message, retryable=True)
         num_prompt_tokens = len(request.prompt_token_ids) // 4
         room = self.info.max_model_len - num_prompt_tokens
         if not num_prompt_tokens or room < (0 if request.HasField("pooling_params") else 1):
@@ -444,6 +492,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         resumed = len(request.resumed_token_ids) // 4
         self._waiting.append(_Running(caller, handle, request, reply, length, time.time(), resumed))
         return None
+
+    def _has_lora(self, request: core_pb2.EngineCoreRequest) -> bool:
+        lora = self.loras.get(request.lora_name)
+        return lora is not None and request.lora_digest in ("", lora.digest)
 
     def _advance(self, item: _Running, now: float) -> tuple[int, core_pb2.EngineCoreOutput | None]:
         """The request's next token, and an `EngineCoreOutput` if the output has more than that."""

@@ -66,6 +66,7 @@ def _line(scope: Scope, status: int, complete: bool, seconds: float) -> str:
         "status": status,
         "complete": complete,  # False: the client left before the end
         "duration_ms": round(seconds * 1000, 1),
+        "model": state.get("model"),  # as the request names it
         "request_id": state.get("request_id"),
         "trace_id": state.get("trace_id"),
         "key": state["caller"].name or None if "caller" in state else None,

@@ -18,6 +18,7 @@ from proa_gateway.dev_routes import dev_router
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http import BodyLimit, RootPath, error_handlers
+from proa_gateway.lora_routes import lora_router
 from proa_gateway.messages.errors import MessagesMiddleware
 from proa_gateway.page import page_router
 from proa_gateway.request_id import RequestIdMiddleware
@@ -74,6 +75,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
     app.include_router(page_router)
     if config.enable_tokenizer_info_endpoint:
         app.include_router(tokenizer_info_router)
+    if config.enable_runtime_lora_updating:
+        app.include_router(lora_router)
     if config.enable_dev_endpoints:
         app.include_router(dev_router)
     return app

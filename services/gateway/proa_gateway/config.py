@@ -8,6 +8,7 @@ from typing import Literal
 from proa.options import check_options, option
 from proa.tls import TlsFiles
 from proa_gateway.cors import Cors
+from proa_gateway.lora_modules import LoraModule, parse_lora_module
 from proa_gateway.routing.policies import POLICIES
 
 _ADDRESS = re.compile(r".+:[0-9]+")
@@ -76,6 +77,7 @@ class Deadlines:
         internal=True,
     )
     failover: float = option(30.0, "time to find an engine that resumes the sequences of a lost one", internal=True)
+    load_lora: float = option(60.0, "time for an engine to load an adapter", internal=True)
     slow_reader: float = option(120.0, "time a client may leave the response unread", internal=True)
 
     def __post_init__(self) -> None:
@@ -128,6 +130,13 @@ class GatewayConfig:
         flag="--model",
         metavar="NAME",
     )
+    lora_modules: tuple[LoraModule, ...] = option(
+        (),
+        "adapter that an engine loads when the first request for it arrives; JSON with name, path and base_model_name "
+        "if there are several models; repeat for several",
+        metavar="NAME=PATH",
+        parse=parse_lora_module,
+    )
     api_keys: Path | None = option(
         None,
         "JSON file with API keys, their limits and priorities, reloaded when it changes (default: no key is needed)",
@@ -159,6 +168,9 @@ class GatewayConfig:
     )
     enable_dev_endpoints: bool = option(
         False, "answer /reset_prefix_cache, /sleep, /wake_up, /is_sleeping and /server_info, for operators"
+    )
+    enable_runtime_lora_updating: bool = option(
+        False, "answer /v1/load_lora_adapter and /v1/unload_lora_adapter, for operators"
     )
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)

@@ -13,6 +13,9 @@ GatewayError
 ├── Overloaded           429  a limit of the gateway or of an engine is reached
 ├── RateLimited          429  a limit of the API key is reached
 ├── EngineUnavailable    503  no engine can take the request now
+├── LoraNotLoaded        503  an engine did not load the adapter, or has it no longer
+│   ├── LoraNotFound     404  there is no adapter of that name, or none at its path
+│   └── LoraInvalid      400  the adapter does not fit the model, or another one has its name
 ├── QueueTimeout         503  the request waited in the gateway's queue for too long
 ├── ShuttingDown         503  the gateway shut down while the request was in its queue
 ├── EngineLost           503  the connection to the engine was lost while it ran the request
@@ -131,6 +134,26 @@ class EngineUnavailable(GatewayError):
     status = 503
     code = "engine_unavailable"
     retry_after = 1
+
+
+class LoraNotLoaded(GatewayError):
+    status = 503
+    code = "adapter_not_loaded"
+    retry_after: int | None = 1
+
+
+class LoraNotFound(LoraNotLoaded):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+    retry_after = None
+
+
+class LoraInvalid(LoraNotLoaded):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+    retry_after = None
 
 
 class QueueTimeout(GatewayError):

@@ -21,6 +21,7 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
+from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.grammars import Grammars
@@ -89,7 +90,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor,
         ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar") as grammar_executor,
     ):
-        models = ModelRegistry(executor, folder=config.tokenizer)
+        models = ModelRegistry(executor, folder=config.tokenizer, loras=LoraRegistry(config.lora_modules))
         pool = EnginePool(
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
             models=models,
@@ -104,6 +105,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             config,
             admission=admission,
             pool=pool,
+            loras=models.loras,
             constrainer=Constrainer(Grammars(grammar_executor), pool),
             tracer=tracer,
             metrics=metrics,
@@ -122,7 +124,9 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 metrics=metrics,
                 admission=admission,
                 serving=serving,
-                pooling=PoolingServing(config, admission=admission, pool=pool, tracer=tracer, metrics=metrics),
+                pooling=PoolingServing(
+                    config, admission=admission, pool=pool, loras=models.loras, tracer=tracer, metrics=metrics
+                ),
                 api_keys=api_keys,
                 config=config,
                 responses=ResponseStore(

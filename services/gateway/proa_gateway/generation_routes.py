@@ -25,6 +25,7 @@ def generation(handler: EndpointHandler, request: Request) -> Callable[[Response
     """Writes the handler's response. Raises `UnsupportedField`."""
     gateway, state, body = gateway_of(request), request.state, handler.request
     use_request_id(request, body.request_id)
+    state.model = body.model
     state.response_headers += gateway.extra_fields.check(handler.extra_fields, handler.refused)
     return partial(
         gateway.serving.respond,

@@ -131,14 +131,18 @@ async def get_version() -> dict[str, str]:
 
 
 def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
-    """OpenAI's model object. Of a model that no engine has served yet, only the name is known."""
-    model = gateway.models.get(name) if name in gateway.models.names() else None
+    """OpenAI's model object; an adapter has its model as parent and its path as root, as in vLLM. Of a model that no
+    engine has served yet, only the name is known."""
+    lookup = gateway.admission.lookup
+    base = lookup.base_name(name)
+    lora = gateway.models.loras.get(name) if base != name else None
+    model = gateway.models.get(base) if base in gateway.models.names() else None
     return {
         "id": name,
         "object": "model",
         "created": model.created if model is not None else gateway.started,
         "owned_by": "proa",
-        "root": name,
-        "parent": None,
+        "root": name if lora is None else lora.lora.path,
+        "parent": None if lora is None else base,
         "max_model_len": model.info.max_model_len if model is not None else None,
     }

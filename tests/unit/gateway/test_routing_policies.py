@@ -2,11 +2,12 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from proa_gateway.cli import main
+from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, make_policy
@@ -22,6 +23,7 @@ class Engine:
     address: str
     load: int = 0
     kv_cache_usage: float = 0.0
+    loras: EngineLoras = field(default_factory=lambda: EngineLoras("", lambda lora: None))
 
 
 def make_engines(*loads: int) -> list[Engine]:

@@ -124,13 +124,17 @@ class AdmissionGuard:
     async def find_model(self) -> ServedModel:
         """The requested model. Waits for its first engine if the gateway scales from zero. Raises `InvalidRequest`,
         `ModelNotFound`, `EngineUnavailable`, `Overloaded` and `ShuttingDown`."""
-        name = self._control.lookup.name(self._context.requested_model)
+        lookup, pool = self._control.lookup, self._control.pool
+        name = lookup.name(self._context.requested_model)
+        base = lookup.base_name(name)
         try:
-            self._control.pool.check(name)
+            pool.check(base)
         except (ModelNotFound, EngineUnavailable):
             self._request.cost = self._expected_output(None)
-            await self._wait_for_engine(name)
-        return self._control.models.get(name)
+            await self._wait_for_engine(base)
+        if base != name and pool.refuses_loras(base):
+            raise EngineUnavailable(f"The engines of the model {base!r} run without --enable-lora.")
+        return lookup.get(name)
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from proa.contract import EngineCoreRequest, ModelInfo
+from proa.contract import EngineCoreRequest, Lora, ModelInfo
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.errors import EngineLost, GatewayError, Overloaded
+from proa_gateway.errors import EngineLost, GatewayError, LoraNotLoaded, Overloaded
 from proa_gateway.observability.telemetry import AttemptSpan
 from proa_gateway.routing.hints import RoutingHints
 
@@ -73,6 +73,24 @@ class RequestAttempts:
     abort: Callable[[], None] | None = None
     resend_task: asyncio.Task[None] | None = None
 
+    @property
+    def lora(self) -> Lora | None:
+        """The request's adapter."""
+        return self.hints.lora
+
+    def is_loaded(self, engine: EngineClient) -> bool:
+        """Whether the engine has the request's adapter. The first engine that has it decides on its content."""
+        loaded = engine.loras.get(self.lora) if self.lora is not None else None
+        if loaded is not None and not self.num_received:
+            self.set_lora(loaded)
+        return loaded is not None
+
+    def set_lora(self, lora: Lora) -> None:
+        """The adapter has another content, or its digest is known now. Only before the first token."""
+        if self.hints.lora is None or self.hints.lora.digest != lora.digest:
+            self.hints = RoutingHints(session_id=self.hints.session_id, lora=lora)  # no block has its hash yet
+            self.request = replace(self.request, lora_digest=lora.digest)
+
     def update_progress(self, num_received: int, now: float) -> None:
         """Reset the failure counts if `num_received` has grown."""
         if num_received > self.num_received:
@@ -99,15 +117,20 @@ class RequestAttempts:
         self.tried.append(engine.address)
         self.model = engine.hello.model if engine.hello is not None else None
 
+    def record_not_sent(self, engine: EngineClient) -> None:
+        """The engine was chosen, but does not get the request."""
+        self.tried.append(engine.address)
+
     def record_failure(self, error: GatewayError, now: float, budget: RetryBudget, jitter: float) -> float | None:
         """Return the seconds to wait before the next attempt, None if the sequence is given up.
 
-        A sequence with tokens is given up only after `MAX_ATTEMPTS` lost engines (or by its deadlines); rejections do
-        not count. Without tokens rejections count too, because the client can still get a 429 or 503.
+        A sequence with tokens is given up only after `MAX_ATTEMPTS` lost engines, or engines without its adapter (or by
+        its deadlines); rejections do not count. Without tokens rejections count too, because the client can still get a
+        429 or 503.
         """
         if self.failed_at is None:
             self.failed_at = now
-        if isinstance(error, EngineLost):
+        if isinstance(error, EngineLost | LoraNotLoaded):
             self.num_lost += 1
             if self.num_received:
                 self.lost_error = self.lost_error or error
@@ -116,7 +139,7 @@ class RequestAttempts:
         num_failures = self.num_lost if self.num_received else self.num_lost + self.num_rejected
         if num_failures >= MAX_ATTEMPTS:
             return None
-        if isinstance(error, EngineLost):
+        if isinstance(error, EngineLost | LoraNotLoaded):
             return 0.0
         if not self.num_received:
             has_waited = isinstance(error, Overloaded) and now - self.last_progress > MAX_OVERLOADED
@@ -136,8 +159,8 @@ class RequestAttempts:
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
         """Return the addresses of engines that cannot start or continue the sequence.
 
-        They do not support its grammar or its pooling task, or their tokenizer or vocabulary differs from the last
-        engine's or, if there are tokens already, their weights.
+        They do not support its grammar, its adapter or its pooling task, or their tokenizer or vocabulary differs from
+        the last engine's or, if there are tokens already, their weights.
         """
         return [
             engine.address
@@ -147,6 +170,8 @@ class RequestAttempts:
 
     def _is_compatible(self, other: ModelInfo) -> bool:
         if self.request.sampling_params.grammar is not None and not other.grammars:
+            return False
+        if self.request.lora_name and not other.max_loras:
             return False
         pooling = self.request.pooling_params
         if pooling.task not in other.pooling_tasks if pooling is not None else other.pooling_only:

@@ -11,14 +11,15 @@ from typing import TypeVar
 
 import grpc
 
-from proa.contract import EngineCoreRequest, Hello, SchedulerStats
+from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, SchedulerStats
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
 from proa_gateway.engines.channels import CHANNEL_OPTIONS, OpenChannel, describe_error
 from proa_gateway.engines.circuit_breaker import BreakerState, CircuitBreaker
+from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.engines.model_registry import EngineRefused, ModelRegistry
 from proa_gateway.engines.session import OutputSink, Session
-from proa_gateway.errors import EngineUnavailable, InvalidRequest
+from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotLoaded
 from proa_gateway.routing.router import Router
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
@@ -62,6 +63,8 @@ class EngineClient:
         self.load_stats = SchedulerStats()
         self.load = 0  # unfinished requests: as last reported, plus those sent since
         self.kv_cache_usage = 0.0
+        self.loras = EngineLoras(address, self._on_lora_loaded)
+        self._num_loading = 0  # requests that wait until their adapter is loaded; counted in `load`
         self.removed = False  # no longer listed: gets no new requests, finishes those it has
         self._breaker = CircuitBreaker()
         self._last_model_name: str | None = None
@@ -134,10 +137,29 @@ class EngineClient:
                 raise InvalidRequest(error.details() or "") from error
             raise EngineUnavailable(f"Engine {self.address}: {describe_error(error)}") from error
 
+    def begin_load_lora(self, lora: Lora, *, replace: bool) -> asyncio.Task[Lora]:
+        """Load an adapter. Raises `LoraNotLoaded` without a session."""
+        if self._channel is None:
+            raise LoraNotLoaded(f"Engine {self.address} is not connected.")
+        seconds = self._deadlines.load_lora
+        call = partial(convert.load_lora, self._channel, lora, replace=replace, seconds=seconds)
+        return self.loras.begin_load(lora, call)
+
+    async def load_lora(self, lora: Lora, *, replace: bool) -> Lora:
+        """Load an adapter for a request, which is sent next. Return it with its digest. Raises `LoraNotLoaded`."""
+        task = self.begin_load_lora(lora, replace=replace)
+        self.load += 1
+        self._num_loading += 1
+        try:
+            return await self.loras.wait(lora, task)
+        finally:
+            self.load -= 1
+            self._num_loading -= 1
+
     def on_stats(self, stats: SchedulerStats) -> None:
         num_submitted = self._session.num_unfinished if self._session else 0  # the engine may not have all of them yet
         self.load_stats = stats
-        self.load = max(stats.num_running_reqs + stats.num_waiting_reqs, num_submitted)
+        self.load = max(stats.num_running_reqs + stats.num_waiting_reqs, num_submitted) + self._num_loading
         self.kv_cache_usage = stats.kv_cache_usage
         self._on_change(self)
 
@@ -145,6 +167,18 @@ class EngineClient:
         _log.info("engine draining: %s", self.address)
         self.state = EngineState.DRAINING
         self._on_change(self)
+
+    def on_loras(self, loaded: LoadedLoras) -> None:
+        self.loras.update(loaded)
+
+    def on_lora_missing(self, name: str) -> None:
+        self.loras.drop(name)
+
+    def on_lora_request(self, name: str) -> None:
+        self.loras.count_request(name)
+
+    def on_lora_request_end(self, name: str) -> None:
+        self.loras.uncount_request(name)
 
     def on_success(self) -> None:
         self._breaker.record_success()
@@ -209,16 +243,22 @@ class EngineClient:
         _log.info("engine connected: %s serves %s", self.address, hello.model.model_name)
         reason = "the gateway ended the session"
         try:
+            self.loras.start(hello.model.max_loras, hello.loras)
             self.on_stats(hello.stats)
             reason = await session.run()
         finally:
             if session.num_unfinished:
                 self.on_failure()
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
+            self.loras.stop()
             self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)
             session.close(reason)
         return reason
+
+    def _on_lora_loaded(self, lora: Lora) -> None:
+        if self.hello is not None:
+            self._models.loras.learn(lora, self.hello.model.model_name)
 
     def _end_of_new_grace_period(self) -> float:
         return asyncio.get_running_loop().time() + self._deadlines.failover

@@ -12,18 +12,27 @@ from proa.contract import (
     EngineCoreRequest,
     Hello,
     KvEvents,
+    LoadedLoras,
+    Lora,
     Rejected,
     SchedulerStats,
 )
 from proa.contract.pb import from_pb, to_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa.engine.v1.service_pb2_grpc import EngineServiceStub
+from proa_gateway.errors import LoraInvalid, LoraNotFound, LoraNotLoaded
 from proa_gateway.routing.kv_events import KvEventsRefused
 
 SessionCall = grpc.aio.StreamStreamCall[service_pb2.SessionRequest, service_pb2.SessionResponse]
 KvEventsCall = grpc.aio.UnaryStreamCall[service_pb2.SubscribeKvEventsRequest, service_pb2.SubscribeKvEventsResponse]
 SessionRequest = service_pb2.SessionRequest
-SessionMessage = EngineCoreOutputs | Hello | Rejected | Draining
+SessionMessage = EngineCoreOutputs | Hello | Rejected | Draining | LoadedLoras
+
+_LORA_ERRORS: dict[grpc.StatusCode, type[LoraNotLoaded]] = {
+    grpc.StatusCode.NOT_FOUND: LoraNotFound,
+    grpc.StatusCode.INVALID_ARGUMENT: LoraInvalid,
+    grpc.StatusCode.ALREADY_EXISTS: LoraInvalid,
+}
 
 # The classes of a SessionResponse's messages, by their names in it.
 _MESSAGES: dict[str, type[SessionMessage]] = {
@@ -31,6 +40,7 @@ _MESSAGES: dict[str, type[SessionMessage]] = {
     "hello": Hello,
     "rejected": Rejected,
     "draining": Draining,
+    "loras": LoadedLoras,
 }
 
 
@@ -87,6 +97,24 @@ async def sleep(channel: grpc.aio.Channel, *, level: int, wait: bool, seconds: f
 
 async def wake_up(channel: grpc.aio.Channel, *, seconds: float) -> None:
     await EngineServiceStub(channel).WakeUp(service_pb2.WakeUpRequest(), timeout=seconds)
+
+
+async def load_lora(channel: grpc.aio.Channel, lora: Lora, *, replace: bool, seconds: float) -> Lora:
+    """The adapter as it was loaded: its digest need not be known before. Raises `LoraNotLoaded`."""
+    request = service_pb2.LoadLoraRequest(name=lora.name, path=lora.path, replace=replace)
+    try:
+        answer = await EngineServiceStub(channel).LoadLora(request, timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        raise _LORA_ERRORS.get(error.code(), LoraNotLoaded)(error.details() or error.code().name) from error
+    return from_pb(Lora, answer.lora)
+
+
+async def unload_lora(channel: grpc.aio.Channel, *, name: str, seconds: float) -> None:
+    """Raises `LoraNotLoaded`."""
+    try:
+        await EngineServiceStub(channel).UnloadLora(service_pb2.UnloadLoraRequest(name=name), timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        raise _LORA_ERRORS.get(error.code(), LoraNotLoaded)(error.details() or error.code().name) from error
 
 
 async def read_tokenizer_files(channel: grpc.aio.Channel, *, seconds: float) -> dict[str, bytes]:

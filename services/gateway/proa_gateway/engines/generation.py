@@ -8,17 +8,21 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
-from proa.contract import EngineCoreRequest
+from proa.contract import EngineCoreRequest, Lora
 from proa.text import TextStream
 from proa_gateway.config import Deadlines
 from proa_gateway.deltas import DeltaSink
 from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.engines.attempts import RequestAttempts
+from proa_gateway.engines.client import EngineClient
 from proa_gateway.engines.deadlines import RequestDeadlines
-from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError
+from proa_gateway.engines.lora_registry import LoraRegistry
+from proa_gateway.engines.pool import EnginePool, Pick
+from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError, LoraNotFound, LoraNotLoaded
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output_processor import OutputProcessor
@@ -36,14 +40,16 @@ class Generation:
         self,
         pool: EnginePool,
         model: str,
+        loras: LoraRegistry,
         *,
         trace: RequestTrace,
         metrics: GatewayMetrics,
         deadlines: Deadlines,
         seconds: float,
     ) -> None:
-        """`seconds`: time from now in which all sequences must finish."""
+        """`model`: the engines'. `seconds`: time from now in which all sequences must finish."""
         self._pool = pool
+        self._loras = loras
         self._model = model
         self._trace = trace
         self._metrics = metrics
@@ -95,7 +101,12 @@ class Generation:
             self._pool.retry_budget.add_request()
             attempts.last_progress = self._now()
             try:
-                self._send(sequence, attempts)
+                pick = self._pick(attempts)
+                if attempts.lora is None or attempts.is_loaded(pick.engine):
+                    self._send(sequence, attempts, pick)
+                else:
+                    self._begin_load(attempts.lora, pick.engine)  # now, so that the next requests are sent there too
+                    self._start_task(attempts, partial(self._load_and_send, sequence, attempts, pick))
             except EngineUnavailable as error:
                 if is_first:
                     raise
@@ -156,7 +167,7 @@ class Generation:
         if delay is None:
             self._give_up(attempts, error)
         else:
-            attempts.resend_task = asyncio.create_task(self._resend(sequence, attempts, error, delay))
+            self._start_task(attempts, partial(self._resend, sequence, attempts, error, delay))
 
     # Private
 
@@ -165,8 +176,18 @@ class Generation:
         self._unsent.append(sequence)
         self._running[sequence] = RequestAttempts(request, hints)
 
-    def _send(self, sequence: EngineSequence, attempts: RequestAttempts) -> None:
-        """Send to an engine, to one not tried yet if possible. Raises `ModelNotFound` or `EngineUnavailable`."""
+    def _start_task(self, attempts: RequestAttempts, work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            try:
+                await work()
+            except Exception:
+                _log.exception("sending failed: request %s", attempts.request.request_id)
+                self._give_up(attempts, InternalError("the gateway failed while sending the request"))
+
+        attempts.resend_task = asyncio.create_task(run())
+
+    def _pick(self, attempts: RequestAttempts) -> Pick:
+        """Choose an engine, one not tried yet if possible. Raises `ModelNotFound` or `EngineUnavailable`."""
         incompatible = attempts.incompatible(self._pool.engines)
         with self._trace.span("route") as span:
             try:
@@ -176,39 +197,74 @@ class Generation:
                     raise
                 pick = self._pool.pick(self._model, attempts.hints, avoid=incompatible)
             span.set_attributes(pick.span_attributes())
+        return pick
+
+    def _send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:
+        """Raises `EngineUnavailable` if the engine's session has ended."""
         engine, attempts.num_cached_tokens = pick.engine, pick.num_cached_tokens
         attempts.span = self._trace.start_attempt(engine.address, attempts.num_attempts + 1)
         request = replace(attempts.next_request(sequence.received), trace_headers=attempts.span.headers())
         attempts.abort = engine.submit(request, sequence)
         attempts.record_sent(engine)
 
+    async def _load_and_send(self, sequence: EngineSequence, attempts: RequestAttempts, pick: Pick) -> None:
+        """Send to the engine as soon as it has the request's adapter. The sequence fails if it does not get it."""
+        try:
+            if (lora := attempts.lora) is not None and not attempts.is_loaded(pick.engine):
+                await self._load(attempts, lora, pick.engine)
+            self._send(sequence, attempts, pick)
+        except GatewayError as error:
+            attempts.record_not_sent(pick.engine)
+            self.failed(sequence, error, retryable=True)
+
+    def _begin_load(self, lora: Lora, engine: EngineClient) -> None:
+        if (known := self._loras.get(lora.name)) is not None and engine.loras.get(known.lora) is None:
+            engine.begin_load_lora(known.lora, replace=True)
+
+    async def _load(self, attempts: RequestAttempts, lora: Lora, engine: EngineClient) -> None:
+        """Raises `LoraNotLoaded`, also if only other content than that of the first tokens can be loaded."""
+        known = self._loras.get(lora.name)
+        if known is None:
+            raise LoraNotFound(f"The model {lora.name!r} does not exist.", param="model")
+        if attempts.num_received and known.lora.digest != lora.digest:
+            raise LoraNotLoaded(f"The adapter {lora.name!r} was replaced.")
+        loaded = engine.loras.get(known.lora)
+        if loaded is None:
+            with self._trace.span("load_lora"):
+                loaded = await engine.load_lora(known.lora, replace=True)
+        if not attempts.num_received:
+            attempts.set_lora(loaded)
+        elif loaded.digest != lora.digest:
+            raise LoraNotLoaded(f"Engine {engine.address} loaded another content of the adapter {lora.name!r}.")
+
     async def _resend(
         self, sequence: EngineSequence, attempts: RequestAttempts, error: GatewayError, delay: float
     ) -> None:
         """Send the sequence again after `delay` seconds. If no engine is ready in time it fails with `error`."""
+        await asyncio.sleep(delay)
         try:
-            await asyncio.sleep(delay)
-            await self._send_when_ready(sequence, attempts)
+            pick = await self._pick_when_ready(attempts)
         except GatewayError:
             self._give_up(attempts, error)
-        except Exception:
-            _log.exception("resending failed: request %s", attempts.request.request_id)
-            self._give_up(attempts, InternalError("the gateway failed while sending the request again"))
-        else:
-            if not attempts.num_received:
-                self._metrics.observe_retry()
-                return
-            self._metrics.observe_failover("resumed")
-            engine, num_resumed = attempts.tried[-1], attempts.num_received
-            self._trace.add_event("failover", {"proa.engine": engine, "proa.resumed_tokens": num_resumed})
+            return
+        num_before = attempts.num_attempts
+        await self._load_and_send(sequence, attempts, pick)
+        if attempts.num_attempts == num_before:
+            return
+        if not attempts.num_received:
+            self._metrics.observe_retry()
+            return
+        self._metrics.observe_failover("resumed")
+        engine, num_resumed = attempts.tried[-1], attempts.num_received
+        self._trace.add_event("failover", {"proa.engine": engine, "proa.resumed_tokens": num_resumed})
 
-    async def _send_when_ready(self, sequence: EngineSequence, attempts: RequestAttempts) -> None:
-        """Send as soon as an engine is ready, within the failover timeout. Raises what `_send` raises."""
+    async def _pick_when_ready(self, attempts: RequestAttempts) -> Pick:
+        """Choose an engine as soon as one is ready, within the failover timeout. Raises what `_pick` raises."""
         assert attempts.failed_at is not None
         ends_at = attempts.failed_at + self._failover_timeout
         while True:
             try:
-                return self._send(sequence, attempts)
+                return self._pick(attempts)
             except EngineUnavailable:
                 incompatible, lost = attempts.incompatible(self._pool.engines), attempts.tried[-1:]
                 await self._pool.wait_for(self._model, ends_at - self._now(), avoid=incompatible, lost=lost)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from proa.blocks import BLOCK_HASH_VERSION
-from proa.contract import ModelInfo
+from proa.contract import Lora, ModelInfo
 from proa.tokenizer_files import digest, read_tokenizer_files
+from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.tokenizer import Tokenizer
 
@@ -24,21 +25,29 @@ class EngineRefused(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """A model that requests may name."""
+    """A model that requests may name: an engine's, or one with an adapter."""
 
-    info: ModelInfo
+    info: ModelInfo  # of the engine's model
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, when the first engine connected
+    lora: Lora | None = None
 
     @property
     def name(self) -> str:
+        """That requests and responses have."""
+        return self.info.model_name if self.lora is None else self.lora.name
+
+    @property
+    def base_name(self) -> str:
+        """The name of the engines' model."""
         return self.info.model_name
 
 
 class ModelRegistry:
-    """`folder`: local tokenizer files, used instead of the engines' own."""
+    """`folder`: local tokenizer files, used instead of the engines' own. `loras`: the models' adapters."""
 
-    def __init__(self, executor: Executor, *, folder: Path | None = None) -> None:
+    def __init__(self, executor: Executor, *, folder: Path | None = None, loras: LoraRegistry | None = None) -> None:
+        self.loras = loras if loras is not None else LoraRegistry()
         self._executor = executor
         self._folder = folder
         self._models: dict[str, ServedModel] = {}
@@ -46,7 +55,7 @@ class ModelRegistry:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def names(self) -> Collection[str]:
-        """Return the name of every model that an engine has served, even if none does now."""
+        """Return the name of every model that an engine has served, even if none does now. Without adapters."""
         return self._models.keys()
 
     def get(self, name: str) -> ServedModel:

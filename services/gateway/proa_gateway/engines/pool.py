@@ -130,6 +130,12 @@ class EnginePool:
         supported = [info.grammars for info in infos if info.model_name == model]
         return bool(supported) and not any(supported)
 
+    def refuses_loras(self, model: str) -> bool:
+        """Return whether engines with a session serve the model, and none of them accepts adapters."""
+        infos = [one.hello.model for one in self._clients.values() if one.hello is not None]
+        supported = [info.max_loras for info in infos if info.model_name == model]
+        return bool(supported) and not any(supported)
+
     def may_serve(self, model: str) -> bool:
         """Return whether a listed engine serves the model, or may after it connects."""
         return any(client.may_serve(model) for client in self._clients.values())

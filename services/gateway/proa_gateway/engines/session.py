@@ -15,17 +15,27 @@ from proa.contract import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    LoadedLoras,
     Rejected,
     SchedulerStats,
 )
 from proa_gateway.engines import convert
 from proa_gateway.engines.channels import describe_error
-from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, InternalError, InvalidRequest, Overloaded
+from proa_gateway.errors import (
+    EngineLost,
+    EngineUnavailable,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    LoraNotLoaded,
+    Overloaded,
+)
 
 BATCH_TOKENS = 64
 """Tokens delivered before control returns to the event loop: about 0.5 ms."""
 _REJECTIONS: dict[int, type[GatewayError]] = {
     grpc.StatusCode.INVALID_ARGUMENT.value[0]: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND.value[0]: LoraNotLoaded,
     grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: Overloaded,
 }
 _log = logging.getLogger(__name__)
@@ -50,6 +60,17 @@ class SessionListener(Protocol):
 
     def on_draining(self) -> None: ...
 
+    def on_loras(self, loaded: LoadedLoras) -> None: ...
+
+    def on_lora_missing(self, name: str) -> None:
+        """The engine rejected a request, because this adapter is not loaded, or not with its digest."""
+
+    def on_lora_request(self, name: str) -> None:
+        """A request for this adapter was sent."""
+
+    def on_lora_request_end(self, name: str) -> None:
+        """It has ended. Not called for those that are left when the session ends."""
+
     def on_success(self) -> None:
         """The engine started or ended an output, also one that ended with an error of its request."""
 
@@ -66,6 +87,7 @@ class Session:
         self._listener = listener
         self._heartbeat = heartbeat
         self._sinks: dict[int, OutputSink] = {}  # by handle
+        self._lora_names: dict[int, str] = {}  # by handle, of requests with an adapter
         self._last_handle = 0
         self._to_add: dict[int, convert.SessionRequest] = {}  # not written yet, by handle
         self._to_abort: list[int] = []
@@ -86,12 +108,15 @@ class Session:
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
         self._to_add[self._last_handle] = convert.add_to_pb(self._last_handle, request)
+        if request.lora_name:
+            self._lora_names[self._last_handle] = request.lora_name
+            self._listener.on_lora_request(request.lora_name)
         self._wake.set()
         return self._last_handle
 
     def abort(self, handle: int) -> None:
         """Abort a request with the next write. Its sink is not called again. Unknown handles are ignored."""
-        if self._sinks.pop(handle, None) is not None and self._to_add.pop(handle, None) is None:
+        if self._remove(handle) is not None and self._to_add.pop(handle, None) is None:
             self._to_abort.append(handle)
             self._wake.set()
 
@@ -125,6 +150,8 @@ class Session:
                     self._reject(rejected)
                 case Draining():
                     self._listener.on_draining()
+                case LoadedLoras() as loaded:
+                    self._listener.on_loras(loaded)
 
     async def _write(self) -> None:
         while True:
@@ -178,7 +205,7 @@ class Session:
         if sink is None:
             return
         if output.finish_reason is not None:
-            del self._sinks[handle]
+            self._remove(handle)
         self._listener.on_success()
         try:
             sink.output(output)
@@ -191,10 +218,20 @@ class Session:
         self.abort(handle)
         sink.failed(InternalError("the gateway failed while handling the output"), retryable=False)
 
+    def _remove(self, handle: int) -> OutputSink | None:
+        """Forget a request that has ended. Return its sink; None if the handle is unknown."""
+        lora_name = self._lora_names.pop(handle, None)
+        if lora_name is not None:
+            self._listener.on_lora_request_end(lora_name)
+        return self._sinks.pop(handle, None)
+
     def _reject(self, rejected: Rejected) -> None:
-        sink = self._sinks.pop(rejected.handle, None)
+        lora_name = self._lora_names.get(rejected.handle)
+        sink = self._remove(rejected.handle)
         if sink is not None:
             error = _REJECTIONS.get(rejected.code, EngineUnavailable)(rejected.message)
+            if isinstance(error, LoraNotLoaded) and lora_name is not None:
+                self._listener.on_lora_missing(lora_name)
             if isinstance(error, EngineUnavailable):
                 self._listener.on_failure()  # not for a full queue or an invalid request: the engine is healthy
             sink.failed(error, retryable=rejected.retryable)

@@ -92,7 +92,7 @@ def generation_request(body: GenerateBody) -> GenerationRequest:
         fields["priority"] = -body.priority  # here, smaller ones are served first
     if isinstance(body.rid, str):
         fields["request_id"] = body.rid
-    fields |= {"model": body.model, "stream": body.stream, "cache_salt": body.cache_salt}
+    fields |= {"model": body.lora_path or body.model, "stream": body.stream, "cache_salt": body.cache_salt}
     return GenerationRequest.model_validate(fields)
 
 

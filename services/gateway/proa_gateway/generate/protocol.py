@@ -15,7 +15,7 @@ MAX_NEW_TOKENS = 128  # SGLang's default
 _TEXT_ONLY = Refused("only text is implemented")
 
 REFUSED = {
-    **{name: REFUSED_BY_ALL[name] for name in ("input_embeds", "lora_path", "lora_id", "custom_logit_processor")},
+    **{name: REFUSED_BY_ALL[name] for name in ("input_embeds", "lora_id", "custom_logit_processor")},
     **{name: REFUSED_BY_ALL[name] for name in ("session_params", "return_hidden_states", "return_routed_experts")},
     **{name: REFUSED_BY_ALL[name] for name in ("extra_key", "bootstrap_host", "bootstrap_port", "bootstrap_room")},
     **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities"), _TEXT_ONLY),
@@ -111,6 +111,7 @@ class GenerateBody(BaseModel):
     return_text_in_logprobs: bool = False
     rid: RequestId | list[RequestId] | None = Field(None, description="One for all prompts, or one for each.")
     model: Text | None = Field(None, description="May be omitted if only one model is served.")
+    lora_path: Text | None = Field(None, description="Name of an adapter; as in `model`.")
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = Field(None, description="Larger is served first.")
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     session_id: Name | None = None

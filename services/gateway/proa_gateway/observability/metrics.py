@@ -123,20 +123,21 @@ class GatewayMetrics:
         """Count one HTTP request. `route` is the path template, `error_type` is set if it failed."""
         self._requests.labels(route, str(status), error_type).inc()
 
-    def observe_finish(self, model: str, reason: str) -> None:
-        """Count one output sequence.
+    def observe_finish(self, model: str, base_model: str, reason: str) -> None:
+        """Count one output sequence. `base_model`: as for `observe_generation`.
 
         `reason`: its finish reason as sent to the client (`stop`, `length`, `abort`), `error` if the client got an
         error instead, `client_disconnected` if the client was gone.
         """
         self._finished.labels(model, reason).inc()
-        self._vllm.observe_finish(model, reason)
+        self._vllm.observe_finish(base_model, reason)
 
     def observe_generation(
         self,
         *,
         operation: str,
         model: str,
+        base_model: str,
         duration: float,
         time_to_first_token: float | None = None,
         input_tokens: int = 0,
@@ -147,7 +148,8 @@ class GatewayMetrics:
         error_type: str = "",
     ) -> None:
         """Observe one generation request when it ends. `operation`: `chat` or `text_completion`. `model`: empty if it
-        was rejected before its model was known. `max_tokens`: of a choice.
+        was rejected before its model was known. `base_model`: the engines' model, which differs for an adapter; the
+        label of vLLM's metrics, as in vLLM. `max_tokens`: of a choice.
 
         If it failed, `error_type` is set and only duration and tokens are observed.
         """
@@ -155,8 +157,8 @@ class GatewayMetrics:
         self._duration.labels(*labels, error_type).observe(duration)
         for kind, count in (("input", input_tokens), ("output", output_tokens), ("cached", cached_tokens)):
             self._tokens.labels(model, kind).inc(count)
-        if model:
-            self._vllm.observe_tokens(model, input_tokens=input_tokens, output_tokens=output_tokens)
+        if base_model:
+            self._vllm.observe_tokens(base_model, input_tokens=input_tokens, output_tokens=output_tokens)
         if error_type or time_to_first_token is None:
             return
         per_token = (duration - time_to_first_token) / (output_tokens - 1) if output_tokens > 1 else None
@@ -164,7 +166,7 @@ class GatewayMetrics:
         if per_token is not None:
             self._per_token.labels(*labels).observe(per_token)
         self._vllm.observe_success(
-            model,
+            base_model,
             duration=duration,
             time_to_first_token=time_to_first_token,
             time_per_output_token=per_token,

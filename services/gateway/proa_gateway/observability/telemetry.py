@@ -70,6 +70,7 @@ class RequestTrace:
         *,
         operation: str,
         model: str,
+        base_model: str | None = None,
         stream: bool = False,
         n: int = 1,
         max_tokens: int | None = None,
@@ -81,12 +82,16 @@ class RequestTrace:
         presence_penalty: float | None = None,
         stop: Sequence[str] = (),
     ) -> None:
-        """Set the attributes of a parsed request. `operation` is `chat` or `text_completion`. None: not given."""
+        """Set the attributes of a parsed request. `operation` is `chat` or `text_completion`. None: not given.
+
+        `base_model`: the engines' model, which differs from `model` for an adapter.
+        """
         if not self.is_recording:
             return
         values: dict[str, AttributeValue | None] = {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": model,
+            "proa.base_model": base_model if base_model != model else None,
             "gen_ai.request.stream": stream,
             "gen_ai.request.choice.count": n if n != 1 else None,
             "gen_ai.request.max_tokens": max_tokens,

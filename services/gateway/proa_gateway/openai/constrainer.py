@@ -33,8 +33,8 @@ class Constrainer:
         if constraint is None and (message is None or not message.constrains):
             return ()
         param = constraint.param if constraint is not None else message.param if message is not None else None
-        if self._pool.refuses_grammars(model.name):
-            text = f"{param} is not supported by the engines of the model {model.name!r}."
+        if self._pool.refuses_grammars(model.base_name):
+            text = f"{param} is not supported by the engines of the model {model.base_name!r}."
             raise UnsupportedField(text, param=param)
         if message is not None and message.thinking_token_budget is not None:
             if constraint is not None or message.constrains_calls:

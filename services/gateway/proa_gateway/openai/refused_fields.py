@@ -25,7 +25,7 @@ class Refused:
 _FUNCTIONS = Refused("use tools and tool_choice", neutral=("none", "auto"))
 _MULTIMODAL = Refused("only text is implemented")
 _TRANSFER = Refused("prefill and decode are not split between engines")
-_LORA = Refused("adapters are not implemented")
+_LORA = Refused("name the adapter as the model")
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
 THINKING_BUDGET = Refused("use /v1/chat/completions", neutral=(-1,))
 _EXPERTS = Refused("the experts that were chosen are not recorded", neutral=(0,))

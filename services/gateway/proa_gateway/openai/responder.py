@@ -77,7 +77,7 @@ class Responder:
 
     def _start(self, choices: Sequence[ChoiceOutput]) -> None:
         """Send one engine request for each choice; its output goes to the choice's sink."""
-        context, handler = self._context, self._handler
+        context, handler, lora = self._context, self._handler, self._model.lora
         context.choices = choices
         suffix = secrets.token_hex(4)  # clients choose ids, and engines refuse one that is in use
         for index, (prompt, choice) in enumerate(zip(self._prompts, choices, strict=True)):
@@ -89,6 +89,8 @@ class Responder:
                 priority=context.priority,
                 cache_salt=context.request.cache_salt or "",
                 arrival_time=context.created,
+                lora_name=lora.name if lora is not None else "",
+                lora_digest=lora.digest if lora is not None else "",
             )
             self._generation.add(
                 engine_request,

@@ -138,7 +138,7 @@ class ServedRequest(ABC):
         usage, sequences = self.usage, self.sequences
         first = self.generation.first_token_at if self.generation else None
         first_token = first - self.arrived if first is not None else None
-        model = self.model.name if self.model else ""
+        model, base_model = (self.model.name, self.model.base_name) if self.model else ("", "")
         self.trace.finish(
             status=self.status,
             error_type=self.error_type or None,
@@ -154,6 +154,7 @@ class ServedRequest(ABC):
         metrics.observe_generation(
             operation=self.operation,
             model=model,
+            base_model=base_model,
             duration=time.perf_counter() - self.arrived,
             time_to_first_token=first_token,
             input_tokens=usage.prompt_tokens,
@@ -164,7 +165,7 @@ class ServedRequest(ABC):
             error_type=self.error_type,
         )
         for sequence in sequences:
-            metrics.observe_finish(model, self.finish_reason(sequence))
+            metrics.observe_finish(model, base_model, self.finish_reason(sequence))
         if self.caller.name:
             metrics.observe_key(
                 self.caller.name,

@@ -11,6 +11,7 @@ from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.deadlines import request_timeout
 from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest, UnsupportedTask
@@ -39,6 +40,7 @@ class Serving:
         *,
         admission: AdmissionControl,
         pool: EnginePool,
+        loras: LoraRegistry,
         constrainer: Constrainer,
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
@@ -47,6 +49,7 @@ class Serving:
         self._admission = admission
         self._config = config
         self._pool = pool
+        self._loras = loras
         self._constrainer = constrainer
         self._tracer = tracer
         self._metrics = metrics
@@ -109,10 +112,11 @@ class Serving:
                 context.response_headers += self._warnings.headers(warnings)
             with context.trace.span("admission"):
                 num_tokens = self._count_tokens(context, model, params[0])
-                await guard.wait_for_capacity(model.name, num_tokens, params[0].max_tokens)
+                await guard.wait_for_capacity(model.base_name, num_tokens, params[0].max_tokens)
             context.generation = generation = Generation(
                 self._pool,
-                model.name,
+                model.base_name,
+                self._loras,
                 trace=context.trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
@@ -141,6 +145,7 @@ class Serving:
         context.trace.set_request(
             operation=context.handler.operation,
             model=model.name,
+            base_model=model.base_name,
             stream=bool(request.stream),
             n=request.n or 1,
             max_tokens=params.max_tokens,
@@ -158,10 +163,14 @@ class Serving:
     ) -> RoutingHints:
         # Prompt logprobs need every prompt token computed, so cached blocks are not used.
         if params.prompt_logprobs is not None:
-            return RoutingHints(session_id=context.session_id)
+            return RoutingHints(session_id=context.session_id, lora=model.lora)
         salt = context.request.cache_salt or ""
         return await self._router.make_hints(
-            prompt.token_ids, hash_chain(model.info), cache_salt=salt, session_id=context.session_id
+            prompt.token_ids,
+            hash_chain(model.info),
+            cache_salt=salt,
+            session_id=context.session_id,
+            lora=model.lora,
         )
 
     def _count_tokens(self, context: RequestContext, model: ServedModel, params: SamplingParams) -> int:

@@ -3,12 +3,13 @@
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
-from proa.contract import EngineCoreRequest, PoolingTask, SamplingParams
+from proa.contract import EngineCoreRequest, Lora, PoolingTask, SamplingParams
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.deadlines import request_timeout
 from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest
@@ -39,12 +40,14 @@ class PoolingServing:
         *,
         admission: AdmissionControl,
         pool: EnginePool,
+        loras: LoraRegistry,
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
     ) -> None:
         self._config = config
         self._admission = admission
         self._pool = pool
+        self._loras = loras
         self._tracer = tracer
         self._metrics = metrics
 
@@ -88,24 +91,25 @@ class PoolingServing:
             raise InvalidRequest(message, param=handler.input_param)
         with self._admission.admit(context, context.num_prompts) as guard:
             context.model = model = await guard.find_model()
-            context.trace.set_request(operation=handler.operation, model=model.name)
+            context.trace.set_request(operation=handler.operation, model=model.name, base_model=model.base_name)
             with context.trace.span("tokenize"):
                 inputs = await handler.inputs(model)
             check_inputs(inputs, model.info, handler.input_param)
             context.prompts = [Prompt(each.token_ids) for each in inputs]
             num_tokens = self._count_tokens(context, inputs, model)
             with context.trace.span("admission"):
-                await guard.wait_for_capacity(model.name, num_tokens, 0)
+                await guard.wait_for_capacity(model.base_name, num_tokens, 0)
             context.generation = generation = Generation(
                 self._pool,
-                model.name,
+                model.base_name,
+                self._loras,
                 trace=context.trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
                 seconds=context.seconds_left,
             )
             try:
-                return await self._run(context, generation, inputs)
+                return await self._run(context, generation, inputs, model.lora)
             finally:
                 generation.close()
 
@@ -123,17 +127,17 @@ class PoolingServing:
         return num_tokens
 
     async def _run(
-        self, context: PoolingContext, generation: Generation, inputs: Sequence[PooledInput]
+        self, context: PoolingContext, generation: Generation, inputs: Sequence[PooledInput], lora: Lora | None
     ) -> list[PooledOutput]:
         """Return the outputs in the order of their inputs. Raises the error of the first that failed."""
-        hints = RoutingHints(session_id=context.session_id)
+        hints = RoutingHints(session_id=context.session_id, lora=lora)
         suffix = secrets.token_hex(4)  # clients choose ids, and engines refuse one that is in use
         outputs: list[PooledOutput] = []
         while True:
             end = len(outputs) + MAX_RUNNING - generation.num_running
             for each in inputs[len(outputs) : end]:
                 id = f"{context.id}-{suffix}-{len(outputs)}"
-                outputs.append(generation.add_pooled(_engine_request(id, each, context), hints))
+                outputs.append(generation.add_pooled(_engine_request(id, each, context, lora), hints))
             generation.start()
             if generation.finished:
                 return outputs
@@ -150,7 +154,7 @@ def _num_values(each: PooledInput, model: ServedModel) -> int:
     return num_rows * (each.params.dimensions or model.info.embedding_size)
 
 
-def _engine_request(id: str, each: PooledInput, context: PoolingContext) -> EngineCoreRequest:
+def _engine_request(id: str, each: PooledInput, context: PoolingContext, lora: Lora | None) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=id,
         prompt_token_ids=each.token_ids,
@@ -159,4 +163,6 @@ def _engine_request(id: str, each: PooledInput, context: PoolingContext) -> Engi
         priority=context.priority,
         cache_salt=context.handler.request.cache_salt or "",
         arrival_time=context.created,
+        lora_name=lora.name if lora is not None else "",
+        lora_digest=lora.digest if lora is not None else "",
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proa.blocks import root_hash
-from proa.contract import ModelInfo
+from proa.contract import Lora, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class RoutingHints:
     chain: HashChain | None = None  # of `block_hashes`; None if these are not computed
     num_prompt_tokens: int = 0
     session_id: str | None = None  # the client's own name for its conversation, for session affinity
+    lora: Lora | None = None  # the adapter; without a digest, no engine has loaded it yet
 
     @property
     def num_reusable(self) -> int:

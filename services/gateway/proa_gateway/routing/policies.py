@@ -1,16 +1,19 @@
 """Routing policies: how one of several engines is chosen for a request. `make_policy` finds them by name."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import ClassVar, Protocol
 
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.index import PrefixIndex
+from proa_gateway.routing.lora_affinity import having_lora, lora_cost
 from proa_gateway.routing.score import AnyCandidate, Weights, best, cheapest, is_overloaded
 
 BOUNDED_LOAD = 1.25
 """`SessionAffinity`: an engine takes at most this multiple of the mean load."""
+
+WEIGHTS = Weights()
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 6.4)
@@ -32,7 +35,8 @@ class Policy(Protocol):
 
 
 class LeastLoad:
-    """The candidate with the fewest unfinished requests."""
+    """The candidate with the fewest unfinished requests, of those that have the request's adapter unless they are
+    overloaded."""
 
     name: ClassVar[str] = "least-load"
     needs_hashes: ClassVar[bool] = False
@@ -42,14 +46,23 @@ class LeastLoad:
 
     def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
         engines = list(candidates.values())
-        return cheapest(engines, [engine.load for engine in engines], self._rng)[0]
+        loads = [engine.load for engine in engines]
+        if (lora := hints.lora) is not None:
+            having = having_lora(engines, lora)
+            chosen = cheapest(having, [one.load + lora_cost(one.loras, lora) for one in having], self._rng)[0]
+            if not is_overloaded(chosen, min(loads), WEIGHTS):
+                return chosen
+        return cheapest(engines, loads, self._rng)[0]
 
     def record_sent(self, address: str, hints: RoutingHints) -> int:
         return 0
 
 
 class RoundRobin:
-    """Each candidate in turn, from a random start, so that several gateways do not choose in lockstep."""
+    """Each candidate in turn, from a random start, so that several gateways do not choose in lockstep.
+
+    A request with an adapter goes in turn to those that have it, if any has.
+    """
 
     name: ClassVar[str] = "round-robin"
     needs_hashes: ClassVar[bool] = False
@@ -59,7 +72,10 @@ class RoundRobin:
 
     def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
         self._turn += 1
-        return list(candidates.values())[self._turn % len(candidates)]
+        engines: Sequence[AnyCandidate] = list(candidates.values())
+        if hints.lora is not None:
+            engines = having_lora(engines, hints.lora)
+        return engines[self._turn % len(engines)]
 
     def record_sent(self, address: str, hints: RoutingHints) -> int:
         return 0
@@ -103,7 +119,7 @@ class _AddressHashes(dict[str, int]):
 
 
 class Prefix:
-    """The candidate with the best score of cached prompt blocks and load; see `score`."""
+    """The candidate with the best score of cached prompt blocks, adapters and load; see `score`."""
 
     name: ClassVar[str] = "prefix"
     needs_hashes: ClassVar[bool] = True
@@ -115,17 +131,21 @@ class Prefix:
         self._weights = weights
 
     def choose(self, candidates: Mapping[str, AnyCandidate], hints: RoutingHints) -> AnyCandidate:
-        reusable = hints.reusable
+        reusable, lora = hints.reusable, hints.lora
         matched = self._index.match(reusable)
-        chosen = best(candidates, matched, len(reusable), self._weights, self._rng)
-        if not matched or chosen.load <= self._weights.overload:
+        having = candidates
+        if lora is not None:
+            having = {one.address: one for one in having_lora(list(candidates.values()), lora)}
+        chosen = best(having, matched, len(reusable), self._weights, self._rng, lora)
+        if (not matched and lora is None) or chosen.load <= self._weights.overload:
             return chosen
         least = min([candidate.load for candidate in candidates.values()])
         if not is_overloaded(chosen, least, self._weights):
             return chosen
-        # A candidate that has fewer blocks of the prompt may still be better than the least loaded one.
+        # A candidate that has fewer blocks of the prompt, or not the adapter, may still be better than the least loaded
+        # one.
         others = {address: one for address, one in candidates.items() if not is_overloaded(one, least, self._weights)}
-        return best(others, matched, len(reusable), self._weights, self._rng)
+        return best(others, matched, len(reusable), self._weights, self._rng, lora)
 
     def record_sent(self, address: str, hints: RoutingHints) -> int:
         if hints.chain is None:
@@ -140,7 +160,7 @@ def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callab
     """`clock` returns seconds. Raises `ValueError` if `name` is not one of `POLICIES`."""
     match name:
         case Prefix.name:
-            return Prefix(index, rng, clock, Weights())
+            return Prefix(index, rng, clock, WEIGHTS)
         case LeastLoad.name:
             return LeastLoad(rng)
         case RoundRobin.name:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from proa.blocks import hash_blocks
-from proa.contract import Hello, extra_keys
+from proa.contract import Hello, Lora, extra_keys
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.kv_events import Subscribe, follow_kv_events
@@ -26,17 +26,18 @@ class Router:
         self.policy = make_policy(policy, self.index, random.Random(), time.monotonic)
 
     async def make_hints(
-        self, token_ids: Sequence[int], chain: HashChain, *, cache_salt: str, session_id: str | None
+        self, token_ids: Sequence[int], chain: HashChain, *, cache_salt: str, session_id: str | None, lora: Lora | None
     ) -> RoutingHints:
-        """Hash the prompt's blocks if the policy needs them."""
-        if not self.policy.needs_hashes:
-            return RoutingHints(session_id=session_id)
-        arguments = (chain.root, token_ids, chain.block_size, extra_keys(cache_salt, "", ""))
+        """Hash the prompt's blocks if the policy needs them, and an engine may have them."""
+        if not self.policy.needs_hashes or (lora is not None and not lora.digest):
+            return RoutingHints(session_id=session_id, lora=lora)
+        name, content = (lora.name, lora.digest) if lora is not None else ("", "")
+        arguments = (chain.root, token_ids, chain.block_size, extra_keys(cache_salt, name, content))
         if len(token_ids) <= MAX_INLINE_TOKENS:
             hashes = hash_blocks(*arguments)
         else:
             hashes = await asyncio.to_thread(hash_blocks, *arguments)
-        return RoutingHints(hashes, chain, len(token_ids), session_id)
+        return RoutingHints(hashes, chain, len(token_ids), session_id, lora)
 
     async def follow(self, address: str, hello: Hello, subscribe: Subscribe) -> None:
         """Keep the index up to date while an engine's session is open; cancelled when the session ends."""

@@ -5,6 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from proa.contract import Lora
+from proa_gateway.routing.lora_affinity import LoraState, lora_cost
+
 
 class Candidate(Protocol):
     """An engine that can take a request."""
@@ -12,6 +15,9 @@ class Candidate(Protocol):
     address: str
     load: int  # unfinished requests
     kv_cache_usage: float  # 0 to 1
+
+    @property
+    def loras(self) -> LoraState: ...
 
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
@@ -40,16 +46,21 @@ def best(
     num_blocks: int,
     weights: Weights,
     rng: random.Random,
+    lora: Lora | None = None,
 ) -> AnyCandidate:
     """Return the candidate with the largest score.
 
     `matched`: (length, addresses) pairs as `PrefixIndex.match` returns them, for a prompt of `num_blocks` blocks.
+    `lora`: the request's adapter.
     """
     mean = sum([one.load for one in candidates.values()]) / len(candidates)
     by_load, by_usage = weights.load / max(1.0, mean), weights.kv_usage
 
     def find_cheapest(among: Sequence[AnyCandidate]) -> tuple[AnyCandidate, float]:
-        return cheapest(among, [by_load * one.load + by_usage * one.kv_cache_usage for one in among], rng)
+        costs = [by_load * one.load + by_usage * one.kv_cache_usage for one in among]
+        if lora is not None:
+            costs = [cost + lora_cost(one.loras, lora) for cost, one in zip(costs, among, strict=True)]
+        return cheapest(among, costs, rng)
 
     lightest, least = find_cheapest(list(candidates.values()))
     chosen, score = lightest, -least
@@ -67,7 +78,8 @@ def best(
 
 
 def is_overloaded(candidate: Candidate, least: int, weights: Weights) -> bool:
-    """Return whether the candidate's load is so far above the least one that its cached blocks must not count."""
+    """Return whether the candidate's load is so far above the least one that its cached blocks and adapters must not
+    count."""
     return candidate.load - least > weights.overload and candidate.load > weights.overload_factor * least
 
 
