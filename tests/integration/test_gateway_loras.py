@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import NotFoundError
 
-from proa.engine.v1 import service_pb2
+from proa.engine.v1 import core_pb2, service_pb2
 from proa_gateway.lora_modules import LoraModule
 from support.fake_engine import FakeEngine, say
 from support.gateway import RunningGateway, chat_body, events_of, running_gateway, until
@@ -80,6 +80,15 @@ async def test_generate_takes_an_adapter_as_model_or_as_sglangs_lora_path(engine
             answer = await gateway.http.post("/generate", json={"text": "Hi", **fields})
             assert answer.status_code == 200, answer.text
     assert loras_of(engine) == [("sql", "d1"), ("sql", "d1"), ("", "")]
+
+
+async def test_an_embedding_is_computed_with_an_adapter() -> None:
+    tasks = (core_pb2.POOLING_TASK_EMBED,)
+    async with lora_engine(loras={"sql": "/adapters/sql"}, pooling_tasks=tasks) as engine:
+        async with running_gateway(engine) as gateway:
+            answer = await gateway.openai.embeddings.create(model="sql", input="Hi")
+            assert answer.model == "sql"
+        assert loras_of(engine) == [("sql", "d1")]
 
 
 async def test_tokenizer_and_chat_template_are_the_base_models(engine: FakeEngine) -> None:

@@ -58,6 +58,7 @@ def pool(handler: PoolingHandler, request: Request) -> Response:
     """The response that the handler writes. Raises `UnsupportedField`."""
     gateway, state = gateway_of(request), request.state
     use_request_id(request, handler.request.request_id)
+    request.state.model = handler.request.model
     state.response_headers += gateway.extra_fields.check(handler.request.extra_fields, handler.refused)
     return WriterResponse(
         partial(
