@@ -146,6 +146,17 @@ def test_the_least_recently_used_blocks_are_evicted() -> None:
     assert matched_lengths(index, [b"0.0"]) == {}
 
 
+def test_a_prompt_that_others_begin_with_outlives_what_comes_after_it() -> None:
+    """It is the first of every generation, and is used less often than a generation's blocks are evicted."""
+    index = make_index("a", capacity=1000, max_blocks=100)
+    index.add_confirmed("a", PROMPT)
+    for number in range(200):
+        index.add_confirmed("a", [b"%d.%d" % (number, block) for block in range(5)])
+        if number % 5 == 0:
+            assert matched_lengths(index, PROMPT) == {"a": 10}
+            index.add_pending("a", sent(PROMPT), now=0.0)
+
+
 def test_num_bytes_covers_the_memory_in_use() -> None:
     index = PrefixIndex()
     addresses = [f"10.0.0.{number}:50051" for number in range(64)]
