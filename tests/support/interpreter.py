@@ -10,8 +10,10 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import pytest
 import torch
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter computes bfloat16 wrongly
@@ -63,6 +65,18 @@ class InterpreterProcess:
     def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def interpreter_fixture(module: str) -> Any:
+    """A fixture of a test module: the process that runs the checks of `module`."""
+
+    @pytest.fixture(scope="module")
+    def interpreter() -> Iterator[InterpreterProcess]:
+        process = InterpreterProcess(module)
+        yield process
+        process.stop()
+
+    return interpreter
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:

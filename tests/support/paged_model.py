@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from proa_engine.core.types import NO_STATE
+from proa_engine.kernels.state_rows import StateRows
 from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
-from proa_engine.layers.state_rows import StateRows
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.cache_memory import allocate_caches
 from proa_engine.worker.cache_plan import plan_caches

@@ -10,7 +10,7 @@ from torch import Tensor
 from proa_engine.kernels.delta_rule import gated_delta_rule
 from proa_engine.kernels.short_conv import short_conv
 from proa_engine.kernels.state_plan import plan_states
-from proa_engine.layers.state_rows import StateRows
+from proa_engine.kernels.state_rows import StateRows
 
 NUM_SLOTS = 40
 
@@ -33,10 +33,6 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return int(self.query_start_loc[-1])
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        states = self.states
-        return states.read, states.write, states.first_segments, states.segment_start_loc
 
 
 def batch_of(rows: Sequence[Row]) -> Batch:
@@ -87,13 +83,13 @@ class ConvCase:
     def compute(self, *, on_cpu: bool) -> tuple[Tensor, Tensor]:
         """The output, and the cache after the step."""
         cache, batch = self.cache.clone(), self.batch
-        plan = plan_states(batch.query_start_loc, *batch.tensors()) if on_cpu else None
+        plan = plan_states(batch.query_start_loc, batch.states) if on_cpu else None
         out = short_conv(
             self.x,
             self.weight,
             cache,
             batch.query_start_loc,
-            *batch.tensors(),
+            batch.states,
             num_decodes=batch.num_decodes,
             plan=plan,
         )
@@ -139,14 +135,14 @@ class DeltaCase:
     def compute(self, *, on_cpu: bool, batch_invariant: bool = False) -> tuple[Tensor, Tensor]:
         """The output, and the cache after the step."""
         cache, batch = self.cache.clone(), self.batch
-        plan = plan_states(batch.query_start_loc, *batch.tensors()) if on_cpu else None
+        plan = plan_states(batch.query_start_loc, batch.states) if on_cpu else None
         out = gated_delta_rule(
             self.qkv,
             self.gates,
             self.a_log,
             self.dt_bias,
             cache,
-            *batch.tensors(),
+            batch.states,
             num_decodes=batch.num_decodes,
             batch_invariant=batch_invariant,
             plan=plan,

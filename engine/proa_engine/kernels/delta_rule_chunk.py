@@ -20,6 +20,7 @@ from proa_engine.kernels.dependent_launch import INTERPRETED
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.prefill_attention import find_request
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.state_rows import StateRows
 
 CHUNK = 64
 MAX_BLOCK_V = 32  # of the second kernel
@@ -32,10 +33,7 @@ def delta_rule_chunk(
     dt_bias: torch.Tensor,
     cache: torch.Tensor,
     out: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    first_segments: torch.Tensor,
-    segment_start_loc: torch.Tensor,
+    rows: StateRows,
     num_decodes: int,
 ) -> None:
     """Write out [T, heads * value_dim] and states of all rows behind the first `num_decodes`.
@@ -43,7 +41,8 @@ def delta_rule_chunk(
     Arguments as those of `gated_delta_rule`.
     """
     _, num_heads, value_dim, key_dim = cache.shape
-    num_tokens, num_rows, num_segments = qkv.shape[0], read.shape[0] - num_decodes, write.shape[0] - num_decodes
+    num_tokens = qkv.shape[0]
+    num_rows, num_segments = rows.read.shape[0] - num_decodes, rows.write.shape[0] - num_decodes
     num_key_heads = (qkv.shape[1] - num_heads * value_dim) // (2 * key_dim)
     assert qkv.stride(1) == gates.stride(1) == 1
     assert cache.is_contiguous()
@@ -71,7 +70,7 @@ def delta_rule_chunk(
         change,
         scores,
         log_decays,
-        segment_start_loc,
+        rows.segment_start_loc,
         num_decodes,
         num_segments,
         qkv.stride(0),
@@ -91,10 +90,10 @@ def delta_rule_chunk(
         log_decays,
         cache,
         out,
-        read,
-        write,
-        first_segments,
-        segment_start_loc,
+        rows.read,
+        rows.write,
+        rows.first_segments,
+        rows.segment_start_loc,
         num_decodes,
         qkv.stride(0),
         key_dim**-0.5,

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.state_rows import StateRows
 
 MAX_BLOCK_V = 32
 
@@ -21,10 +22,7 @@ def delta_rule_recurrent(
     dt_bias: torch.Tensor,
     cache: torch.Tensor,
     out: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    first_segments: torch.Tensor,
-    segment_start_loc: torch.Tensor,
+    rows: StateRows,
     num_rows: int,
     *,
     one_token: bool,
@@ -45,10 +43,10 @@ def delta_rule_recurrent(
         dt_bias,
         cache,
         out,
-        read,
-        write,
-        first_segments,
-        segment_start_loc,
+        rows.read,
+        rows.write,
+        rows.first_segments,
+        rows.segment_start_loc,
         qkv.stride(0),
         gates.stride(0),
         key_dim**-0.5,

@@ -62,29 +62,23 @@ def latent_decode_kernel(
     # Negative: padding, which attends to nothing.
     position = tl.zeros([GROUP], tl.int32) + seq_len - WIDTH + query_index
     table_ptr = block_table_ptr + row.to(tl.int64) * stride_table_request
-    maximum = tl.full([GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP], tl.float32)
-    acc = tl.zeros([GROUP, BLOCK_RANK], tl.float32)
-    for tile in range(start, end, TILE):
-        maximum, total, acc = attend_latents(
-            latent,
-            rope,
-            maximum,
-            total,
-            acc,
-            position,
-            tile,
-            end,
-            cache_ptr,
-            table_ptr,
-            scale_log2,
-            RANK,
-            ROPE_DIM,
-            BLOCK_SIZE,
-            BLOCK_RANK,
-            BLOCK_ROPE,
-            TILE,
-        )
+    maximum, total, acc = attend_latents(
+        latent,
+        rope,
+        position,
+        start,
+        end,
+        cache_ptr,
+        table_ptr,
+        scale_log2,
+        RANK,
+        ROPE_DIM,
+        BLOCK_SIZE,
+        GROUP,
+        BLOCK_RANK,
+        BLOCK_ROPE,
+        TILE,
+    )
 
     if num_splits == 1:
         store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)

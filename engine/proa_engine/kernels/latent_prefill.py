@@ -58,27 +58,21 @@ def latent_prefill_kernel(
     position = seq_len - query_len + query_index
     end = tl.minimum(seq_len - query_len + first_query + QUERIES, seq_len)
     table_ptr = block_table_ptr + request.to(tl.int64) * stride_table_request
-    maximum = tl.full([QUERIES * GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES * GROUP], tl.float32)
-    acc = tl.zeros([QUERIES * GROUP, BLOCK_RANK], tl.float32)
-    for tile in range(0, end, TILE):
-        maximum, total, acc = attend_latents(
-            latent,
-            rope,
-            maximum,
-            total,
-            acc,
-            position,
-            tile,
-            end,
-            cache_ptr,
-            table_ptr,
-            scale_log2,
-            RANK,
-            ROPE_DIM,
-            BLOCK_SIZE,
-            BLOCK_RANK,
-            BLOCK_ROPE,
-            TILE,
-        )
+    _, total, acc = attend_latents(
+        latent,
+        rope,
+        position,
+        0,
+        end,
+        cache_ptr,
+        table_ptr,
+        scale_log2,
+        RANK,
+        ROPE_DIM,
+        BLOCK_SIZE,
+        QUERIES * GROUP,
+        BLOCK_RANK,
+        BLOCK_ROPE,
+        TILE,
+    )
     store_rows(out_ptr, place * RANK, mask, total, acc, RANK, BLOCK_RANK)

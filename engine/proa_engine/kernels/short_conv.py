@@ -13,6 +13,7 @@ from proa_engine.kernels.launch import kernel
 from proa_engine.kernels.prefill_attention import find_request
 from proa_engine.kernels.sizes import cdiv, next_power_of_2
 from proa_engine.kernels.state_plan import StatePlan, read_states
+from proa_engine.kernels.state_rows import StateRows
 
 BLOCK_T = 32
 MAX_BLOCK_C = 256
@@ -23,22 +24,19 @@ def short_conv(
     weight: torch.Tensor,
     cache: torch.Tensor,
     query_start_loc: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    first_segments: torch.Tensor,
-    segment_start_loc: torch.Tensor,
+    rows: StateRows,
     *,
     num_decodes: int,
     plan: StatePlan | None,
 ) -> torch.Tensor:
     """x [T, C], weight [C, 4] -> [T, C]; writes the states at the ends of segments to `cache` [slots, C, 3].
 
-    The batch is described as by `AttentionMetadata` and `StateRows`; `plan` is set on a CPU.
+    `query_start_loc` and `num_decodes` as in `AttentionMetadata`; `plan` is set on a CPU.
     """
     if plan is not None:
         return short_conv_reference(x, weight, cache, plan)
     num_tokens, num_channels = x.shape
-    num_rows = read.shape[0]
+    num_rows = rows.read.shape[0]
     one_token = num_decodes == num_rows
     assert x.stride(1) == 1
     assert weight.is_contiguous()
@@ -52,10 +50,10 @@ def short_conv(
         cache,
         out,
         query_start_loc,
-        read,
-        write,
-        first_segments,
-        segment_start_loc,
+        rows.read,
+        rows.write,
+        rows.first_segments,
+        rows.segment_start_loc,
         num_rows,
         x.stride(0),
         CHANNELS=num_channels,

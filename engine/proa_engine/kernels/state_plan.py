@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.state_rows import StateRows
+
 TAPS = 3  # inputs before a token that the convolution reads
 
 
@@ -41,14 +43,8 @@ class StatePlan:
     conv_slots: torch.Tensor  # [S] int64: slots of `conv_ends`
 
 
-def plan_states(
-    query_start_loc: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    first_segments: torch.Tensor,
-    segment_start_loc: torch.Tensor,
-) -> StatePlan:
-    """The batch as `StateRows` and `AttentionMetadata` describe it."""
+def plan_states(query_start_loc: torch.Tensor, rows: StateRows) -> StatePlan:
+    """`query_start_loc` as in `AttentionMetadata`."""
     starts = query_start_loc.long()
     lengths = starts.diff()
     order = lengths.argsort(descending=True, stable=True)
@@ -59,8 +55,8 @@ def plan_states(
     token_order = (step_of * len(lengths) + rank[row_of]).argsort()
     taps = torch.arange(TAPS)
 
-    ends, slots = segment_start_loc[1:].long(), write.long()
-    row_of_segment = torch.repeat_interleave(torch.arange(len(lengths)), first_segments.diff().long())
+    ends, slots = rows.segment_start_loc[1:].long(), rows.write.long()
+    row_of_segment = torch.repeat_interleave(torch.arange(len(lengths)), rows.first_segments.diff().long())
     written = (slots >= 0).nonzero().flatten()
     ends, slots, segment_rows = ends[written], slots[written], row_of_segment[written]
     cuts: dict[int, list[tuple[int, int]]] = {}
@@ -68,7 +64,7 @@ def plan_states(
         (ends - starts[segment_rows] - 1).tolist(), rank[segment_rows].tolist(), slots.tolist(), strict=True
     ):
         cuts.setdefault(step, []).append((row, slot))
-    slots_read = read[order].long()
+    slots_read = rows.read[order].long()
     first_rows = (slots_read < 0).nonzero().flatten()
     return StatePlan(
         token_order=token_order,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.layers.state_rows import StateRows
+from proa_engine.kernels.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,5 @@ class AttentionStep:
         if not states.read.is_cpu:
             return None
         if not self._state_plans:
-            rows = states.read, states.write, states.first_segments, states.segment_start_loc
-            self._state_plans.append(plan_states(self.metadata.query_start_loc, *rows))
+            self._state_plans.append(plan_states(self.metadata.query_start_loc, states))
         return self._state_plans[0]

@@ -123,14 +123,13 @@ class GatedDeltaNet:
         inputs = self.inputs(x)
         gates = inputs[:, channels + width :] if self.gates is None else self.gates(x)
         state_cache, conv_cache = cache.tensors
-        rows = states.read, states.write, states.first_segments, states.segment_start_loc
         plan = step.state_plan()
         qkv = short_conv(
             inputs[:, :channels],
             self.conv_weight,
             conv_cache,
             metadata.query_start_loc,
-            *rows,
+            states,
             num_decodes=metadata.num_decodes,
             plan=plan,
         )
@@ -140,7 +139,7 @@ class GatedDeltaNet:
             self.a_log,
             self.dt_bias,
             state_cache,
-            *rows,
+            states,
             num_decodes=metadata.num_decodes,
             batch_invariant=step.batch_invariant,
             plan=plan,

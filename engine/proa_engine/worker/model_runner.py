@@ -8,10 +8,10 @@ from torch import Tensor
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
+from proa_engine.kernels.state_rows import StateRows
 from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.state_rows import StateRows
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape

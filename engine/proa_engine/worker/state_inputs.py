@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from proa_engine.core.types import StateSteps
-from proa_engine.layers.state_rows import StateRows
+from proa_engine.kernels.state_rows import StateRows
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.sampling_inputs import Rows
 from proa_engine.worker.staging import IntArray, Packer

@@ -1,18 +1,11 @@
 """Triton kernels equal their references in Triton's interpreter."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from support.interpreted_kernels import CHECKS
-from support.interpreter import InterpreterProcess, check_names
+from support.interpreter import InterpreterProcess, check_names, interpreter_fixture
 
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[InterpreterProcess]:
-    process = InterpreterProcess("support.interpreted_kernels")
-    yield process
-    process.stop()
+interpreter = interpreter_fixture("support.interpreted_kernels")
 
 
 @pytest.mark.timeout(300)

@@ -1,18 +1,11 @@
 """Kernels of latent attention equal their references."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from support.interpreted_latent_kernels import CHECKS
-from support.interpreter import InterpreterProcess, check_names
+from support.interpreter import InterpreterProcess, check_names, interpreter_fixture
 
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[InterpreterProcess]:
-    process = InterpreterProcess("support.interpreted_latent_kernels")
-    yield process
-    process.stop()
+interpreter = interpreter_fixture("support.interpreted_latent_kernels")
 
 
 @pytest.mark.timeout(300)

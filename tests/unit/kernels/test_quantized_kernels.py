@@ -1,18 +1,11 @@
 """Kernels of 8-bit and 4-bit weights and of experts equal their references in Triton's interpreter."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from support.interpreted_quantized_kernels import CHECKS
-from support.interpreter import InterpreterProcess, check_names
+from support.interpreter import InterpreterProcess, check_names, interpreter_fixture
 
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[InterpreterProcess]:
-    process = InterpreterProcess("support.interpreted_quantized_kernels")
-    yield process
-    process.stop()
+interpreter = interpreter_fixture("support.interpreted_quantized_kernels")
 
 
 @pytest.mark.timeout(300)

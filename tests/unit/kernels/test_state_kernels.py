@@ -1,23 +1,17 @@
 """Kernels of recurrent layers equal naive results, and on a CPU a token's bits depend only on the tokens before it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from proa_engine.layers.state_rows import StateRows
+from proa_engine.kernels.state_rows import StateRows
 from support.interpreted_state_kernels import CHECKS, SHAPES
-from support.interpreter import InterpreterProcess, check_names
+from support.interpreter import InterpreterProcess, check_names, interpreter_fixture
 from support.state_cases import BATCHES, SHORT, Batch, Row, conv_case, delta_case
 
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[InterpreterProcess]:
-    process = InterpreterProcess("support.interpreted_state_kernels")
-    yield process
-    process.stop()
+interpreter = interpreter_fixture("support.interpreted_state_kernels")
 
 
 @pytest.mark.timeout(300)
