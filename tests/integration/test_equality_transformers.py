@@ -1,24 +1,22 @@
 """Greedy tokens equal those of `transformers` in float32, for every architecture and with every scheduling feature.
 
-Tokens are compared up to the first step whose two most likely tokens are closer than 1e-4, where rounding may decide.
+Tokens are compared as far as they are sure (`support.greedy`).
 """
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from proa.contract import SamplingParams
 from support.engine import build_core, request, run
+from support.greedy import MARGIN, Expected, greedy
 from support.tiny_models import ARCHITECTURES, BYTES, LATENT, VOCAB_SIZE, make_tiny_model
 
 ADAPTED = ("cohere2", "gpt_neox", "starcoder2")  # have no module of their own in the engine
 NUM_PROMPTS = 20
 NUM_TOKENS = 16
-MARGIN = 1e-4
 
 ALL_ON: dict[str, Any] = {
     "max_num_batched_tokens": 48,  # chunked prefill
@@ -33,12 +31,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no prefix caching": ALL_ON | {"enable_prefix_caching": False},
     "no async scheduling": ALL_ON | {"async_scheduling": False},
 }
-
-
-@dataclass(frozen=True)
-class Expected:
-    token_ids: list[int]
-    num_sure: int  # tokens before the first step whose margin is too small
 
 
 WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
@@ -67,28 +59,8 @@ def make_prompts() -> list[list[int]]:
 PROMPTS = make_prompts()
 
 
-@torch.inference_mode()
 def reference(folder: Path) -> list[Expected]:
-    """Greedy decoding by `transformers`, one prompt at a time."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    return [_generate(model, prompt) for prompt in PROMPTS]
-
-
-def _generate(model: Any, prompt: list[int]) -> Expected:
-    token_ids, num_sure = list(prompt), NUM_TOKENS
-    cache = None
-    step_input = token_ids
-    for step in range(NUM_TOKENS):
-        output = model(torch.tensor([step_input]), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        best = output.logits[0, -1].topk(2)
-        if float(best.values[0] - best.values[1]) < MARGIN:
-            num_sure = min(num_sure, step)
-        token_ids.append(int(best.indices[0]))
-        step_input = token_ids[-1:]
-    return Expected(token_ids[len(prompt) :], num_sure)
+    return greedy(folder, PROMPTS, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module", params=[*ARCHITECTURES, "qwen3_5_text"])

@@ -1,10 +1,12 @@
 """Builders of tiny Hugging Face model folders: random weights and a byte-level tokenizer, made in an instant."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -133,6 +135,25 @@ def make_tiny_model(
     model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder)
+    return folder
+
+
+def as_text_part(
+    text: Path, folder: Path, architecture: str, names: tuple[str, str] = ("model.", "model.language_model.")
+) -> Path:
+    """Write the model in `text` to `folder` as the text model of a checkpoint with other inputs; returns the folder.
+
+    `names`: the beginning of its tensors' names, and what stands there in the larger checkpoint.
+    """
+    folder.mkdir()
+    for path in text.glob("*.json"):
+        shutil.copy(path, folder)
+    tensors = load_file(text / "model.safetensors")
+    renamed = {name.replace(*names, 1): tensor for name, tensor in tensors.items()}
+    save_file(renamed | {"vision_tower.weight": torch.zeros(3)}, folder / "model.safetensors")
+    fields = json.loads((text / "config.json").read_text())
+    config = {"architectures": [architecture], "model_type": fields["model_type"], "text_config": fields}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -1,6 +1,5 @@
 """The same folder gives the same logits in Proa and in transformers, in float32, for each architecture and option."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import LoadFormat, load_model
 from support.paged_model import CachedSequence, PagedModel
-from support.tiny_models import LATENT, VOCAB_SIZE, make_tiny_model
+from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 
 TOLERANCE = 1e-4  # logits are of the order of 3
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -193,13 +192,7 @@ def test_logits_equal_those_of_transformers(architecture: str, overrides: dict[s
 @pytest.mark.parametrize("names", [("model.", "model.language_model."), ("model.", "language_model.model.")])
 def test_the_text_model_of_a_larger_checkpoint_is_loaded(names: tuple[str, str], tmp_path: Path) -> None:
     text = make_tiny_model(tmp_path / "text", "gemma3_text", tie_word_embeddings=True)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    tensors = {name.replace(*names): tensor for name, tensor in load_file(text / "model.safetensors").items()}
-    save_file(tensors | {"vision_tower.weight": torch.zeros(3)}, whole / "model.safetensors")
-    fields = json.loads((text / "config.json").read_text())
-    both = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": fields}
-    (whole / "config.json").write_text(json.dumps(both))
+    whole = as_text_part(text, tmp_path / "whole", "Gemma3ForConditionalGeneration", names)
     logits = [model.compute_logits(PagedModel(model).prefill([1, 2, 3])) for model in (load(text), load(whole))]
     assert torch.equal(*logits)
 

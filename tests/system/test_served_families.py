@@ -1,0 +1,138 @@
+"""Every architecture of the registry, started with a folder as `make run MODEL=FOLDER` starts it: chats stream, and
+completions have the greedy tokens of `transformers`."""
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from proa_engine.models.registry import MODULES
+from support.greedy import greedy
+from support.processes import engine_process, gateway_process
+from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
+
+WINDOWS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24}
+GEMMA4 = WINDOWS | {
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+# Model type and fields of `transformers`. A model with other inputs than text has its text model's.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepseekV2ForCausalLM": ("deepseek_v2", LATENT | {"topk_method": "group_limited_greedy"}),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", LATENT),
+    "Gemma2ForCausalLM": ("gemma2", {"sliding_window": 24}),
+    "Gemma3ForCausalLM": ("gemma3_text", WINDOWS),
+    "Gemma3ForConditionalGeneration": ("gemma3_text", WINDOWS),
+    "Gemma4ForCausalLM": ("gemma4_text", GEMMA4),
+    "Gemma4ForConditionalGeneration": ("gemma4_text", GEMMA4),
+    "Glm4ForCausalLM": ("glm4", {}),
+    "Glm4MoeForCausalLM": ("glm4_moe", {}),
+    "GlmForCausalLM": ("glm", {}),
+    "GptOssForCausalLM": ("gpt_oss", {}),
+    "GraniteForCausalLM": ("granite", {"residual_multiplier": 0.5, "logits_scaling": 0.25}),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", LATENT | {"n_group": 1, "topk_group": 1}),
+    "LlamaForCausalLM": ("llama", {}),
+    "Ministral3ForCausalLM": ("ministral3", {}),
+    "Mistral3ForConditionalGeneration": ("ministral3", {}),
+    "MistralForCausalLM": ("mistral", {}),
+    "MixtralForCausalLM": ("mixtral", {}),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "Olmo3ForCausalLM": ("olmo3", WINDOWS),
+    "OlmoeForCausalLM": ("olmoe", {}),
+    "Phi3ForCausalLM": ("phi3", {}),
+    "Qwen2ForCausalLM": ("qwen2", {}),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", {}),
+    "Qwen3ForCausalLM": ("qwen3", {}),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", {}),
+    "Qwen3NextForCausalLM": ("qwen3_next", {}),
+    "Qwen3_5ForCausalLM": ("qwen3_5_text", {}),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text", {}),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", {}),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text", {}),
+    "SeedOssForCausalLM": ("seed_oss", {}),
+    "SmolLM3ForCausalLM": ("smollm3", {}),
+}
+AT_ONCE = 4  # engines, of about 0.4 GB each
+GROUPS = [list(FAMILIES)[start : start + AT_ONCE] for start in range(0, len(FAMILIES), AT_ONCE)]
+PROMPT = "A proa is a boat with two unlike hulls"
+NUM_TOKENS = 16
+
+
+def make_folders(root: Path, architecture: str) -> tuple[Path, Path]:
+    """The folder to serve, and one that `transformers` loads: that of the text model."""
+    model_type, fields = FAMILIES[architecture]
+    text = make_tiny_model(root / model_type, model_type, **({"seed": 3} | fields))
+    if not architecture.endswith("ForConditionalGeneration"):
+        return text, text
+    return as_text_part(text, root / architecture, architecture), text
+
+
+@contextmanager
+def serving(folders: Mapping[str, Path]) -> Iterator[OpenAI]:
+    """A client of a gateway before engines with these models, by name."""
+
+    def start(name: str) -> str:
+        engine = engine_process("--model", str(folders[name]), "--served-model-name", name)
+        return stack.enter_context(engine)[1]
+
+    with ExitStack() as stack:
+        with ThreadPoolExecutor() as executor:
+            first, *others = executor.map(start, folders)
+        arguments = [argument for address in others for argument in ("--engine", address)]
+        _, port = stack.enter_context(gateway_process(first, *arguments))
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        stack.enter_context(client)
+        deadline = time.monotonic() + 30
+        while {model.id for model in client.models.list()} != folders.keys():
+            assert time.monotonic() < deadline, "the gateway has not found all engines"
+        yield client
+
+
+def test_every_architecture_is_here() -> None:
+    assert FAMILIES.keys() == MODULES.keys()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("names", GROUPS, ids=", ".join)
+def test_folders_are_served(names: list[str], tmp_path: Path) -> None:
+    folders = {name: make_folders(tmp_path / name, name) for name in names}
+    with serving({name: folder for name, (folder, _) in folders.items()}) as client:
+        for name, (_, text) in folders.items():
+            check_completion(client, name, text)
+            check_chat(client, name)
+
+
+def check_completion(client: OpenAI, model: str, text: Path) -> None:
+    prompt = list(PROMPT.encode())
+    completion: Any = client.completions.create(
+        model=model,
+        prompt=PROMPT,
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    (expected,) = greedy(text, [prompt], NUM_TOKENS)
+    assert expected.num_sure >= NUM_TOKENS // 2, model
+    assert completion.usage.prompt_tokens == len(prompt), model
+    assert completion.choices[0].token_ids[: expected.num_sure] == expected.token_ids[: expected.num_sure], model
+
+
+def check_chat(client: OpenAI, model: str) -> None:
+    question: Any = [{"role": "user", "content": "What is a proa?"}]
+    stream: Any = client.chat.completions.create(
+        model=model,
+        messages=question,
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
+    assert reasons[-1] == "length", model
