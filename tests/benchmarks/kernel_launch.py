@@ -19,7 +19,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.kernels.launch import Kernel
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.meta_worker import MetaWorker
-from proa_engine.worker.warmup import prefill_step
+from proa_engine.worker.warmup_steps import prefill_step
 from proa_engine.worker.worker import Worker
 from support import shape_models as models
 from support.fake_gpu import FakeGpu, FakeLauncher

@@ -22,7 +22,7 @@ from proa_engine.kernels.variants import record
 from proa_engine.worker.decode_graphs import GraphShape
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.meta_worker import MetaWorker
-from proa_engine.worker.warmup import decode_step, finish_step, prefill_step
+from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from proa_engine.worker.worker import Worker
 
 CONTEXT = 512  # tokens before a decode

@@ -23,7 +23,8 @@ from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.kv_cache import CacheSizes
 from proa_engine.worker.lora_adapters import EMPTY_LORA
 from proa_engine.worker.meta_worker import MetaWorker
-from proa_engine.worker.warmup import GREEDY, LIMITED, PENALIZED, decode_step, finish_step, prefill_step
+from proa_engine.worker.warmup import LIMITED, PENALIZED
+from proa_engine.worker.warmup_steps import GREEDY, decode_step, finish_step, prefill_step
 from support import shape_models as models
 from support.kernel_facts import KernelFacts, facts_of
 from support.masks import masks_of

@@ -18,7 +18,7 @@ from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread
 from proa_engine.worker.kv_cache import WorkerSizes, fewest
 from proa_engine.worker.step_inputs import StepInputs
-from proa_engine.worker.warmup import first_steps
+from proa_engine.worker.warmup_steps import first_steps
 from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")

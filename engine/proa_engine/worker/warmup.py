@@ -1,7 +1,7 @@
 """Warm-up: run made-up steps, to compile and time them and to find how much memory the largest ones take."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,26 +12,18 @@ from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.core.types import (
-    NO_STATE,
-    CachedRequestData,
-    LoraSlot,
-    NewRequestData,
-    SchedulerOutput,
-    StateSteps,
-)
+from proa_engine.core.types import LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.worker import token_rules
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.warmup_steps import FIRST_TOKENS, GREEDY, decode_step, finish_step, prefill_step
 
 _LIMITS: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operation in LIMITS}
 _PENALTIES: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operation not in LIMITS}
 _EVERYTHING = _LIMITS | _PENALTIES | token_rules.EXAMPLES
-GREEDY = SamplingParams(temperature=0.0)
 LIMITED = SamplingParams(**_LIMITS)
 PENALIZED = SamplingParams(**_PENALTIES)
-_FIRST_TOKENS = 16
 # Touches every weight and is enough to time; with a large model a CPU needs a minute for a whole token budget.
 _CPU_TIMED_TOKENS = 256
 
@@ -87,7 +79,7 @@ class WarmUp:
 
     def run_every_kind(self) -> None:
         """Run a small prefill and a decode of each kind that launches kernels of its own."""
-        num_tokens = min(_FIRST_TOKENS, self._max_num_batched_tokens, self._max_model_len - 1)
+        num_tokens = min(FIRST_TOKENS, self._max_num_batched_tokens, self._max_model_len - 1)
         for params in (GREEDY, LIMITED, PENALIZED, SamplingParams(**_EVERYTHING, logprobs=1)):
             self._run(self._prefill_step([num_tokens], params))
             self._time_decode(num_tokens)
@@ -163,84 +155,3 @@ class WarmUp:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.monotonic() - started
-
-
-def prefill_step(
-    lengths: Sequence[int], groups: CacheGroups, params: SamplingParams = GREEDY, lora: LoraSlot | None = None
-) -> SchedulerOutput:
-    """A step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
-
-    All share the same blocks, some more than once: what they write is never read.
-    """
-    tables = range(groups.num_tables)
-    requests = [
-        NewRequestData(
-            request_id=f"warm-up-{index}",
-            token_ids=[0] * length,
-            num_prompt_tokens=length,
-            num_computed_tokens=0,
-            block_ids=[_blocks(length + 1, groups) for _ in tables],
-            sampling_params=params,
-            lora=lora,
-        )
-        for index, length in enumerate(lengths)
-    ]
-    lengths_by_id = {request.request_id: len(request.token_ids) for request in requests}
-    return _step(new=requests, scheduled=lengths_by_id, states=_states(lengths_by_id, groups))
-
-
-def first_steps(groups: CacheGroups, *, max_num_tokens: int) -> list[SchedulerOutput]:
-    """A prefill of at most `max_num_tokens` tokens, a decode of its request, and the end of that request."""
-    num_tokens = min(_FIRST_TOKENS, max_num_tokens)
-    prefill = prefill_step([num_tokens], groups)
-    request_ids = list(prefill.num_scheduled_tokens)
-    return [prefill, decode_step(request_ids, num_tokens), finish_step(request_ids)]
-
-
-def decode_step(request_ids: list[str], num_computed_tokens: int, num_tokens: int = 1) -> SchedulerOutput:
-    """A step that computes `num_tokens` tokens of each of these requests."""
-    cached = [
-        CachedRequestData(request_id=request_id, num_computed_tokens=num_computed_tokens, new_block_ids=())
-        for request_id in request_ids
-    ]
-    return _step(cached=cached, scheduled=dict.fromkeys(request_ids, num_tokens))
-
-
-def finish_step(request_ids: list[str]) -> SchedulerOutput:
-    """A step without tokens that removes these requests."""
-    return _step(finished=request_ids)
-
-
-def _blocks(num_tokens: int, groups: CacheGroups) -> list[int]:
-    return [block % groups.num_blocks for block in range(-(-num_tokens // groups.block_size))]
-
-
-def _states(lengths: Mapping[str, int], groups: CacheGroups) -> dict[str, StateSteps]:
-    """A slot for each prompt, some for more than one: what they write is never checked."""
-    if not groups.num_state_slots:
-        return {}
-    return {
-        request_id: StateSteps(NO_STATE, ((length, index % groups.num_state_slots),))
-        for index, (request_id, length) in enumerate(lengths.items())
-    }
-
-
-def _step(
-    *,
-    new: list[NewRequestData] | None = None,
-    cached: list[CachedRequestData] | None = None,
-    scheduled: dict[str, int] | None = None,
-    finished: list[str] | None = None,
-    states: Mapping[str, StateSteps] | None = None,
-) -> SchedulerOutput:
-    counts = scheduled or {}
-    return SchedulerOutput(
-        step=0,
-        new_requests=new or [],
-        cached_requests=cached or [],
-        decode_request_ids=[request_id for request_id, num_tokens in counts.items() if num_tokens == 1],
-        num_chunk_tokens={request_id: num_tokens for request_id, num_tokens in counts.items() if num_tokens > 1},
-        finished_request_ids=finished or [],
-        preempted_request_ids=[],
-        states=states or {},
-    )

@@ -17,7 +17,7 @@ from proa_engine.models.loader import load_model
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, no_garbage_collection, pad_rows
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.warmup import decode_step, prefill_step
+from proa_engine.worker.warmup_steps import decode_step, prefill_step
 from support.paged_model import nan_caches
 from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness
 from support.tiny_models import VOCAB_SIZE, make_tiny_model

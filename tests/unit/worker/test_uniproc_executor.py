@@ -17,7 +17,7 @@ from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
-from proa_engine.worker.warmup import decode_step, finish_step, prefill_step
+from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from support.masks import masks_of
 
 DEADLINE = 10.0
