@@ -45,8 +45,9 @@ def random_grammar(rng: random.Random) -> Grammar:
 
 
 def random_request(
-    rng: random.Random, request_id: str, prompt: list[int], grammar_share: float = 0.0
+    rng: random.Random, request_id: str, prompt: list[int], grammar_share: float = 0.0, lora_digest: str = ""
 ) -> EngineCoreRequest:
+    """With the adapter of this content, whose name is the part before `@`."""
     max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -57,6 +58,7 @@ def random_request(
         "prompt_logprobs": rng.choice([None, None, None, 0]),
         "grammar": random_grammar(rng) if rng.random() < grammar_share else None,
     }
+    params |= {"lora_name": lora_digest.partition("@")[0], "lora_digest": lora_digest}
     request = make_request(
         request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
     )
@@ -144,7 +146,9 @@ class Traffic:
         grammar_share: float = 0.0,
         follow_up_share: float = 0.0,
         pooled_share: float = 0.0,
+        lora_digests: Sequence[str] = (),
     ) -> None:
+        """Requests have each of `lora_digests` as often as none."""
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
@@ -160,7 +164,8 @@ class Traffic:
             if pooled_share and rng.random() < pooled_share:
                 self.coming.insert(0, random_pooled(rng, f"r{index}", prompt))
             else:
-                self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share))
+                digest = rng.choice(["", *lora_digests])
+                self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share, digest))
         grammars = [request.sampling_params.grammar for request in self.coming]
         run.grammars.known = {grammar.text for grammar in grammars if grammar is not None and rng.random() < 0.3}
         run.grammars.known -= {"invalid", "busy"}
