@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from proa_engine.config import EngineConfig
     from proa_engine.llm import LLM
     from proa_engine.llm_engine import LLMEngine
+    from proa_engine.lora_request import LoRARequest
     from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "RepetitionDetectionParams",
     "RequestOutput",
@@ -36,6 +38,7 @@ _MODULES = {
     "LLMEngine": "proa_engine.llm_engine",
     "CompletionOutput": "proa_engine.outputs",
     "EngineConfig": "proa_engine.config",
+    "LoRARequest": "proa_engine.lora_request",
     "Logprob": "proa_engine.outputs",
     "RequestOutput": "proa_engine.outputs",
     "RepetitionDetectionParams": "proa.contract",

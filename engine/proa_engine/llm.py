@@ -11,10 +11,12 @@ from tqdm.auto import tqdm
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.llm_engine import LLMEngine, Prompt, are_token_ids
+from proa_engine.lora_request import LoRARequest
 from proa_engine.outputs import RequestOutput
 from proa_engine.speculative_config import SpeculativeConfig
 
 Message = Mapping[str, Any]
+LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class LLM:
@@ -43,21 +45,26 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoraRequests = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts in one batch, and return the outputs in the order of the prompts.
 
         A prompt is text, token ids, or a mapping with one of them as `prompt` or `prompt_token_ids`. `sampling_params`:
         one for all prompts, one for each, or None for the defaults. Requests without a seed draw one each from the
-        engine's seed. Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
+        engine's seed. `lora_request`: the adapter of all prompts, one or None for each, or None; adapters that are not
+        loaded are loaded first. Raises `ValueError`, before anything runs, if the model cannot serve one of the
+        requests.
         """
         batch = _batch(prompts)
         each = _one_each(sampling_params, len(batch))
+        loras = _loras(lora_request, len(batch))
         now = time.time()
         ids = [str(next(self._ids)) for _ in batch]
         prepared = [
-            self.llm_engine.prepare(request_id, prompt, params, 0, now)
-            for request_id, prompt, params in zip(ids, batch, each, strict=True)
+            self.llm_engine.prepare(request_id, prompt, params, 0, now, "" if lora is None else lora.lora_name)
+            for request_id, prompt, params, lora in zip(ids, batch, each, loras, strict=True)
         ]
+        self.llm_engine.load_loras(lora for lora in loras if lora is not None)
         for state, requests in prepared:
             self.llm_engine.submit(state, requests)
         try:
@@ -74,11 +81,12 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoraRequests = None,
     ) -> list[RequestOutput]:
         """Generate the next assistant message of one conversation or several, with the model's chat template.
 
         `tools`: functions that the model may call, in the form of the OpenAI API. Calls stay in the text, in the
-        model's own format.
+        model's own format. `lora_request` as in `generate`.
 
         Raises `ValueError` as `generate` does, and if the model has no tokenizer, no chat template, or one without
         tools where tools are given.
@@ -89,7 +97,7 @@ class LLM:
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         token_ids = [tokenizer.apply_chat_template(conversation, tools) for conversation in conversations]
         prompts = [{"prompt_token_ids": ids} for ids in token_ids]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def _run(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
         finished: dict[str, RequestOutput] = {}
@@ -113,3 +121,11 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     if len(params) != count:
         raise ValueError(f"{count} prompts need one SamplingParams, or {count}, not {len(params)}")
     return list(params)
+
+
+def _loras(requests: LoraRequests, count: int) -> list[LoRARequest | None]:
+    if requests is None or isinstance(requests, LoRARequest):
+        return [requests] * count
+    if len(requests) != count:
+        raise ValueError(f"{count} prompts need one LoRARequest, or {count}, not {len(requests)}")
+    return list(requests)

@@ -7,6 +7,7 @@ import random
 import reprlib
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -24,10 +25,13 @@ from proa.grammar import check, lower
 from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
 from proa_engine.core.admission import Limits, refusal
-from proa_engine.core.types import Rejection
+from proa_engine.core.lora_store import LoraError
+from proa_engine.core.operations import LoadLora
+from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.grammar import NO_LIMITS
+from proa_engine.lora_request import LoRARequest, paths_by_name
 from proa_engine.output_processor import OutputProcessor, RequestState
 from proa_engine.outputs import RequestOutput
 from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
@@ -67,6 +71,9 @@ class LLMEngine:
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._processor = OutputProcessor(self.tokenizer)
         self._check_grammar = lru_cache(maxsize=1024)(check)  # a batch has few different ones
+        self._max_loras = config.max_loaded_loras
+        self._lora_paths: dict[str, str] = {}  # of loaded adapters, by name
+        self._early: deque[StepOutputs] = deque()  # of steps that ran while adapters were loaded
         self._serial = itertools.count()
         self._seeds = random.Random(config.seed)  # for requests without a seed: equal in each run of a program
         self.shutdown = weakref.finalize(self, _shut_down, parts)  # also at exit
@@ -79,17 +86,27 @@ class LLMEngine:
         *,
         priority: int = 0,
         arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Queue a request. `prompt` is text, token ids, or a mapping with one of them as `prompt` or
         `prompt_token_ids`. Requests with a lower `priority` are scheduled first. `arrival_time` is in Unix seconds.
+        The adapter of `lora_request` is loaded first, if it is not.
 
         Raises `ValueError` if the model cannot serve the request, or if the id belongs to an unfinished one.
         """
-        state, requests = self.prepare(request_id, prompt, params, priority, arrival_time or time.time())
+        lora_name = "" if lora_request is None else lora_request.lora_name
+        state, requests = self.prepare(request_id, prompt, params, priority, arrival_time or time.time(), lora_name)
+        self.load_loras([lora_request] if lora_request else [])
         self.submit(state, requests)
 
     def prepare(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, arrival_time: float
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        arrival_time: float,
+        lora_name: str = "",
     ) -> tuple[RequestState, list[EngineCoreRequest]]:
         """Check a request and return the arguments for `submit`. Raises `ValueError` as `add_request` does."""
         if request_id in self._processor:
@@ -105,6 +122,7 @@ class LLMEngine:
                 sampling_params=choice_params,
                 priority=priority,
                 arrival_time=arrival_time,
+                lora_name=lora_name,
             )
             check_request(request, self._limits)
             if (reason := refusal(request, self._admission)) is not None:
@@ -115,6 +133,19 @@ class LLMEngine:
             request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, choices=choices
         )
         return state, requests
+
+    def load_loras(self, lora_requests: Iterable[LoRARequest]) -> None:
+        """Load the adapters that are not loaded, and wait for them. One whose name has another path is replaced.
+
+        Raises `ValueError` for an adapter that cannot be loaded, or for more of them than max_cpu_loras.
+        """
+        wanted = paths_by_name(lora_requests)
+        if len(wanted) > self._max_loras:
+            raise ValueError(f"{len(wanted)} adapters cannot be loaded together, at most {self._max_loras}")
+        # To load one may unload another one without requests, the least recently used.
+        while missing := [name for name, path in wanted.items() if self._lora_paths.get(name) != path]:
+            for name in missing:
+                self._load_lora(name, wanted[name])
 
     def submit(self, state: RequestState, requests: Sequence[EngineCoreRequest]) -> None:
         """Queue a request that `prepare` has checked."""
@@ -128,7 +159,7 @@ class LLMEngine:
             self._core.abort(self._processor.remove(request_id))
 
     def has_unfinished_requests(self) -> bool:
-        return self._core.has_unfinished_requests()
+        return bool(self._early) or self._core.has_unfinished_requests()
 
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Compute one step. Returns cumulative outputs of the requests with new tokens, or only of the finished ones.
@@ -136,9 +167,7 @@ class LLMEngine:
         Blocks until a grammar is compiled if all unfinished requests wait for theirs. A request whose grammar the
         engine refuses finishes with "error". Raises what the executor raises.
         """
-        if self._core.has_unfinished_requests():
-            self._core.wait_for_work()
-        outputs = self._core.step()
+        outputs = self._early.popleft() if self._early else self._step_core()
         if outputs is None:
             return []
         refused = [_refused(rejection) for rejection in outputs.rejections]
@@ -146,6 +175,27 @@ class LLMEngine:
         if to_abort:
             self._core.abort(to_abort)
         return [self._processor.make_output(state) for state in states if state.finished or not only_finished]
+
+    def _step_core(self) -> StepOutputs | None:
+        if self._core.has_unfinished_requests():
+            self._core.wait_for_work()
+        outputs = self._core.step()
+        if outputs is not None and outputs.loras is not None:
+            loaded = {lora.name: lora.path for lora in outputs.loras.loras}
+            self._lora_paths = {name: self._lora_paths.get(name, path) for name, path in loaded.items()}
+        return outputs
+
+    def _load_lora(self, name: str, path: str) -> None:
+        done = self._core.operate(LoadLora(name, path, replace=True))
+        while not done.done():
+            self._core.wait_for_work()
+            if (outputs := self._step_core()) is not None:
+                self._early.append(outputs)
+        try:
+            done.result()
+        except LoraError as error:
+            raise ValueError(str(error)) from error
+        self._lora_paths[name] = path
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
@@ -190,8 +240,9 @@ class LLMEngine:
 
 
 def _refused(rejection: Rejection) -> EngineCoreOutput:
-    """The output of a request whose grammar was refused. `prepare` has checked all else that the core rejects."""
-    _log.error("grammar of request %s refused: %s", rejection.request_id, rejection.message)
+    """The output of a request that the core rejected: its grammar was refused, or its adapter is not loaded any more.
+    `prepare` has checked all else."""
+    _log.error("request %s rejected: %s", rejection.request_id, rejection.message)
     return EngineCoreOutput(request_id=rejection.request_id, finish_reason=FinishReason.ERROR, error=rejection.message)
 
 

@@ -31,6 +31,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "layer_replication": (None, []),
     "alpha_pattern": (None, {}),
     "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None, {}),
+    "kasa_config": (None, {}),
 }
 
 
