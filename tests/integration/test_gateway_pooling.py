@@ -17,6 +17,7 @@ from proa.engine.v1 import core_pb2
 from proa_gateway.pooling.serving import MAX_RUNNING
 from support.fake_engine import LABELS, FakeEngine, pool, prompt_ids
 from support.gateway import RunningGateway, chat_body, running_gateway, until
+from support.otlp import OtlpReceiver
 from support.tokenizers import byte_level_tokenizer
 
 EMBED, TOKEN_EMBED = core_pb2.POOLING_TASK_EMBED, core_pb2.POOLING_TASK_TOKEN_EMBED
@@ -281,6 +282,21 @@ async def test_limits_and_priorities_of_keys_hold(engine: FakeEngine, tmp_path: 
         assert (first.status_code, second.status_code) == (200, 429)
         assert [request.priority for request in engine.requests] == [7, 7]
         assert (await gateway.http.post("/v1/embeddings", json=body)).status_code == 401
+
+
+async def test_a_trace_has_a_span_for_each_input(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with OtlpReceiver() as receiver:
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        async with running_gateway(engine) as gateway:
+            response = await gateway.http.post("/v1/embeddings", json={"input": ["a", "b"]})
+        spans = receiver.wait(lambda spans: any(span.name == "POST /v1/embeddings" for span in spans))
+    (root,) = [span for span in spans if span.name == "POST /v1/embeddings"]
+    assert root.attributes["gen_ai.operation.name"] == "embeddings"
+    assert root.trace_id == response.headers["x-trace-id"]
+    children = [span.name for span in spans if span.parent_id == root.span_id]
+    assert sorted(children) == ["Generate", "Generate", "admission", "route", "route", "tokenize"]
+    assert all(request.trace_headers["traceparent"] for request in engine.requests)
 
 
 async def test_invocations_are_sent_to_the_endpoint_of_their_fields(gateway: RunningGateway) -> None:
