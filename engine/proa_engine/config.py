@@ -15,6 +15,7 @@ DType = Literal["auto", "float32", "float", "float16", "half", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["awq", "compressed-tensors", "fp8", "gptq"]
+Runner = Literal["auto", "generate", "pooling"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -29,6 +30,11 @@ class EngineConfig:
     )
     tokenizer: str | None = option(None, "directory or Hub id of the tokenizer (default: the model's own)")
     skip_tokenizer_init: bool = option(False, "load no tokenizer: prompts and outputs are token ids only")
+    runner: Runner = option(
+        "auto",
+        "`pooling`: use a causal language model for embeddings, without its LM head; `generate`: refuse a model that "
+        "has none (auto: what the model's files are for)",
+    )
     load_format: LoadFormat = option("auto", "`dummy`: random weights with the model's shapes")
     dtype: DType = option("auto", "type of weights and activations (auto: float32 on a CPU, else the model's own)")
     quantization: Quantization | None = option(

@@ -23,6 +23,7 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
+from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.tokenizer import read_tokenizer_files
 
 
@@ -32,6 +33,12 @@ class LoadedModelConfig(Protocol):
 
     @property
     def model_type(self) -> str: ...
+
+    @property
+    def has_lm_head(self) -> bool: ...
+
+    @property
+    def pooling(self) -> PoolingConfig: ...
 
 
 class LoadedExecutor(Executor, Protocol):
@@ -158,14 +165,19 @@ def assemble_engine(
         eos_token_ids=frozenset(executor.eos_token_ids),
         grammars=grammars,
         loras=loras,
+        last_token_tasks=executor.model_config.pooling.last_token_tasks,
     )
     core = EngineCore(scheduler, trace_steps(executor))
+    model = executor.model_config
     limits = ModelLimits(
-        vocab_size=executor.model_config.vocab_size,
+        vocab_size=model.vocab_size,
         max_model_len=executor.max_model_len,
-        max_logprobs=config.num_top_logprobs(executor.model_config.vocab_size),
+        max_logprobs=config.num_top_logprobs(model.vocab_size),
         grammars=grammars is not None,
         max_loras=0 if loras is None else config.max_loras,
+        pooling_tasks=frozenset(model.pooling.kinds),
+        pooling_only=not model.has_lm_head,
+        embedding_size=model.pooling.embedding_size,
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
 
@@ -198,7 +210,7 @@ def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer
     if tokenizer_json is None:
         return folder, None
     model_folder = resolve_model(config.model, config.revision, config.load_format)
-    model = ModelConfig.from_folder(model_folder, config.quantization)
+    model = ModelConfig.from_folder(model_folder, config.quantization, config.runner)
     return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import tokenizers
@@ -52,6 +51,7 @@ from proa_gateway.openai.envelope import Envelope
 from proa_gateway.openai.rendering import ChatChoice
 from proa_gateway.output_processor import OutputProcessor
 from proa_gateway.streaming import ResponseWriter
+from support.fake_executor import FakeModelConfig
 
 PARTS = ("core", "inputs", "wire", "text")
 TOKENIZER = Path(proa_engine.__file__).parent / "builtin/model/tokenizer.json"
@@ -65,7 +65,7 @@ class NoCapture:
 class HostExecutor:
     """Does a worker's host work and samples the same token for every row. `seconds` is its CPU time so far."""
 
-    model_config = SimpleNamespace(vocab_size=151_936, model_type="fake")
+    model_config = FakeModelConfig(151_936)
     max_model_len = 4096
     cache_groups = CacheGroups(num_blocks=40_000, block_size=16)
     eos_token_ids = frozenset({151_645})

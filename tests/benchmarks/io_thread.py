@@ -13,7 +13,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -25,6 +24,7 @@ from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
+from support.fake_executor import FakeModelConfig
 
 NUM_REQUESTS = 256
 MAX_MODEL_LEN = 1 << 20
@@ -44,7 +44,7 @@ class InstantFuture:
 class InstantExecutor:
     """Samples the same token for every row."""
 
-    model_config = SimpleNamespace(vocab_size=1000, model_type="fake")
+    model_config = FakeModelConfig(1000)
     max_model_len = MAX_MODEL_LEN
     cache_groups = CacheGroups(num_blocks=1 << 16, block_size=16)
     max_num_seqs = NUM_REQUESTS

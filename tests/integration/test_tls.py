@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -21,6 +20,7 @@ from support.certificates import Certificate, signed
 from support.engine_client import DEADLINE, SessionClient
 from support.engine_server import CLIENT_OPTIONS, LoadedFakeExecutor, RunningServer, running_server
 from support.fake_engine import tokenizer_files
+from support.fake_executor import FakeModelConfig
 from support.mounted_secret import MountedSecret
 from support.processes import free_port, gateway_process
 
@@ -163,7 +163,7 @@ def test_gateway_serves_over_tls_and_reconnects_with_its_current_certificate(
     port = free_port()
 
     def engine() -> Any:
-        model_config = SimpleNamespace(vocab_size=1000, model_type="fake")
+        model_config = FakeModelConfig(1000)
         executor = LoadedFakeExecutor(num_blocks=512, max_model_len=1024, model_config=model_config)
         return serving(secret, executor, port=port, tokenizer_folder=folder)
 

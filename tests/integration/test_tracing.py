@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from support.engine_server import LoadedFakeExecutor, running_server
 from support.fake_engine import tokenizer_files
+from support.fake_executor import FakeModelConfig
 from support.otlp import OtlpReceiver, ReceivedSpan
 from support.processes import gateway_process
 
@@ -52,7 +52,7 @@ def serving(folder: Path, *, fail_at: int | None = None) -> Iterator[httpx.Clien
     executor = LoadedFakeExecutor(
         num_blocks=512,
         max_model_len=1024,
-        model_config=SimpleNamespace(vocab_size=1000, model_type="fake"),
+        model_config=FakeModelConfig(1000),
         while_waiting=lambda: time.sleep(0.02),
         fail_at=fail_at,
     )

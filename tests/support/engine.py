@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from proa.blocks import checkpoint_positions, hash_block, root_hash
-from proa.contract import EngineCoreRequest, FinishReason, SamplingParams, TokenLogprobs
+from proa.contract import EngineCoreRequest, FinishReason, PoolingParams, SamplingParams, TokenLogprobs
 from proa_engine.config import EngineConfig
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import StepFuture
@@ -99,6 +99,13 @@ class Result:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    pooled: bytes = b""
+    num_pooled_rows: int = 0
+
+    @property
+    def values(self) -> torch.Tensor:
+        """[rows, values] float32 of a pooled request."""
+        return torch.frombuffer(bytearray(self.pooled), dtype=torch.float32).view(self.num_pooled_rows, -1)
 
 
 @contextmanager
@@ -143,6 +150,7 @@ def engine_over(
         eos_token_ids=executor.eos_token_ids,
         grammars=grammars,
         loras=make_loras(config, executor),
+        last_token_tasks=executor.model_config.pooling.last_token_tasks,
     )
     core = EngineCore(scheduler, watched)
     return Engine(core, executor, watched)
@@ -157,6 +165,15 @@ def request(
         sampling_params=params,
         resumed_token_ids=list(resumed),
         arrival_time=0.0,
+    )
+
+
+def pooled(request_id: str, prompt: Sequence[int], params: PoolingParams) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(),
+        pooling_params=params,
     )
 
 
@@ -181,6 +198,7 @@ def run(engine: Engine, requests: Sequence[EngineCoreRequest]) -> dict[str, Resu
             result.token_ids += output.new_token_ids
             result.logprobs += output.logprobs
             result.prompt_logprobs += output.prompt_logprobs
+            result.pooled, result.num_pooled_rows = output.pooled, output.num_pooled_rows
             result.finish_reason = output.finish_reason or result.finish_reason
             result.num_cached_tokens = max(result.num_cached_tokens, output.num_cached_tokens or 0)
     return results

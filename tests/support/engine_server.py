@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,7 +19,7 @@ from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer
-from support.fake_executor import VOCAB_SIZE, FakeExecutor
+from support.fake_executor import FakeExecutor, FakeModelConfig
 
 CLIENT_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -35,7 +34,7 @@ class LoadedFakeExecutor(FakeExecutor):
 
     max_model_len: int = 128
     eos_token_ids: frozenset[int] = frozenset()
-    model_config: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCAB_SIZE, model_type="fake"))
+    model_config: Any = field(default_factory=lambda: FakeModelConfig())
 
     longest_warm_up_step: float = 0.0
     replays_decodes: bool = False

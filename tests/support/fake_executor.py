@@ -24,6 +24,7 @@ from proa_engine.core.types import (
     SchedulerOutput,
     StateSteps,
 )
+from proa_engine.models.pooling_config import PoolingConfig
 
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61
@@ -96,6 +97,14 @@ def generate(
             return output
         if len(output) == params.max_tokens or len(prompt) + len(output) == limit:
             return output
+
+
+@dataclass(frozen=True)
+class FakeModelConfig:
+    vocab_size: int = VOCAB_SIZE
+    model_type: str = "fake"
+    has_lm_head: bool = True
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
 
 @dataclass

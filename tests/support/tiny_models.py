@@ -84,14 +84,18 @@ def make_tiny_model(
     architecture: str = "llama",
     seed: int = 0,
     max_shard_size: str = "50GB",
+    auto_class: str = "AutoModelForCausalLM",
     **overrides: Any,
 ) -> Path:
     """Write config, random float32 safetensors, generation config and tokenizer to `folder`; returns it.
 
+    `auto_class` of `transformers` makes the model.
+
     `overrides` are fields of the architecture's `transformers` config class (`tie_word_embeddings`, `rope_scaling`, …).
     The weights are large enough (standard deviation 0.1) for greedy decoding to depend on the whole prompt.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    import transformers
+    from transformers import AutoConfig, GenerationConfig
 
     settings: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -125,14 +129,15 @@ def make_tiny_model(
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = getattr(transformers, auto_class).from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():  # biases and norms start as constants: make them matter
             if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.data += 0.1 * torch.randn(parameter.shape)
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):
                 buffer += 0.1 * torch.randn(buffer.shape)
-    model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
+    if auto_class == "AutoModelForCausalLM":
+        model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder)
     return folder

@@ -18,7 +18,7 @@ from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread
 from proa_engine.worker.kv_cache import WorkerSizes, fewest
 from proa_engine.worker.step_inputs import StepInputs
-from proa_engine.worker.warmup_steps import first_steps
+from proa_engine.worker.warmup_steps import first_pooled_steps, first_steps
 from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")
@@ -153,7 +153,11 @@ class UniProcExecutor:
 
         The warm-up ran on another one, and cuBLAS has a handle and a workspace for each thread.
         """
-        plans = first_steps(self.cache_groups, max_num_tokens=max_num_tokens)
+        model = self._worker.model_config
+        if model.has_lm_head:
+            plans = first_steps(self.cache_groups, max_num_tokens=max_num_tokens)
+        else:
+            plans = first_pooled_steps(self.cache_groups, model.pooling, max_num_tokens=max_num_tokens)
         for plan in plans:
             self.execute_model(plan)
             self.sample_tokens().result()

@@ -38,7 +38,11 @@ class CausalLM(Protocol):
         ...
 
 
-def move_weights(model: CausalLM, device: torch.device) -> None:
+class HasParameters(Protocol):
+    def parameters(self) -> Iterator[torch.Tensor]: ...
+
+
+def move_weights(model: HasParameters, device: torch.device) -> None:
     """Move the weights to another device. The model can run only on the device where it was loaded."""
     for tensor in model.parameters():
         if tensor.device != device:  # mkldnn's own layouts have no `data`

@@ -161,6 +161,14 @@ def _weight_files(folder: Path) -> list[Path]:
     return paths
 
 
+def tensor_names(folder: Path) -> list[str]:
+    """The names of all tensors in the *.safetensors files of a folder; none if it has no such files."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return list(json.loads(index.read_text())["weight_map"])
+    return [name for path in folder.glob("*.safetensors") for name in _names(_open(path))]
+
+
 def _names(file: safe_open) -> list[str]:
     return list(file.keys())  # type: ignore[no-untyped-call]
 

@@ -5,20 +5,32 @@ the architecture is read by its class (`registry`), most of it with the function
 """
 
 import json
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from proa.contract import PoolingTask
 from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
+from proa_engine.models.checkpoint import tensor_names
 from proa_engine.models.decoder_layer import LayerDeclaration
+from proa_engine.models.pooling_config import (
+    EmbeddingModules,
+    PoolingConfig,
+    PoolingKind,
+    classification_config,
+    embedding_config,
+    read_embedding_modules,
+)
 from proa_engine.models.quantization import linear_method
-from proa_engine.models.registry import architecture_of, is_adapted, model_class, standard_fields
+from proa_engine.models.registry import Form, architecture_of, is_adapted, model_class, standard_fields
 
+Runner = Literal["auto", "generate", "pooling"]
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -49,6 +61,8 @@ class ModelConfig:
     linear_method: LinearMethod  # how matrices are stored and multiplied
     num_nextn_layers: int = 0  # layers behind the last one that predict further tokens; they are not loaded
     is_text_part: bool = False  # the checkpoint also holds models of other inputs, which are not loaded
+    has_lm_head: bool = True  # False: it generates no tokens
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
 
     @property
@@ -61,9 +75,9 @@ class ModelConfig:
         return any(layer.cache_kind is StateLayer for layer in self.layers)
 
     @classmethod
-    def from_folder(cls, folder: Path | str, quantization: str | None = None) -> "ModelConfig":
-        """Read `folder`/config.json, and the end tokens from generation_config.json. `quantization` is the user's
-        option.
+    def from_folder(cls, folder: Path | str, quantization: str | None = None, runner: Runner = "auto") -> "ModelConfig":
+        """Read `folder`/config.json, the end tokens from generation_config.json, and the pooling from modules.json.
+        `quantization` and `runner` are the user's options.
 
         Raises ValueError, naming what is not supported, or FileNotFoundError.
         """
@@ -72,31 +86,66 @@ class ModelConfig:
             raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
         generation_path = Path(folder) / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
-        return cls.from_dicts(json.loads(path.read_text()), generation, quantization)
+        config, modules = json.loads(path.read_text()), read_embedding_modules(Path(folder))
+        read = cls.from_dicts(config, generation, quantization, runner, modules)
+        # sentence-transformers saves models for embeddings as causal language models without an LM head.
+        names = tensor_names(Path(folder)) if modules and read.has_lm_head and not read.tie_word_embeddings else ()
+        if names and not any(name.endswith("lm_head.weight") for name in names):
+            read = cls.from_dicts(config, generation, quantization, "pooling", modules)
+        return read
 
     @classmethod
     def from_dicts(
-        cls, config: Mapping[str, Any], generation: Mapping[str, Any], quantization: str | None = None
+        cls,
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any],
+        quantization: str | None = None,
+        runner: Runner = "auto",
+        modules: EmbeddingModules | None = None,
     ) -> "ModelConfig":
-        architecture = architecture_of(config)
+        """`modules` are those of the folder, if any."""
+        architecture, form = architecture_of(config)
+        has_lm_head = form is Form.CAUSAL_LM and runner != "pooling"
+        if runner == "generate" and not has_lm_head:
+            raise ValueError(f"runner generate is not supported: {config['architectures'][0]} has no LM head")
         model = model_class(architecture)
         fields = {**model.defaults, **_text_fields(config)}
         if is_adapted(architecture):
             fields = standard_fields(fields)
+        decoder = model.read_options(fields)
+        if fields.get("is_causal") is False or fields.get("use_bidirectional_attention"):
+            raise ValueError(f"bidirectional attention is not supported in {config['architectures'][0]}")
+        pooling = _pooling(config, form, modules, fields["hidden_size"], has_lm_head=has_lm_head)
         return cls(
             architecture=architecture,
             model_type=config.get("model_type") or "",
             vocab_size=fields["vocab_size"],
             hidden_size=fields["hidden_size"],
-            max_position_embeddings=fields.get("max_position_embeddings", 2048),
+            max_position_embeddings=min(fields.get("max_position_embeddings", 2048), pooling.max_tokens or sys.maxsize),
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
-            decoder=model.read_options(fields),
+            decoder=decoder,
             eos_token_ids=_eos_token_ids(fields, generation),
             torch_dtype=_torch_dtype(fields),
             is_text_part="text_config" in config,
             num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
             linear_method=linear_method(fields.get("quantization_config"), quantization),
+            has_lm_head=has_lm_head,
+            pooling=pooling,
         )
+
+
+def _pooling(
+    config: Mapping[str, Any], form: Form, modules: EmbeddingModules | None, hidden_size: int, *, has_lm_head: bool
+) -> PoolingConfig:
+    if form is Form.CLASSIFIER:
+        return classification_config(config, PoolingKind.LAST)
+    if not has_lm_head:
+        return embedding_config(modules, hidden_size)
+    logprobs = {PoolingTask.TOKEN_LOGPROBS: PoolingKind.LAST}
+    if modules is None:
+        return PoolingConfig(kinds=logprobs)
+    pooling = embedding_config(modules, hidden_size)
+    return replace(pooling, kinds={**pooling.kinds, **logprobs}, max_tokens=None)  # the limit is that of embeddings
 
 
 def _text_fields(config: Mapping[str, Any]) -> dict[str, Any]:

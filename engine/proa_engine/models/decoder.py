@@ -46,9 +46,11 @@ class DecoderForCausalLM:
             layer.make(inner / "layers" / str(number), context) for number, layer in enumerate(options.layers)
         ]
         self.norm = RMSNorm(inner / "norm", config.hidden_size, options.norm)
-        if not config.tie_word_embeddings:
-            rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
-        self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
+        self.lm_head: LMHead | None = None
+        if config.has_lm_head:
+            if not config.tie_word_embeddings:
+                rows = take_vocab_share(head, config.vocab_size, config.hidden_size, parallel)
+            self.lm_head = LMHead(rows, config.vocab_size, parallel, batch_invariant=config.batch_invariant)
         self.logits_scale, self.logits_soft_cap = options.logits_scale, options.logits_soft_cap
         self.batch_invariant = config.batch_invariant
 
@@ -74,6 +76,7 @@ class DecoderForCausalLM:
         return x, AttentionStep(metadata, positions, self.batch_invariant)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.lm_head is not None
         logits = self.lm_head(hidden)
         if self.logits_scale != 1.0:
             logits = logits * self.logits_scale
@@ -97,6 +100,8 @@ def text_weights(weights: Weights) -> tuple[Weights, Weights]:
     for inner, head in (("model.language_model", "lm_head"), ("language_model.model", "language_model.lm_head")):
         if weights.has(f"{inner}.embed_tokens.weight"):
             return weights / inner, weights / head
+    if weights.has("embed_tokens.weight"):  # of the decoder alone, as sentence-transformers saves it
+        return weights, weights / "lm_head"
     return weights / "model", weights / "lm_head"
 
 

@@ -9,10 +9,11 @@ import torch
 
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.weights import Weights
+from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.pooling_heads import PoolingHeads, load_heads
 from proa_engine.models.registry import model_class
 
 LoadFormat = Literal["auto", "dummy"]
@@ -80,11 +81,28 @@ def load_model(
     return model
 
 
+def load_pooling_heads(
+    folder: Path, config: ModelConfig, *, device: torch.device, load_format: LoadFormat = "auto", seed: int = 0
+) -> PoolingHeads:
+    """Load what follows the model's pooling. Raises ValueError or FileNotFoundError as `load_model` does."""
+
+    def make_source(of: Path) -> WeightSource:
+        if load_format == "dummy":
+            return RandomWeights(seed, torch.float32, device)
+        return SafetensorsCheckpoint(of, torch.float32, device, lambda _: None)
+
+    return load_heads(folder, config.pooling, config.hidden_size, make_source)
+
+
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text, or
     predicts several tokens (Qwen's `mtp`, DeepSeek's layers behind the last one)."""
     drafting = range(len(config.layers), len(config.layers) + config.num_nextn_layers)
     if name.startswith(("mtp.", *(f"model.layers.{number}." for number in drafting))):
+        return True
+    if name == "score.weight" and config.pooling.labels:  # a head of `load_pooling_heads`
+        return True
+    if name.endswith("lm_head.weight") and not config.has_lm_head:
         return True
     if name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name.endswith("lm_head.weight")):
         return True

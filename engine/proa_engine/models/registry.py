@@ -1,6 +1,7 @@
 """Supported architectures: the names that config.json gives them, and the modules that define their classes."""
 
 from collections.abc import Mapping
+from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +52,14 @@ MODULES = {
 ADAPTER = "proa_engine.models.transformers_adapter"  # for all other architectures
 
 
+class Form(Enum):
+    """What is behind a decoder. The value is the end of the architecture's name."""
+
+    CAUSAL_LM = "ForCausalLM"
+    EMBEDDING = "Model"  # nothing
+    CLASSIFIER = "ForSequenceClassification"
+
+
 class ModelClass(Protocol):
     """An architecture's class: reads its config.json, and builds the model."""
 
@@ -64,15 +73,22 @@ class ModelClass(Protocol):
     def __call__(self, config: "ModelConfig", weights: "Weights", parallel: "ParallelContext") -> "CausalLM": ...
 
 
-def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first of `architectures`. Raises ValueError if it is not supported."""
+def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
+    """The first of `architectures`, of another form as that of the causal language model with the same decoder.
+
+    Raises ValueError if it is not supported.
+    """
     name = str((config.get("architectures") or ["none named"])[0])
     if name in MODULES:
-        return name
+        return name, Form.CAUSAL_LM
+    for form in (Form.EMBEDDING, Form.CLASSIFIER):
+        decoder = name.removesuffix(form.value) + Form.CAUSAL_LM.value
+        if name.endswith(form.value) and decoder in MODULES:
+            return decoder, form
     if find_spec("transformers") is None:
         hint = "; others need the extra: pip install 'proa-engine[transformers]'"
     elif import_module(f"{ADAPTER}.fields").knows(name):
-        return name
+        return name, Form.CAUSAL_LM
     else:
         hint = ", and the causal language models of transformers"
     raise ValueError(f"architecture {name} is not supported; supported: {', '.join(MODULES)}{hint}")

@@ -29,6 +29,10 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         grammars=parts.limits.grammars,
         model_type=parts.executor.model_config.model_type,
         engine_version=version("proa-engine"),
+        pooling_tasks=tuple(sorted(parts.limits.pooling_tasks)),
+        pooling_only=parts.limits.pooling_only,
+        embedding_size=parts.limits.embedding_size,
+        labels=parts.executor.model_config.pooling.labels,
         checkpoint_rule=_checkpoint_rule(parts.executor.cache_groups),
     )
 

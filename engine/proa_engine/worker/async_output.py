@@ -5,14 +5,15 @@ wait for the copy. On a CPU no copy is needed.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, repeat
 
 import torch
 from torch import Tensor
 
 from proa.contract import TokenLogprobs
-from proa_engine.core.types import Drafts, ModelRunnerOutput
+from proa_engine.core.types import Drafts, ModelRunnerOutput, PooledRows
+from proa_engine.worker.pooling_inputs import PooledGroup
 from proa_engine.worker.sampler import LogprobTensors
 from proa_engine.worker.step_inputs import StepInputs
 
@@ -25,10 +26,19 @@ class StepTensors:
     logprobs: LogprobTensors | None
     prompt_logprobs: list[LogprobTensors]  # slices, in order
     drafts: Tensor | None = None  # [sampling rows, 2] int64: numbers of accepted and of proposed draft tokens
+    pooled: list[Tensor] = field(default_factory=list)  # [rows, values] float32 of each group of pooled requests
 
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     """The output, in the order of the step's rows. The tensors must be on the host and complete."""
+    output = _collect_tokens(tensors, inputs)
+    if inputs.pooling is not None:
+        for values, group in zip(tensors.pooled, inputs.pooling.groups, strict=True):
+            output.pooled.update(_pooled_rows(values, group))
+    return output
+
+
+def _collect_tokens(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     token_ids: list[int] = [] if tensors.token_ids is None else tensors.token_ids.tolist()
     prompt_logprobs = _prompt_logprobs(tensors.prompt_logprobs, inputs)
     if tensors.drafts is not None:
@@ -41,6 +51,13 @@ def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     for request_id, is_sampled in zip(inputs.request_ids, inputs.is_sampled, strict=True):
         _add_row(output, request_id, [next(ids)] if is_sampled else [])
     return output
+
+
+def _pooled_rows(values: Tensor, group: PooledGroup) -> Iterator[tuple[str, PooledRows]]:
+    rows, end = values.numpy().astype("<f4", copy=False), 0
+    for request_id, num_before, num_rows, num_values in group.requests:
+        start, end = end, end + num_rows
+        yield request_id, PooledRows(num_before, num_rows, rows[start:end, : num_values or None].tobytes())
 
 
 def _collect_accepted(
@@ -90,6 +107,7 @@ class AsyncOutput:
                 None if tensors.logprobs is None else _logprobs_to_host(tensors.logprobs),
                 [_logprobs_to_host(part) for part in tensors.prompt_logprobs],
                 None if tensors.drafts is None else _to_host(tensors.drafts),
+                [_to_host(part) for part in tensors.pooled],
             )
             self._copied = torch.cuda.Event()
             self._copied.record()

@@ -6,7 +6,7 @@ step, penalties and bad words read sampled tokens without the host. The host sid
 built; the device side changes with that step, in stream order, so steps in flight do not see later edits.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from proa.contract import PoolingParams, PoolingTask
 from proa_engine.core.types import NO_LORA, CachedRequestData, NewRequestData
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.models.pooling_config import PoolingKind
 from proa_engine.worker.lora_adapters import LoraAdapters, LoraFill
 from proa_engine.worker.staging import IntArray, Packer
 from proa_engine.worker.token_rules import TokenRules
@@ -73,6 +75,7 @@ class InputBatch:
         num_tables: int = 1,
         has_states: bool = False,
         loras: LoraAdapters | None = None,
+        pooling_kinds: Mapping[PoolingTask, PoolingKind] | None = None,
     ) -> None:
         """`loras` None: requests must have no adapter."""
         self.block_size = block_size
@@ -91,6 +94,8 @@ class InputBatch:
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
         self.logprob_token_ids: dict[int, tuple[int, ...]] = {}  # by slot; only slots that have any
         self.rules: dict[int, TokenRules] = {}  # by slot; only slots that have rules
+        self.pooling: dict[int, PoolingParams] = {}  # by slot; only those of pooled requests
+        self.pooling_kinds = pooling_kinds or {}
         self.token_ids = torch.empty(max_num_seqs, self.token_width, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros(num_tables, max_num_seqs, self.max_blocks, dtype=torch.int32, device=device)
         self.params = torch.zeros(max_num_seqs, columns.NUM_COLUMNS, dtype=torch.float64, device=device)
@@ -115,6 +120,9 @@ class InputBatch:
         self._slots[request.request_id] = slot
         params = request.sampling_params
         self.num_tokens[slot] = len(request.token_ids)
+        if request.pooling_params is not None:
+            self.pooling[slot] = request.pooling_params
+            self.num_tokens[slot] += 1  # that no step computes, so that none samples
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_computed_tokens[slot] = request.num_computed_tokens
         self.is_random[slot] = params.temperature >= columns.MIN_TEMPERATURE
@@ -151,6 +159,7 @@ class InputBatch:
         if slot is not None:
             self.logprob_token_ids.pop(slot, None)
             self.rules.pop(slot, None)
+            self.pooling.pop(slot, None)
             self._free_slots.append(slot)
 
     def apply(self, edits: PackedEdits, arrays: Sequence[Tensor]) -> None:

@@ -6,6 +6,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker.cache_memory import allocate_caches
 from proa_engine.worker.cache_plan import CachePlan
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
@@ -14,6 +15,7 @@ from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, num_parameters
 from proa_engine.worker.lora_adapters import LoraAdapters
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.pooler import Pooler
 from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker_spans import WorkerTracer
 
@@ -22,6 +24,7 @@ def make_model_runner(
     config: EngineConfig,
     model_config: ModelConfig,
     model: CausalLM,
+    heads: PoolingHeads,
     *,
     parallel: ParallelContext,
     max_model_len: int,
@@ -48,7 +51,11 @@ def make_model_runner(
         num_tables=1 + len(plan.windows),
         has_states=plan.state_bytes > 0,
         loras=loras,
+        pooling_kinds=model_config.pooling.kinds,
     )
+    sums: torch.Tensor | None = None
+    if model_config.pooling.needs_sums:
+        sums = torch.zeros(config.max_num_seqs, model_config.hidden_size, device=device)
     return ModelRunner(
         model,
         caches,
@@ -58,5 +65,6 @@ def make_model_runner(
         graphs=DecodeGraphs(shapes, device, has_states=batch.has_states) if shapes else None,
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
+        pooler=Pooler(model, heads, sums),
         tracer=tracer,
     )

@@ -18,6 +18,7 @@ from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphSh
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
+from proa_engine.worker.pooler import Pooler
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler
 from proa_engine.worker.sampling_inputs import SamplingInputs
 from proa_engine.worker.small_steps import SmallSteps
@@ -44,7 +45,7 @@ class ModelRunner:
 
     `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
     of the steps. `graphs` replay steps of decodes only, once captured. A `drafter` is needed if and only if the batch
-    may have draft tokens.
+    may have draft tokens, a `pooler` if it may have pooled requests.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         drafter: Drafter | None = None,
         small_steps: SmallSteps | None = None,
+        pooler: Pooler | None = None,
         tracer: WorkerTracer | None = None,
     ) -> None:
         self.device = batch.token_ids.device
@@ -71,6 +73,7 @@ class ModelRunner:
         self._staging = Staging(self.device)
         self._graphs = graphs
         self._drafter = drafter
+        self._pooler = pooler
         self._small_steps = small_steps or SmallSteps(0)
         self._tracer = tracer
         self._forward_result: _ForwardResult | None = None
@@ -104,7 +107,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepTensors:
-        """Sample the tokens of the last executed step and write them to the token table for the next one.
+        """Sample the tokens of the last executed step and write them to the token table for the next one; pool the
+        hidden states of pooled requests.
 
         A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples.
         """
@@ -112,14 +116,15 @@ class ModelRunner:
         inputs, arrays, hidden = self._forward_result.inputs, self._forward_result.arrays, self._forward_result.hidden
         self._forward_result = None
         prompt_logprobs = self._prompt_logprobs(inputs, arrays, hidden)
+        pooled = self._pool(inputs, arrays, hidden)
         sampling = inputs.sampling
         if sampling is None:
-            return StepTensors(None, None, prompt_logprobs)
+            return StepTensors(None, None, prompt_logprobs, pooled=pooled)
         rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
         sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
         self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
         drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)
-        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts)
+        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts, pooled)
 
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
@@ -134,6 +139,12 @@ class ModelRunner:
     def clear_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.clear()
+
+    def _pool(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[Tensor]:
+        if inputs.pooling is None:
+            return []
+        assert self._pooler is not None, "the model has no pooling tasks"
+        return self._pooler.pool(inputs.pooling, arrays, hidden)
 
     def _sample(
         self,

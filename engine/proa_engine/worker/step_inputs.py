@@ -11,6 +11,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, pad_rows
 from proa_engine.worker.draft_inputs import DraftInputs, count_drafts, lay_out_drafts, token_moves
 from proa_engine.worker.input_batch import BatchEdits, InputBatch, PackedEdits
+from proa_engine.worker.pooling_inputs import PoolingInputs, pooling_inputs
 from proa_engine.worker.sampling_inputs import (
     PromptLogprobRows,
     Rows,
@@ -66,6 +67,7 @@ class StepInputs:
     is_constrained: bool  # whether a row samples under a grammar
     prompt_logprobs: PromptLogprobRows | None
     drafts: DraftInputs | None  # None: speculation is off
+    pooling: PoolingInputs | None = None
 
 
 def build_step_inputs(
@@ -83,10 +85,11 @@ def build_step_inputs(
     is_sampled = rows.ends >= batch.num_tokens[rows.slots]
     sampled_rows = np.flatnonzero(is_sampled)
     prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
+    pooling = pooling_inputs(rows, batch, packer) if batch.pooling else None
     num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
     lora_slots = _lora_slots(rows, batch)
     shape = None
-    if prompt_logprobs is None:
+    if prompt_logprobs is None and pooling is None:
         shape = _graph_shape(counts, num_planned, graphs, has_loras=lora_slots is not None)
     segments = cut_into_segments(rows, scheduler_output.states, batch) if batch.has_states else None
     token_rows: TokenRows | DecodeRows
@@ -117,6 +120,7 @@ def build_step_inputs(
         is_constrained=bool(scheduler_output.grammar_rows),
         prompt_logprobs=prompt_logprobs,
         drafts=drafts,
+        pooling=pooling,
     )
     batch.num_computed_tokens[rows.slots] = rows.ends
     batch.num_tokens[rows.slots[sampled_rows]] += 1

@@ -8,16 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from proa.contract import SamplingParams
+from proa.contract import PoolingParams, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
+from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import token_rules
 from proa_engine.worker.model_runner import ModelRunner
-from proa_engine.worker.warmup_steps import FIRST_TOKENS, GREEDY, decode_step, finish_step, prefill_step
+from proa_engine.worker.warmup_steps import (
+    FIRST_TOKENS,
+    GREEDY,
+    decode_step,
+    finish_step,
+    pooling_examples,
+    prefill_step,
+)
 
 _LIMITS: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operation in LIMITS}
 _PENALTIES: dict[str, Any] = {p.name: p.example for p in PARAMETERS if p.operation not in LIMITS}
@@ -29,7 +37,7 @@ _CPU_TIMED_TOKENS = 256
 
 
 class WarmUp:
-    """Runs made-up steps on a runner with this KV cache."""
+    """Runs made-up steps on a runner with this KV cache. `generates` False: pooled requests only."""
 
     def __init__(
         self,
@@ -39,6 +47,8 @@ class WarmUp:
         vocab_size: int,
         max_model_len: int,
         groups: CacheGroups,
+        pooling: PoolingConfig,
+        generates: bool,
         lora: LoraSlot | None = None,
     ) -> None:
         """`lora`: the adapter of all requests."""
@@ -52,6 +62,9 @@ class WarmUp:
         self._num_drafts = min(config.num_speculative_tokens, max_model_len - 2, config.max_num_batched_tokens - 1)
         self._groups = groups
         self._lora = lora
+        self._generates = generates
+        self._pooled = pooling_examples(pooling)
+        self._simplest: SamplingParams | PoolingParams = GREEDY if generates else self._pooled[0]
 
     def run(self) -> float:
         """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget.
@@ -64,12 +77,17 @@ class WarmUp:
         budget = self._max_num_batched_tokens
         longest = _CPU_TIMED_TOKENS if self._device.type == "cpu" else budget
         num_tokens = min(longest, budget, self._max_model_len - 1)
+        if not self._generates:
+            return self._run_alone([num_tokens], self._simplest) * budget / num_tokens
         prefill, decode = self._time_prefill(num_tokens), self._time_decode(num_tokens)
         return max(prefill * budget / num_tokens, decode)
 
     def run_largest(self) -> None:
         """Run the steps that take the most memory: the most tokens, then the most requests with every operation."""
-        self._run_alone(self._long_prompts(self._max_num_batched_tokens), GREEDY)
+        for params in (self._simplest, *self._pooled):
+            self._run_alone(self._long_prompts(self._max_num_batched_tokens), params)
+        if not self._generates:
+            return
         each = min(max(self._max_num_batched_tokens // self._max_num_seqs, 1), self._max_model_len - 1)
         count = min(self._max_num_seqs, self._max_num_batched_tokens)
         logprobs = self._max_logprobs
@@ -80,6 +98,10 @@ class WarmUp:
     def run_every_kind(self) -> None:
         """Run a small prefill and a decode of each kind that launches kernels of its own."""
         num_tokens = min(FIRST_TOKENS, self._max_num_batched_tokens, self._max_model_len - 1)
+        for pooled in self._pooled:
+            self._run_alone([num_tokens], pooled)
+        if not self._generates:
+            return
         for params in (GREEDY, LIMITED, PENALIZED, SamplingParams(**_EVERYTHING, logprobs=1)):
             self._run(self._prefill_step([num_tokens], params))
             self._time_decode(num_tokens)
@@ -95,9 +117,9 @@ class WarmUp:
         """
         most = self._max_num_batched_tokens
         for num_tokens in (*(1 << power for power in range(most.bit_length())), most):
-            self._run_alone(self._long_prompts(num_tokens), GREEDY)
+            self._run_alone(self._long_prompts(num_tokens), self._simplest)
             if num_tokens <= self._max_num_seqs:
-                self._run_alone([1] * num_tokens, GREEDY)
+                self._run_alone([1] * num_tokens, self._simplest)
 
     def _time_prefill(self, num_tokens: int) -> float:
         """Seconds of a prefill. Its request stays for `_time_decode`."""
@@ -128,10 +150,12 @@ class WarmUp:
         self._run(replace(prefill, grammar_rows=[0]), GrammarMasks([0], bits.data))
         self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
 
-    def _run_alone(self, lengths: Sequence[int], params: SamplingParams) -> None:
+    def _run_alone(self, lengths: Sequence[int], params: SamplingParams | PoolingParams) -> float:
+        """Run a prefill whose requests then finish; returns seconds."""
         prefill = self._prefill_step(lengths, params)
-        self._run(prefill)
+        seconds = self._run(prefill)
         self._runner.prepare_inputs(finish_step(list(prefill.num_scheduled_tokens)))
+        return seconds
 
     def _long_prompts(self, num_tokens: int) -> list[int]:
         """Lengths of the fewest prompts of `num_tokens` tokens in all, or of as many as there are slots.
@@ -142,7 +166,7 @@ class WarmUp:
         count, rest = divmod(min(num_tokens, longest * self._max_num_seqs), longest)
         return [rest] * (rest > 0) + [longest] * count
 
-    def _prefill_step(self, lengths: Sequence[int], params: SamplingParams) -> SchedulerOutput:
+    def _prefill_step(self, lengths: Sequence[int], params: SamplingParams | PoolingParams) -> SchedulerOutput:
         return prefill_step(lengths, self._groups, params, self._lora)
 
     def _run(self, scheduler_output: SchedulerOutput, masks: GrammarMasks | None = None) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from proa.contract import SamplingParams
+from proa.contract import PoolingParams, PoolingTask, SamplingParams
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.types import (
     NO_STATE,
@@ -12,13 +12,25 @@ from proa_engine.core.types import (
     SchedulerOutput,
     StateSteps,
 )
+from proa_engine.models.pooling_config import PoolingConfig
 
 GREEDY = SamplingParams(temperature=0.0)
 FIRST_TOKENS = 16  # of a short prompt
 
 
+def pooling_examples(config: PoolingConfig) -> list[PoolingParams]:
+    """One for each of the model's tasks."""
+    return [
+        PoolingParams(task=task, score_token_ids=(0,) if task is PoolingTask.TOKEN_LOGPROBS else ())
+        for task in config.kinds
+    ]
+
+
 def prefill_step(
-    lengths: Sequence[int], groups: CacheGroups, params: SamplingParams = GREEDY, lora: LoraSlot | None = None
+    lengths: Sequence[int],
+    groups: CacheGroups,
+    params: SamplingParams | PoolingParams = GREEDY,
+    lora: LoraSlot | None = None,
 ) -> SchedulerOutput:
     """A step of new prompts of these lengths, with ids warm-up-0, warm-up-1, …
 
@@ -32,13 +44,20 @@ def prefill_step(
             num_prompt_tokens=length,
             num_computed_tokens=0,
             block_ids=[_blocks(length + 1, groups) for _ in tables],
-            sampling_params=params,
+            sampling_params=params if isinstance(params, SamplingParams) else GREEDY,
+            pooling_params=params if isinstance(params, PoolingParams) else None,
             lora=lora,
         )
         for index, length in enumerate(lengths)
     ]
     lengths_by_id = {request.request_id: len(request.token_ids) for request in requests}
     return _step(new=requests, scheduled=lengths_by_id, states=_states(lengths_by_id, groups))
+
+
+def first_pooled_steps(groups: CacheGroups, pooling: PoolingConfig, *, max_num_tokens: int) -> list[SchedulerOutput]:
+    """A pooled prompt of at most `max_num_tokens` tokens, and the end of its request."""
+    prefill = prefill_step([min(FIRST_TOKENS, max_num_tokens)], groups, pooling_examples(pooling)[0])
+    return [prefill, finish_step(list(prefill.num_scheduled_tokens))]
 
 
 def first_steps(groups: CacheGroups, *, max_num_tokens: int) -> list[SchedulerOutput]:

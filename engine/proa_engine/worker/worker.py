@@ -18,7 +18,8 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import load_model, resolve_model
+from proa_engine.models.loader import load_model, load_pooling_heads, resolve_model
+from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
@@ -53,6 +54,7 @@ class Worker:
         self._tracer = WorkerTracer.from_environment(rank)
         self._at_exit = ExitStack()
         self._model: CausalLM | None = None  # None until loaded, and while it sleeps at level 2
+        self._heads: PoolingHeads  # loaded with the model
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
         self._loras: LoraAdapters | None = None  # None until the model is loaded, and without enable_lora
         self._plan: CachePlan
@@ -79,7 +81,7 @@ class Worker:
         else:
             auto_config.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
-        self.model_config = ModelConfig.from_folder(self._folder, config.quantization)
+        self.model_config = ModelConfig.from_folder(self._folder, config.quantization, config.runner)
         check_speculation(config.num_speculative_tokens, is_recurrent=self.model_config.is_recurrent)
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
@@ -140,6 +142,7 @@ class Worker:
         self._release_runner()
         if level == 1:
             move_weights(model, torch.device("cpu"))
+            move_weights(self._heads, torch.device("cpu"))
             self._model = model
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -155,6 +158,7 @@ class Worker:
             self._model = self._load_weights()
         else:
             move_weights(self._model, self.device)
+            move_weights(self._heads, self.device)
         self._runner = self._make_model_runner(self._sizes, self._graph_shapes())
         self._capture_graphs()
         self._log(f"woke up in {time.monotonic() - started:.1f} s")
@@ -184,6 +188,13 @@ class Worker:
         self._runner = None
 
     def _load_weights(self) -> CausalLM:
+        self._heads = load_pooling_heads(
+            self._folder,
+            self.model_config,
+            device=self.device,
+            load_format=self._config.load_format,
+            seed=self._config.seed,
+        )
         if not self._config.enable_lora:
             return self._load_model(self.model_config)
         products = LoraProducts(
@@ -225,6 +236,7 @@ class Worker:
             self._config,
             self.model_config,
             self._model,
+            self._heads,
             parallel=self._parallel,
             max_model_len=self.max_model_len,
             plan=self._plan,
@@ -248,15 +260,17 @@ class Worker:
             max_model_len=self.max_model_len,
             groups=self.cache_groups(sizes),
             lora=lora,
+            pooling=self.model_config.pooling,
+            generates=self.model_config.has_lm_head,
         )
 
     def _resolve_device(self) -> torch.device:
         return auto_config.resolve_device(self._config.device, self._rank)
 
     def _graph_shapes(self) -> list[GraphShape]:
-        """Shapes of decode steps to capture: none on a CPU."""
+        """Shapes of decode steps to capture: none on a CPU, or if there are no decodes."""
         config = self._config
-        if self.device.type == "cpu" or config.enforce_eager:
+        if self.device.type == "cpu" or config.enforce_eager or not self.model_config.has_lm_head:
             return []
         return graph_shapes(
             config.max_num_seqs,

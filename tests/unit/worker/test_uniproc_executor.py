@@ -28,7 +28,7 @@ PREFILL = prefill_step([5], GROUPS)
 class FakeWorker:
     """A worker and its model runner. Every forward pass waits for `gate`; sampling returns token 7."""
 
-    model_config = SimpleNamespace(eos_token_ids=[])
+    model_config = SimpleNamespace(eos_token_ids=[], has_lm_head=True)
     max_model_len = 16
     longest_step_seconds = 0.0
     device = torch.device("cpu")

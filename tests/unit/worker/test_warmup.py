@@ -4,6 +4,7 @@ import pytest
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker.warmup import WarmUp
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
 
@@ -20,7 +21,15 @@ def warm_up(budget: int, max_num_seqs: int) -> tuple[WarmUp, FakeModel]:
         block_size=BLOCK_SIZE,
     )
     groups = CacheGroups(num_blocks=3, block_size=BLOCK_SIZE)
-    work = WarmUp(harness.runner, config, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, groups=groups)
+    work = WarmUp(
+        harness.runner,
+        config,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        groups=groups,
+        pooling=PoolingConfig(),
+        generates=True,
+    )
     return work, harness.model
 
 

@@ -1,0 +1,169 @@
+"""PoolingConfig: which pooling tasks a model has, and how, from the files of its folder.
+
+sentence-transformers lists the parts of a model in `modules.json`: the transformer, the pooling, and what follows it.
+Raises ValueError, naming the part, for what the engine does not support.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from proa.contract import PoolingTask
+
+# sentence-transformers' names, and the older field that is true for each.
+LEGACY_FIELDS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
+
+
+class PoolingKind(Enum):
+    """Which of the prompt's hidden states make a result."""
+
+    LAST = auto()  # the last token's
+    FIRST = auto()
+    MEAN = auto()
+    ALL = auto()  # a row of the result for each
+
+
+KINDS = {"cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN, "lasttoken": PoolingKind.LAST}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """A linear layer behind the pooling, and its activation."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str  # of ACTIVATIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """The default is a model without pooling tasks."""
+
+    kinds: Mapping[PoolingTask, PoolingKind] = field(default_factory=dict)  # of the tasks that it has
+    embedding_size: int = 0
+    dense: tuple[DenseConfig, ...] = ()  # applied to embeddings, in order
+    normalizes: bool = False  # embeddings, unless the request says otherwise
+    labels: tuple[str, ...] = ()
+    is_multi_label: bool = False  # a label's probability does not depend on the others
+    gives_probabilities: bool = True  # of labels, unless the request says otherwise
+    max_tokens: int | None = None  # of a prompt; None: the model's positions
+
+    @property
+    def last_token_tasks(self) -> frozenset[PoolingTask]:
+        """The tasks that need the hidden state of the last token only."""
+        return frozenset(task for task, kind in self.kinds.items() if kind is PoolingKind.LAST)
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether hidden states of earlier chunks of a prompt must be kept."""
+        return not {PoolingKind.FIRST, PoolingKind.MEAN}.isdisjoint(self.kinds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModules:
+    """What `modules.json` lists behind the transformer."""
+
+    kind: PoolingKind
+    dense: tuple[DenseConfig, ...]
+    normalizes: bool
+    max_tokens: int | None
+
+
+def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
+    """None: the folder has no `modules.json`, or one of a model that is not for embeddings."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    modules = sorted(json.loads(path.read_text()), key=lambda module: int(module["idx"]))
+    names = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if "Pooling" not in names:
+        return None
+    if names[:2] != ["Transformer", "Pooling"]:
+        raise ValueError(
+            f"the modules {', '.join(names)} are not supported; the first two must be Transformer, Pooling"
+        )
+    dense, normalizes = [], False
+    for module, name in zip(modules[2:], names[2:], strict=True):
+        if name == "Dense" and not normalizes:
+            dense.append(_read_dense(folder / module["path"]))
+        elif name == "Normalize":
+            normalizes = True
+        else:
+            raise ValueError(f"the module {name} of modules.json is not supported; supported: Dense, then Normalize")
+    kind = _read_kind(json.loads((folder / modules[1]["path"] / "config.json").read_text()))
+    return EmbeddingModules(kind, tuple(dense), normalizes, _max_tokens(folder / modules[0]["path"]))
+
+
+def embedding_config(modules: EmbeddingModules | None, hidden_size: int) -> PoolingConfig:
+    """Of a model that computes embeddings. Without modules: of the last token, of length 1."""
+    if modules is None:
+        modules = EmbeddingModules(PoolingKind.LAST, (), True, None)
+    return PoolingConfig(
+        kinds={PoolingTask.EMBED: modules.kind, PoolingTask.TOKEN_EMBED: PoolingKind.ALL},
+        embedding_size=modules.dense[-1].out_features if modules.dense else hidden_size,
+        dense=modules.dense,
+        normalizes=modules.normalizes,
+        max_tokens=modules.max_tokens,
+    )
+
+
+def classification_config(config: Mapping[str, Any], kind: PoolingKind) -> PoolingConfig:
+    """Of a model with a classification head, from its config.json."""
+    labels = _labels(config)
+    problem = config.get("problem_type")
+    activation = (config.get("sentence_transformers") or {}).get("activation_fn")
+    activation = str(activation or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
+    if activation not in ("", "Identity", "Sigmoid", "Softmax"):
+        raise ValueError(f"the activation {activation} of labels is not supported")
+    return PoolingConfig(
+        kinds={PoolingTask.CLASSIFY: kind},
+        labels=labels,
+        is_multi_label=len(labels) == 1 or problem == "multi_label_classification" or activation == "Sigmoid",
+        gives_probabilities=activation != "Identity" and problem != "regression",
+    )
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    names = {int(index): str(name) for index, name in (config.get("id2label") or {}).items()}
+    count = len(names) or int(config.get("num_labels") or 2)
+    return tuple(names.get(index, f"LABEL_{index}") for index in range(count))
+
+
+def _read_kind(config: Mapping[str, Any]) -> PoolingKind:
+    modes = config.get("pooling_mode") or [mode for name, mode in LEGACY_FIELDS.items() if config.get(name)] or "mean"
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in KINDS:
+        raise ValueError(f"the pooling mode {'+'.join(modes)} is not supported; supported: {', '.join(KINDS)}")
+    if not config.get("include_prompt", True):
+        raise ValueError("include_prompt false is not supported in the configuration of the pooling")
+    return KINDS[modes[0]]
+
+
+def _read_dense(folder: Path) -> DenseConfig:
+    config = json.loads((folder / "config.json").read_text())
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"the activation {activation} of {folder.name} is not supported")
+    inputs = config.get("module_input_name", "sentence_embedding")
+    if config.get("use_residual") or inputs != "sentence_embedding":
+        raise ValueError(f"use_residual and module_input_name of {folder.name} are not supported")
+    return DenseConfig(folder, config["in_features"], config["out_features"], config.get("bias", True), activation)
+
+
+def _max_tokens(folder: Path) -> int | None:
+    path = folder / "sentence_bert_config.json"
+    length = json.loads(path.read_text()).get("max_seq_length") if path.is_file() else None
+    return None if length is None else int(length)

@@ -1,0 +1,77 @@
+"""PoolingHeads: what follows the pooled hidden states: linear layers, lengths of 1, labels. All in float32."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from proa.contract import PoolingTask
+from proa_engine.layers.weights import WeightSource
+from proa_engine.models.pooling_config import DenseConfig, PoolingConfig
+
+MakeSource = Callable[[Path], WeightSource]  # the weights in a folder, as float32
+
+
+@dataclass(slots=True)
+class Dense:
+    """A linear layer and its activation, a class of `torch.nn`."""
+
+    weight: Tensor  # [out_features, in_features]
+    bias: Tensor | None
+    activation: str
+
+    @classmethod
+    def load(cls, config: DenseConfig, source: WeightSource) -> "Dense":
+        weight = source.take("linear.weight", (config.out_features, config.in_features))
+        bias = source.take("linear.bias", (config.out_features,)) if config.bias else None
+        return cls(weight, bias, config.activation)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = getattr(torch.nn, self.activation)()(F.linear(x, self.weight, self.bias))
+        return y
+
+
+class PoolingHeads:
+    """Computes results of pooled hidden states. `classify`: [n, hidden_size] -> [n, labels], if there are labels."""
+
+    def __init__(
+        self, config: PoolingConfig, dense: list[Dense], classify: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self._config = config
+        self._dense = dense
+        self._classify = classify
+
+    def __call__(
+        self, vectors: Tensor, task: PoolingTask, *, dimensions: int | None, use_activation: bool | None
+    ) -> Tensor:
+        """vectors [n, hidden_size] float32 -> [n, embedding_size or dimensions], or [n, labels]"""
+        if task is PoolingTask.CLASSIFY:
+            assert self._classify is not None
+            return self._activate(self._classify(vectors), use_activation)
+        for dense in self._dense:
+            vectors = dense(vectors)
+        vectors = vectors[:, :dimensions]
+        normalizes = self._config.normalizes if use_activation is None else use_activation
+        return F.normalize(vectors, dim=-1) if normalizes else vectors
+
+    def parameters(self) -> Iterator[Tensor]:
+        for layer in (*self._dense, self._classify):
+            if isinstance(layer, Dense):
+                yield from (tensor for tensor in (layer.weight, layer.bias) if tensor is not None)
+
+    def _activate(self, logits: Tensor, use_activation: bool | None) -> Tensor:
+        if not (self._config.gives_probabilities if use_activation is None else use_activation):
+            return logits
+        return logits.sigmoid() if self._config.is_multi_label else logits.softmax(dim=-1)
+
+
+def load_heads(folder: Path, config: PoolingConfig, hidden_size: int, make_source: MakeSource) -> PoolingHeads:
+    """Load the heads of a decoder: sentence-transformers' layers, or `score`."""
+    dense = [Dense.load(each, make_source(each.folder)) for each in config.dense]
+    if not config.labels:
+        return PoolingHeads(config, dense)
+    weight = make_source(folder).take("score.weight", (len(config.labels), hidden_size))
+    return PoolingHeads(config, dense, Dense(weight, None, "Identity"))

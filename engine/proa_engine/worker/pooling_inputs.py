@@ -1,0 +1,114 @@
+"""Which hidden states of a step are pooled, and for which requests. Host work; the results are staged index arrays."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from proa.contract import PoolingParams, PoolingTask
+from proa_engine.models.pooling_config import PoolingKind
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.sampling_inputs import Rows
+from proa_engine.worker.staging import IntArray, Packer
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Hidden states that are added to the sums of their requests, [tokens], grouped by request. Staged indices."""
+
+    hidden_rows: int  # [tokens]
+    lengths: int  # [requests]: number of tokens of each
+    slots: int  # [requests]
+    is_first: int  # [requests]: 1 where the sum begins
+
+
+@dataclass(frozen=True, slots=True)
+class PooledGroup:
+    """Rows of results with equal parameters, in order. Staged indices have one entry for each row."""
+
+    task: PoolingTask
+    dimensions: int | None
+    use_activation: bool | None
+    requests: list[tuple[str, int, int, int]]  # request id, its rows before, its rows here, values of a row; 0: all
+    rows: int  # staged index: rows of the hidden states, or slots if they are summed
+    counts: int | None  # staged index: number of tokens in each sum; None: they are not summed
+    token_ids: int | None  # staged index: [rows, most token ids], for TOKEN_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingInputs:
+    sums: Sums | None
+    groups: list[PooledGroup]
+
+
+@dataclass(slots=True)
+class _Group:
+    """A `PooledGroup` on the host, while it is made."""
+
+    params: PoolingParams
+    requests: list[tuple[str, int, int, int]] = field(default_factory=list)
+    rows: list[IntArray] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    token_ids: list[tuple[int, ...]] = field(default_factory=list)
+
+    def pack(self, packer: Packer) -> PooledGroup:
+        params, width = self.params, max(map(len, self.token_ids), default=0)
+        token_ids = np.array([[*ids, *[0] * (width - len(ids))] for ids in self.token_ids], np.int64)
+        return PooledGroup(
+            task=params.task,
+            dimensions=params.dimensions,
+            use_activation=params.use_activation,
+            requests=self.requests,
+            rows=packer.add(np.concatenate(self.rows)),
+            counts=packer.add(np.array(self.counts, np.int64)) if self.counts else None,
+            token_ids=packer.add(token_ids.reshape(-1)) if width else None,
+        )
+
+
+def pooling_inputs(rows: Rows, batch: InputBatch, packer: Packer) -> PoolingInputs | None:
+    """None if the step neither returns nor sums anything of a pooled request."""
+    groups: dict[tuple[object, ...], _Group] = {}
+    parts: list[IntArray] = []  # of the sums
+    slots: list[int] = []
+    is_first: list[int] = []
+    for row, slot in enumerate(rows.slots.tolist()):
+        params = batch.pooling.get(slot)
+        if params is None:
+            continue
+        kind = batch.pooling_kinds[params.task]
+        start, num_prompt_tokens = int(rows.starts[row]), int(batch.num_prompt_tokens[slot])
+        hidden_rows = np.arange(rows.query_start_loc[row], rows.query_start_loc[row + 1])
+        if kind is PoolingKind.MEAN or (kind is PoolingKind.FIRST and start == 0):
+            parts.append(hidden_rows[:1] if kind is PoolingKind.FIRST else hidden_rows)
+            slots.append(slot)
+            is_first.append(int(start == 0))
+        if kind is not PoolingKind.ALL and rows.ends[row] < num_prompt_tokens:
+            continue
+        key = (params.task, params.dimensions, params.use_activation)
+        group = groups.setdefault(key, _Group(params))
+        name, num_values = rows.request_ids[row], len(params.score_token_ids)
+        if kind is PoolingKind.ALL:
+            group.requests.append((name, start, hidden_rows.size, num_values))
+            group.rows.append(hidden_rows)
+            continue
+        group.requests.append((name, 0, 1, num_values))
+        if kind is PoolingKind.LAST:
+            group.rows.append(hidden_rows[-1:])
+        else:
+            group.rows.append(np.array([slot]))
+            group.counts.append(num_prompt_tokens if kind is PoolingKind.MEAN else 1)
+        if num_values:
+            group.token_ids.append(params.score_token_ids)
+    if not (groups or parts):
+        return None
+    return PoolingInputs(_pack_sums(parts, slots, is_first, packer), [group.pack(packer) for group in groups.values()])
+
+
+def _pack_sums(parts: list[IntArray], slots: list[int], is_first: list[int], packer: Packer) -> Sums | None:
+    if not parts:
+        return None
+    return Sums(
+        hidden_rows=packer.add(np.concatenate(parts)),
+        lengths=packer.add(np.array([part.size for part in parts], np.int64)),
+        slots=packer.add(np.array(slots, np.int64)),
+        is_first=packer.add(np.array(is_first, np.int64)),
+    )
