@@ -1,6 +1,6 @@
 """ClassifyHandler: the probabilities of a model's labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import orjson
@@ -14,7 +14,7 @@ from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task, read_inputs
 from proa_gateway.pooling.protocol import ClassifyRequest
 from proa_gateway.pooling.refused import REFUSED_IN_CLASSIFY
-from proa_gateway.pooling.values import numbers
+from proa_gateway.pooling.values import numbers, render_all
 
 
 class ClassifyHandler:
@@ -45,18 +45,15 @@ class ClassifyHandler:
         return [PooledInput(ids, params) for ids in await read_inputs(self.request, model, self._settings)]
 
     async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
-        return orjson.dumps(
-            {
-                "id": envelope.id,
-                "object": "list",
-                "created": envelope.created,
-                "model": envelope.model,
-                "data": [self._entry(index, numbers(output.values)) for index, output in enumerate(outputs)],
-                "usage": envelope.usage.to_dict(),
-            }
-        )
+        return envelope.list_body(await render_all(outputs, _head, self._render))
 
-    def _entry(self, index: int, values: list[float]) -> dict[str, object]:
+    def _render(self, output: PooledOutput) -> Iterator[tuple[bytes, int]]:
+        values = numbers(output.values)
         likeliest = values.index(max(values))
         label = self._labels[likeliest] if likeliest < len(self._labels) else None
-        return {"index": index, "label": label, "probs": values, "num_classes": len(values)}
+        fields = {"label": label, "probs": values, "num_classes": len(values)}
+        yield orjson.dumps(fields)[1:-1], len(values)
+
+
+def _head(index: int) -> bytes:
+    return b'{"index":%d,' % index

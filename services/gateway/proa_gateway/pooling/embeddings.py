@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
-import orjson
-
 from proa.contract import ModelInfo, PoolingParams, PoolingTask
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
@@ -68,10 +66,7 @@ class EmbeddingHandler:
             render = partial(base64_text, big_endian=request.endianness == "big")
         else:
             render = partial(float_rows, as_matrix=self._has_rows)
-        data = await render_all(outputs, self._head, render)
-        fields = {"id": envelope.id, "object": "list", "created": envelope.created, "model": envelope.model}
-        usage = orjson.dumps(envelope.usage.to_dict())
-        return orjson.dumps(fields)[:-1] + b',"data":' + data + b',"usage":' + usage + b"}"
+        return envelope.list_body(await render_all(outputs, self._head, render))
 
     def _task(self, info: ModelInfo) -> PoolingTask:
         return PoolingTask.EMBED

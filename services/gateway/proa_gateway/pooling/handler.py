@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import orjson
+
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.refused_fields import Refused
@@ -20,6 +22,11 @@ class Envelope:
     created: int
     model: str
     usage: Usage
+
+    def list_body(self, data: bytes) -> bytes:
+        """The response of vLLM's form whose `data` is this JSON."""
+        fields = {"id": self.id, "object": "list", "created": self.created, "model": self.model}
+        return orjson.dumps(fields)[:-1] + b',"data":' + data + b',"usage":' + orjson.dumps(self.usage.to_dict()) + b"}"
 
 
 class PoolingHandler(Protocol):

@@ -42,10 +42,10 @@ class _ScoringHandler(ABC):
 
     async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
         assert self._scorer is not None  # `inputs` was called
-        return orjson.dumps(self._response(await self._scorer.scores(outputs), envelope))
+        return self._response(await self._scorer.scores(outputs), envelope)
 
     @abstractmethod
-    def _response(self, scores: list[float], envelope: Envelope) -> dict[str, Any]: ...
+    def _response(self, scores: list[float], envelope: Envelope) -> bytes: ...
 
 
 class ScoreHandler(_ScoringHandler):
@@ -58,15 +58,9 @@ class ScoreHandler(_ScoringHandler):
         super().__init__(request, *request.sides)
         self.input_param = request.side_names[1]
 
-    def _response(self, scores: list[float], envelope: Envelope) -> dict[str, Any]:
-        return {
-            "id": envelope.id,
-            "object": "list",
-            "created": envelope.created,
-            "model": envelope.model,
-            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
-            "usage": envelope.usage.to_dict(),
-        }
+    def _response(self, scores: list[float], envelope: Envelope) -> bytes:
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        return envelope.list_body(orjson.dumps(data))
 
 
 class RerankHandler(_ScoringHandler):
@@ -81,16 +75,17 @@ class RerankHandler(_ScoringHandler):
         self._num_results = request.top_n or len(request.documents)
         self._has_documents = request.return_documents is not False
 
-    def _response(self, scores: list[float], envelope: Envelope) -> dict[str, Any]:
+    def _response(self, scores: list[float], envelope: Envelope) -> bytes:
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         num_tokens = envelope.usage.prompt_tokens
-        return {
+        body = {
             "id": envelope.id,
             "model": envelope.model,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": num_tokens}},
             "results": [self._result(index, scores[index]) for index in order[: self._num_results]],
         }
+        return orjson.dumps(body)
 
     def _result(self, index: int, score: float) -> dict[str, Any]:
         document = {"document": {"text": self._second[index], "multi_modal": None}} if self._has_documents else {}

@@ -1,5 +1,6 @@
 """PoolingServing: one pooling request from its parsed body to its response."""
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,6 +26,8 @@ from proa_gateway.streaming import ResponseWriter
 
 MAX_RUNNING = 256
 """Engine requests of one HTTP request at the same time: those of others need not wait behind thousands of inputs."""
+SENT_IN_A_TURN = 16
+"""Engine requests that are sent between two turns of the event loop: 2 ms."""
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 """Values of one response, as float32. Numbers in JSON take five times as much."""
 
@@ -134,14 +137,17 @@ class PoolingServing:
         suffix = secrets.token_hex(4)  # clients choose ids, and engines refuse one that is in use
         outputs: list[PooledOutput] = []
         while True:
-            end = len(outputs) + MAX_RUNNING - generation.num_running
-            for each in inputs[len(outputs) : end]:
+            room = MAX_RUNNING - generation.num_running
+            for each in inputs[len(outputs) : len(outputs) + min(room, SENT_IN_A_TURN)]:
                 id = f"{context.id}-{suffix}-{len(outputs)}"
                 outputs.append(generation.add_pooled(_engine_request(id, each, context, lora), hints))
             generation.start()
-            if generation.finished:
+            if len(outputs) < len(inputs) and room > SENT_IN_A_TURN:
+                await asyncio.sleep(0)
+            elif generation.finished:
                 return outputs
-            await generation.wait()
+            else:
+                await generation.wait()
 
 
 def _num_values(each: PooledInput, model: ServedModel) -> int:
