@@ -13,7 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proa.contract import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+    from proa.contract import (
+        PoolingParams,
+        PoolingTask,
+        RepetitionDetectionParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from proa_engine.config import EngineConfig
     from proa_engine.llm import LLM
     from proa_engine.llm_engine import LLMEngine
@@ -27,6 +33,8 @@ __all__ = [
     "LLMEngine",
     "LoRARequest",
     "Logprob",
+    "PoolingParams",
+    "PoolingTask",
     "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
@@ -40,6 +48,8 @@ _MODULES = {
     "EngineConfig": "proa_engine.config",
     "LoRARequest": "proa_engine.lora_request",
     "Logprob": "proa_engine.outputs",
+    "PoolingParams": "proa.contract",
+    "PoolingTask": "proa.contract",
     "RequestOutput": "proa_engine.outputs",
     "RepetitionDetectionParams": "proa.contract",
     "SamplingParams": "proa.contract",

@@ -3,18 +3,33 @@
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm.auto import tqdm
 
-from proa.contract import SamplingParams
+from proa.contract import PoolingParams, PoolingTask, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.llm_engine import LLMEngine, Prompt, are_token_ids
+from proa_engine.llm_pooling import cosine_scores, make_output, pairs, params_of_task
 from proa_engine.lora_request import LoRARequest
 from proa_engine.outputs import RequestOutput
+from proa_engine.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from proa_engine.speculative_config import SpeculativeConfig
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
 Message = Mapping[str, Any]
 LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -98,6 +113,88 @@ class LLM:
         token_ids = [tokenizer.apply_chat_template(conversation, tools) for conversation in conversations]
         prompts = [{"prompt_token_ids": ids} for ids in token_ids]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: str | None = None,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Compute numbers of all prompts in one batch: `pooling_task` is "embed", "token_embed", "classify" or
+        "token_logprobs", and may be left out where `pooling_params` have a task.
+
+        Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
+        """
+        params = params_of_task(pooling_task, pooling_params)
+        by_token = params.task is PoolingTask.TOKEN_EMBED
+        batch = [(prompt, params) for prompt in _batch(prompts)]
+        return self._pool(batch, lambda rows: PoolingOutput(rows if by_token else rows[0]), lora_request, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each prompt."""
+        batch = [(prompt, params_of_task("embed", pooling_params)) for prompt in _batch(prompts)]
+        return self._pool(batch, lambda rows: EmbeddingOutput(rows[0].tolist()), lora_request, use_tqdm)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the model's labels for each prompt."""
+        batch = [(prompt, params_of_task("classify", pooling_params)) for prompt in _batch(prompts)]
+        return self._pool(batch, lambda rows: ClassificationOutput(rows[0].tolist()), lora_request, use_tqdm)
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: bool = True
+    ) -> list[ScoringRequestOutput]:
+        """How well each text of `data_2` goes with that of `data_1`, or with its only one: the cosine of their
+        embeddings, or what a model with one label says of the pair."""
+        texts = pairs(data_1, data_2)
+        engine = self.llm_engine
+        if PoolingTask.EMBED in engine.pooling_tasks:
+            first, second = ([pair[side] for pair in texts] for side in (0, 1))
+            found = self.embed([*first, *second], use_tqdm=use_tqdm)
+            return cosine_scores(found[: len(texts)], found[len(texts) :])
+        if engine.num_labels != 1:
+            raise ValueError("score needs a model for embeddings, or one with a single label")
+        if engine.tokenizer is None:
+            raise ValueError("score needs a tokenizer")
+        batch: list[tuple[Prompt, PoolingParams]] = []
+        for pair in texts:
+            token_ids, start = engine.tokenizer.encode_pair(*pair)
+            batch.append((token_ids, PoolingParams(task=PoolingTask.CLASSIFY, second_segment_start=start)))
+        return self._pool(batch, lambda rows: ScoringOutput(float(rows)), None, use_tqdm)
+
+    def _pool(
+        self,
+        batch: Sequence[tuple[Prompt, PoolingParams]],
+        make: Callable[["Tensor"], T],
+        lora_request: LoRARequest | None,
+        use_tqdm: bool,
+    ) -> list[PoolingRequestOutput[T]]:
+        """`make` makes a result of its rows, [rows, values]."""
+        now, lora_name = time.time(), "" if lora_request is None else lora_request.lora_name
+        requests = [self.llm_engine.prepare_pooled(prompt, params, now, lora_name) for prompt, params in batch]
+        self.llm_engine.load_loras([lora_request] if lora_request else [])
+        with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
+            outputs = self.llm_engine.pool(requests, bar.update)
+        return [
+            make_output(str(next(self._ids)), list(request.prompt_token_ids), output, make)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
 
     def _run(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
         finished: dict[str, RequestOutput] = {}

@@ -18,6 +18,8 @@ from proa.contract import (
     EngineCoreRequest,
     FinishReason,
     Grammar,
+    PoolingParams,
+    PoolingTask,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -66,6 +68,7 @@ class LLMEngine:
         parts = load(config, _log.info)
         self._core = parts.core
         self._limits = parts.limits
+        self.num_labels = len(parts.executor.model_config.pooling.labels)
         self._admission = Limits(parts.limits.max_model_len, parts.executor.cache_groups.capacity)
         files = read_tokenizer_files(parts.tokenizer_folder)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
@@ -134,6 +137,50 @@ class LLMEngine:
         )
         return state, requests
 
+    def prepare_pooled(
+        self, prompt: Prompt, params: PoolingParams, arrival_time: float, lora_name: str = ""
+    ) -> EngineCoreRequest:
+        """Check a pooled request and return it for `pool`. Raises `ValueError` if the model cannot serve it."""
+        request = EngineCoreRequest(
+            request_id=f"pooled/{next(self._serial)}",
+            prompt_token_ids=self._tokenize(prompt)[1],
+            sampling_params=SamplingParams(),
+            pooling_params=params,
+            arrival_time=arrival_time,
+            lora_name=lora_name,
+        )
+        check_request(request, self._limits)
+        if (reason := refusal(request, self._admission)) is not None:
+            raise ValueError(reason)
+        return request
+
+    def pool(
+        self, requests: Sequence[EngineCoreRequest], on_result: Callable[[], object] = lambda: None
+    ) -> list[EngineCoreOutput]:
+        """Compute pooled requests that `prepare_pooled` has checked. Returns their outputs in the same order.
+
+        `on_result` is called for each that ends. Outputs of other requests are kept for `step`.
+        """
+        for request in requests:
+            self._core.submit(request)
+        wanted = {request.request_id for request in requests}
+        results: dict[str, EngineCoreOutput] = {}
+        while len(results) < len(wanted):
+            outputs = self._step_core()
+            if outputs is None:
+                continue
+            for output in outputs.outputs:
+                if output.request_id in wanted:
+                    results[output.request_id] = output
+                    on_result()
+            for rejection in outputs.rejections:
+                if rejection.request_id in wanted:
+                    raise ValueError(rejection.message)
+            outputs.outputs = [output for output in outputs.outputs if output.request_id not in wanted]
+            if outputs.outputs or outputs.plain.token_ids or outputs.rejections:
+                self._early.append(outputs)
+        return [results[request.request_id] for request in requests]
+
     def load_loras(self, lora_requests: Iterable[LoRARequest]) -> None:
         """Load the adapters that are not loaded, and wait for them. One whose name has another path is replaced.
 
@@ -157,6 +204,11 @@ class LLMEngine:
         """Abort requests without further output. Unknown ids are ignored."""
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             self._core.abort(self._processor.remove(request_id))
+
+    @property
+    def pooling_tasks(self) -> frozenset[PoolingTask]:
+        """What the model can compute of a prompt."""
+        return self._limits.pooling_tasks
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._early) or self._core.has_unfinished_requests()

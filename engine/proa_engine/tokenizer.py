@@ -42,6 +42,13 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        """The token ids of two texts, and the number of tokens before the second one; None if the tokenizer does not
+        tell the two apart."""
+        encoding = self._tokenizer.encode(first, second)
+        types: list[int] = encoding.type_ids
+        return list(encoding.ids), types.index(1) if 1 in types else None
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
