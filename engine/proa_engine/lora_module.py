@@ -9,7 +9,7 @@ class LoraModule:
     """Raises `ValueError` for an empty name or path."""
 
     name: str  # by which requests ask for it
-    path: str  # folder with adapter_config.json and adapter_model.safetensors
+    path: str  # of a folder with adapter_config.json and adapter_model.safetensors, or as `resolve_lora` takes it
 
     def __post_init__(self) -> None:
         if not self.name or not self.path:

@@ -7,12 +7,14 @@ from typing import Literal
 
 import torch
 
-from proa_engine.builtin import builtin_model_folder
+from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
+from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.lora_checkpoint import CONFIG_FILE, WEIGHTS_FILE
 from proa_engine.models.pooling_heads import PoolingHeads, load_heads
 from proa_engine.models.registry import model_class
 
@@ -20,6 +22,8 @@ LoadFormat = Literal["auto", "dummy"]
 
 CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHT_FILES = ["*.safetensors"]
+LORA_FILES = [CONFIG_FILE, WEIGHTS_FILE]
+BUILTIN_LORA = "builtin:"
 
 
 def resolve_model(model: str, revision: str | None = None, load_format: LoadFormat = "auto") -> Path:
@@ -37,6 +41,25 @@ def resolve_model(model: str, revision: str | None = None, load_format: LoadForm
     return _download(model, revision, CONFIG_FILES if load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES)
 
 
+def resolve_lora(path: str) -> Path:
+    """Return the folder of an adapter: "builtin:NAME" for one of the built-in model, a folder's path, or a Hugging Face
+    hub id, which is downloaded.
+
+    Raises LoraNotFound with a message for the user.
+    """
+    folder = Path(path).expanduser()
+    if path.startswith(BUILTIN_LORA):
+        folder = builtin_adapter_folder(path.removeprefix(BUILTIN_LORA))
+    elif not (folder.is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1):
+        try:
+            return _download(path, None, LORA_FILES)
+        except ValueError as error:
+            raise LoraNotFound(str(error)) from error
+    if not folder.is_dir():
+        raise LoraNotFound(f"there is no adapter at {path}")
+    return folder
+
+
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     import httpx
     from huggingface_hub import snapshot_download
@@ -45,10 +68,10 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except HFValidationError as error:
-        raise ValueError(f"model {model} is neither a folder nor a hub id: {error}") from error
+        raise ValueError(f"{model} is neither a folder nor a hub id: {error}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError, OSError) as error:
         raise ValueError(
-            f"model {model} is not a folder here and could not be downloaded from the hub ({error}); "
+            f"{model} is not a folder here and could not be downloaded from the hub ({error}); "
             "give a folder, or check the id, the network and HF_TOKEN"
         ) from error
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import LoraSlot
 from proa_engine.layers.lora import LoraProducts
+from proa_engine.models.loader import resolve_lora
 from proa_engine.models.lora_checkpoint import digest, open_lora
 
 EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
@@ -29,7 +29,7 @@ class LoraAdapters:
 
     def load(self, lora_id: int, path: str) -> str:
         """Read an adapter and return its digest. Raises `LoraNotFound` or `LoraInvalid`."""
-        folder, segments = Path(path), self._products.segments
+        folder, segments = resolve_lora(path), self._products.segments
         content = digest(folder)
         with open_lora(folder, self._products.max_rank) as checkpoint:
             known = {segment.module for product in segments for segment in product}

@@ -8,13 +8,14 @@ import torch
 from real_shapes import SHAPES
 from safetensors.torch import load_file, save_file
 
-from proa_engine.builtin import builtin_model_folder
+from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
+from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import LoadFormat, load_model, resolve_model
+from proa_engine.models.loader import LoadFormat, load_model, resolve_lora, resolve_model
 from proa_engine.models.registry import model_class
 from support.paged_model import PagedModel
 from support.tiny_models import ARCHITECTURES, make_tiny_model
@@ -146,6 +147,14 @@ def test_names_resolve_to_folders(tmp_path: Path) -> None:
         resolve_model("/nowhere/at/all")
     with pytest.raises(ValueError, match="neither a folder nor a hub id"):
         resolve_model("not a model!")
+
+
+def test_names_of_adapters_resolve_to_folders(tmp_path: Path) -> None:
+    assert resolve_lora("builtin:sailor") == builtin_adapter_folder("sailor")
+    assert resolve_lora(str(tmp_path)) == tmp_path
+    for path in ("/nowhere/at/all", "builtin:nobody", "nowhere"):
+        with pytest.raises(LoraNotFound, match=f"there is no adapter at {path}"):
+            resolve_lora(path)
 
 
 def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
