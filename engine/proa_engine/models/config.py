@@ -113,7 +113,8 @@ class ModelConfig:
         if is_adapted(architecture):
             fields = standard_fields(fields)
         decoder = model.read_options(fields)
-        if fields.get("is_causal") is False or fields.get("use_bidirectional_attention"):
+        # "vision" is of the tokens of images alone.
+        if fields.get("is_causal") is False or fields.get("use_bidirectional_attention") in (True, "all"):
             raise ValueError(f"bidirectional attention is not supported in {config['architectures'][0]}")
         pooling = _pooling(config, form, modules, fields["hidden_size"], has_lm_head=has_lm_head)
         return cls(

@@ -138,6 +138,7 @@ def fields(**others: Any) -> dict[str, Any]:
         (fields(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "rope_type dynamic"),
         (fields(text_config={}), "it has other inputs than text"),
         (fields(add_cross_attention=True), "add_cross_attention"),
+        (fields(use_bidirectional_attention="all"), "bidirectional attention is not supported"),
         (fields(model_type="unknown"), "model_type unknown is not one of transformers"),
         ({"architectures": ["NoSuchForCausalLM"]}, "architecture NoSuchForCausalLM is not supported"),
     ],
@@ -145,6 +146,10 @@ def fields(**others: Any) -> dict[str, Any]:
 def test_configurations_are_refused_by_field(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_dicts(config, {})
+
+
+def test_bidirectional_attention_of_images_is_that_of_no_text() -> None:
+    assert ModelConfig.from_dicts(fields(use_bidirectional_attention="vision"), {}).hidden_size
 
 
 def test_missing_library_names_the_extra() -> None:
