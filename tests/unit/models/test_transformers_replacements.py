@@ -10,8 +10,22 @@ from torch import Tensor, nn
 
 from proa_engine.models.transformers_adapter.own_modules import OwnExperts, OwnGatedLayers, OwnList, OwnNorm
 from proa_engine.models.transformers_adapter.replacements import replace_modules
+from proa_engine.models.transformers_adapter.rotation import rotate_together
 
 SIZE = 32
+
+
+def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def turn(x: Tensor) -> Tensor:
+        return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+    cos, sin = cos[:, None], sin[:, None]
+    return query * cos + turn(query) * sin, key * cos + turn(key) * sin
+
+
+class Rotated(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary_pos_emb(query, key, cos, sin)
 
 
 class Norm(nn.Module):
@@ -125,3 +139,29 @@ def test_all_layers_of_a_list_are_the_list_itself() -> None:
     assert isinstance(layers, OwnList)
     assert layers[:3] is layers
     assert list(layers[:2]) == [layers[0], layers[1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_queries_and_keys_are_rotated_together_with_the_same_bits(dtype: torch.dtype) -> None:
+    module, other = Rotated(), Rotated()
+    shapes = (1, 4, 9, 16), (1, 2, 9, 16), (1, 9, 16), (1, 9, 16)
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    expected = module(*inputs)
+    rotate_together(nn.Sequential(module), dtype)
+    assert "forward" in vars(module)
+    assert "forward" not in vars(other)
+    assert all(torch.equal(*pair) for pair in zip(module(*inputs), expected, strict=True))
+    floats = (*inputs[:2], inputs[2].float(), inputs[3].float())  # is left to the library's function
+    assert all(torch.equal(*pair) for pair in zip(module(*floats), other(*floats), strict=True))
+
+
+@torch.inference_mode()
+def test_another_rotation_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleaved(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return query * cos[:, None] + query.roll(1, -1) * sin[:, None], key
+
+    monkeypatch.setitem(globals(), "apply_rotary_pos_emb", interleaved)
+    module = Rotated()
+    rotate_together(nn.Sequential(module), torch.float32)
+    assert "forward" not in vars(module)

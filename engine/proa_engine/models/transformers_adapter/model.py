@@ -18,11 +18,12 @@ from proa_engine.models.decoder import tensors_of
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
-from proa_engine.models.transformers_adapter.own_modules import OwnModule
+from proa_engine.models.transformers_adapter.own_modules import OwnModule, hold_children
 from proa_engine.models.transformers_adapter.probe import probe
 from proa_engine.models.transformers_adapter.products import CalledLayers, use_products
 from proa_engine.models.transformers_adapter.proofs import random_rows
 from proa_engine.models.transformers_adapter.replacements import replace_modules
+from proa_engine.models.transformers_adapter.rotation import rotate_together
 from proa_engine.models.transformers_adapter.tensor_parallel import connect, divide, localize, read_plan
 
 
@@ -72,6 +73,8 @@ class TransformersForCausalLM:
             layers = called.end()
             replace_modules(self.decoder, layers)
             use_products(model, layers | set(output_layer.modules()))
+            rotate_together(self.decoder, next(self.decoder.parameters()).dtype)
+            hold_children(self.decoder)
 
         self.layers = probe(
             model,

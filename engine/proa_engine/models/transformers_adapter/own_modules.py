@@ -110,3 +110,9 @@ class OwnList(nn.ModuleList):
         if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
             return self
         return super().__getitem__(index)
+
+
+def hold_children(model: nn.Module) -> None:
+    """Make the children of all modules plain attributes too, because `nn.Module.__getattr__` takes 1 us."""
+    for module in model.modules():
+        module.__dict__.update(module._modules)
