@@ -38,6 +38,9 @@ class LoadedModelConfig(Protocol):
     def has_lm_head(self) -> bool: ...
 
     @property
+    def is_encoder(self) -> bool: ...
+
+    @property
     def pooling(self) -> PoolingConfig: ...
 
 
@@ -155,7 +158,7 @@ def assemble_engine(
     """Build an engine on an executor that has loaded its model. Without `grammars` or `loras` it refuses them."""
     manager = KVCacheManager(
         executor.cache_groups,
-        hash_block=hash_block if config.enable_prefix_caching else None,
+        hash_block=hash_block if config.enable_prefix_caching and not executor.model_config.is_encoder else None,
         root_hash=root_hash(config.model, config.revision or ""),
         checkpoint_positions=checkpoint_positions,
     )
@@ -166,6 +169,7 @@ def assemble_engine(
         grammars=grammars,
         loras=loras,
         last_token_tasks=executor.model_config.pooling.last_token_tasks,
+        whole_prompts=executor.model_config.is_encoder,
     )
     core = EngineCore(scheduler, trace_steps(executor))
     model = executor.model_config

@@ -120,6 +120,7 @@ class CoreRun:
         compute_forced_tokens: bool = True,
         accept: Callable[[int], int] | None = None,
         block_order: Sequence[int] | None = None,
+        whole_prompts: bool = False,
         clock: Callable[[], float] | None = None,
         trace_steps: Callable[[Executor], Executor] = untraced,
         max_loras: int = 0,
@@ -170,6 +171,7 @@ class CoreRun:
             grammars=self.grammars,
             loras=self.loras,
             last_token_tasks=LAST_TOKEN_TASKS,
+            whole_prompts=whole_prompts,
         )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len

@@ -139,7 +139,7 @@ def engine_over(
     watched = Watched(executor, poison=poison)
     manager = KVCacheManager(
         executor.cache_groups,
-        hash_block=hash_block if config.enable_prefix_caching else None,
+        hash_block=hash_block if config.enable_prefix_caching and not executor.model_config.is_encoder else None,
         root_hash=root_hash(config.model, ""),
         checkpoint_positions=checkpoint_positions,
         block_order=order,
@@ -151,6 +151,7 @@ def engine_over(
         grammars=grammars,
         loras=make_loras(config, executor),
         last_token_tasks=executor.model_config.pooling.last_token_tasks,
+        whole_prompts=executor.model_config.is_encoder,
     )
     core = EngineCore(scheduler, watched)
     return Engine(core, executor, watched)

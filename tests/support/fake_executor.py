@@ -104,6 +104,7 @@ class FakeModelConfig:
     vocab_size: int = VOCAB_SIZE
     model_type: str = "fake"
     has_lm_head: bool = True
+    is_encoder: bool = False
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
 

@@ -43,6 +43,15 @@ class PoolingRequest(Request):
         return True
 
 
+class WholePromptRequest(PoolingRequest):
+    """A pooled request whose tokens attend to all others, so that one step computes all of them."""
+
+    __slots__ = ()
+
+    def fits(self, budget: int) -> bool:
+        return self.num_prompt_tokens <= budget
+
+
 def finish_pooled(
     requests: Sequence[Request], result: ModelRunnerOutput
 ) -> Iterator[tuple[PoolingRequest, RequestStatus]]:

@@ -150,6 +150,10 @@ class Request:
         """Known tokens behind the computed ones, if the workers have others there or none."""
         return ()
 
+    def fits(self, budget: int) -> bool:
+        """Whether a step with `budget` tokens left can start the request."""
+        return True
+
     @property
     def num_slots_to_start(self) -> int:
         """Tokens that need slots when a waiting request is scheduled."""

@@ -10,7 +10,7 @@ from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
-from proa_engine.core.pooling import PoolingRequest
+from proa_engine.core.pooling import PoolingRequest, WholePromptRequest
 from proa_engine.core.repetition import request_classes
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_table import RequestTable
@@ -38,6 +38,7 @@ class RequestAdmission:
         grammars: Grammars | None,
         loras: Loras,
         last_token_tasks: frozenset[PoolingTask],
+        whole_prompts: bool,
         forced: ForcedCounter,
     ) -> None:
         self._config = config
@@ -47,6 +48,7 @@ class RequestAdmission:
         self._grammars = grammars
         self._loras = loras
         self._last_token_tasks = last_token_tasks
+        self._make_pooled = WholePromptRequest if whole_prompts else PoolingRequest
         self._forced = forced if config.compute_forced_tokens and not config.num_speculative_tokens else None
         self._num_added = 0
 
@@ -101,7 +103,7 @@ class RequestAdmission:
         order = (priority, is_new, self._num_added)
         self._num_added += 1
         if (pooling := request.pooling_params) is not None:
-            return PoolingRequest(request, order=order, reads_prefix_cache=pooling.task in self._last_token_tasks)
+            return self._make_pooled(request, order=order, reads_prefix_cache=pooling.task in self._last_token_tasks)
         limit, eos = admission.max_num_tokens(request, self._limits), self._eos_token_ids
         plain, constrained, speculating = request_classes(request.sampling_params)
         if request.sampling_params.grammar is not None:

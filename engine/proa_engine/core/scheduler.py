@@ -40,6 +40,7 @@ class Scheduler:
         grammars: Grammars | None = None,
         loras: Loras | None = None,
         last_token_tasks: frozenset[PoolingTask] = frozenset(),
+        whole_prompts: bool = False,
     ) -> None:
         """`grammars` None: requests must have no grammar; `loras` None: no adapter. `last_token_tasks` need the last
         token's hidden state only.
@@ -62,6 +63,7 @@ class Scheduler:
             grammars=grammars,
             loras=self.loras,
             last_token_tasks=last_token_tasks,
+            whole_prompts=whole_prompts,
             forced=self._forced,
         )
         self._drafts = DraftCounter()
@@ -205,7 +207,7 @@ class Scheduler:
         """
         while plan.budget > 0 and len(self._table.running) < self._max_running:
             request = self._table.waiting.peek()
-            if request is None:
+            if request is None or not request.fits(plan.budget):
                 break
             hit = self._manager.get_computed_blocks(request)
             block_ids = self._manager.allocate_slots(request, request.num_slots_to_start, hit)

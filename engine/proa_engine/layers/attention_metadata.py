@@ -33,6 +33,7 @@ class AttentionMetadata:
     num_decodes: int  # leading requests with `decode_width` tokens each
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
     states: StateRows | None = None  # set if the model has recurrent layers
+    token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
 
 
 def table_rows(block_tables: torch.Tensor, slot_mappings: torch.Tensor) -> tuple[TableRows, ...]:

@@ -1,7 +1,7 @@
 """CausalLM: the interface of models."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -35,6 +35,15 @@ class CausalLM(Protocol):
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield each of this rank's weights once."""
+        ...
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A model with a classification head of its own."""
+
+    def classify(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Pooled hidden states [n, hidden_size] -> logits of the labels [n, labels] float32."""
         ...
 
 

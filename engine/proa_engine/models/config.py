@@ -28,7 +28,7 @@ from proa_engine.models.pooling_config import (
     read_embedding_modules,
 )
 from proa_engine.models.quantization import linear_method
-from proa_engine.models.registry import Form, architecture_of, is_adapted, model_class, standard_fields
+from proa_engine.models.registry import Form, architecture_of, is_adapted, is_encoder, model_class, standard_fields
 
 Runner = Literal["auto", "generate", "pooling"]
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -68,6 +68,11 @@ class ModelConfig:
     @property
     def layers(self) -> tuple[LayerDeclaration, ...]:
         return self.decoder.layers
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether a prompt is computed in one step, and nothing is cached."""
+        return is_encoder(self.architecture)
 
     @property
     def is_recurrent(self) -> bool:
@@ -111,7 +116,7 @@ class ModelConfig:
         model = model_class(architecture)
         fields = {**model.defaults, **_text_fields(config)}
         if is_adapted(architecture):
-            fields = standard_fields(fields)
+            fields = standard_fields(architecture, fields)
         decoder = model.read_options(fields)
         # "vision" is of the tokens of images alone.
         if fields.get("is_causal") is False or fields.get("use_bidirectional_attention") in (True, "all"):
@@ -138,14 +143,17 @@ class ModelConfig:
 def _pooling(
     config: Mapping[str, Any], form: Form, modules: EmbeddingModules | None, hidden_size: int, *, has_lm_head: bool
 ) -> PoolingConfig:
+    kind = PoolingKind.LAST
+    if is_encoder(config["architectures"][0]):
+        kind = PoolingKind.MEAN if config.get("classifier_pooling") == "mean" else PoolingKind.FIRST
     if form is Form.CLASSIFIER:
-        return classification_config(config, PoolingKind.LAST)
+        return classification_config(config, kind)
     if not has_lm_head:
-        return embedding_config(modules, hidden_size)
+        return embedding_config(modules, hidden_size, kind)
     logprobs = {PoolingTask.TOKEN_LOGPROBS: PoolingKind.LAST}
     if modules is None:
         return PoolingConfig(kinds=logprobs)
-    pooling = embedding_config(modules, hidden_size)
+    pooling = embedding_config(modules, hidden_size, kind)
     return replace(pooling, kinds={**pooling.kinds, **logprobs}, max_tokens=None)  # the limit is that of embeddings
 
 

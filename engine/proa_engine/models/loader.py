@@ -11,7 +11,7 @@ from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights, WeightSource
-from proa_engine.models.base import CausalLM
+from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.lora_checkpoint import CONFIG_FILE, WEIGHTS_FILE
@@ -105,16 +105,23 @@ def load_model(
 
 
 def load_pooling_heads(
-    folder: Path, config: ModelConfig, *, device: torch.device, load_format: LoadFormat = "auto", seed: int = 0
+    folder: Path,
+    config: ModelConfig,
+    model: CausalLM,
+    *,
+    device: torch.device,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
 ) -> PoolingHeads:
-    """Load what follows the model's pooling. Raises ValueError or FileNotFoundError as `load_model` does."""
+    """Load what follows the pooling of `model`. Raises ValueError or FileNotFoundError as `load_model` does."""
 
     def make_source(of: Path) -> WeightSource:
         if load_format == "dummy":
             return RandomWeights(seed, torch.float32, device)
         return SafetensorsCheckpoint(of, torch.float32, device, lambda _: None)
 
-    return load_heads(folder, config.pooling, config.hidden_size, make_source)
+    classify = model.classify if isinstance(model, Classifier) else None
+    return load_heads(folder, config.pooling, config.hidden_size, make_source, classify)
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

@@ -107,10 +107,10 @@ def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
     return EmbeddingModules(kind, tuple(dense), normalizes, _max_tokens(folder / modules[0]["path"]))
 
 
-def embedding_config(modules: EmbeddingModules | None, hidden_size: int) -> PoolingConfig:
-    """Of a model that computes embeddings. Without modules: of the last token, of length 1."""
+def embedding_config(modules: EmbeddingModules | None, hidden_size: int, kind: PoolingKind) -> PoolingConfig:
+    """Of a model that computes embeddings. Without modules: pooled as `kind` says, of length 1."""
     if modules is None:
-        modules = EmbeddingModules(PoolingKind.LAST, (), True, None)
+        modules = EmbeddingModules(kind, (), True, None)
     return PoolingConfig(
         kinds={PoolingTask.EMBED: modules.kind, PoolingTask.TOKEN_EMBED: PoolingKind.ALL},
         embedding_size=modules.dense[-1].out_features if modules.dense else hidden_size,

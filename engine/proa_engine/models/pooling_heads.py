@@ -68,10 +68,16 @@ class PoolingHeads:
         return logits.sigmoid() if self._config.is_multi_label else logits.softmax(dim=-1)
 
 
-def load_heads(folder: Path, config: PoolingConfig, hidden_size: int, make_source: MakeSource) -> PoolingHeads:
-    """Load the heads of a decoder: sentence-transformers' layers, or `score`."""
+def load_heads(
+    folder: Path,
+    config: PoolingConfig,
+    hidden_size: int,
+    make_source: MakeSource,
+    classify: Callable[[Tensor], Tensor] | None,
+) -> PoolingHeads:
+    """Load sentence-transformers' layers, and a decoder's `score`. `classify` is what an encoder has instead."""
     dense = [Dense.load(each, make_source(each.folder)) for each in config.dense]
-    if not config.labels:
-        return PoolingHeads(config, dense)
+    if not config.labels or classify is not None:
+        return PoolingHeads(config, dense, classify)
     weight = make_source(folder).take("score.weight", (len(config.labels), hidden_size))
     return PoolingHeads(config, dense, Dense(weight, None, "Identity"))

@@ -49,6 +49,12 @@ MODULES = {
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
 }
+# Encoders that `transformers` runs, for pooled requests.
+ENCODERS = tuple(
+    family + form
+    for family in ("Bert", "Camembert", "ModernBert", "Roberta", "XLMRoberta")
+    for form in ("Model", "ForSequenceClassification")
+)
 ADAPTER = "proa_engine.models.transformers_adapter"  # for all other architectures
 
 
@@ -85,13 +91,20 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
         decoder = name.removesuffix(form.value) + Form.CAUSAL_LM.value
         if name.endswith(form.value) and decoder in MODULES:
             return decoder, form
+    if find_spec("transformers") is not None and is_encoder(name):
+        return name, Form.CLASSIFIER if name.endswith(Form.CLASSIFIER.value) else Form.EMBEDDING
     if find_spec("transformers") is None:
         hint = "; others need the extra: pip install 'proa-engine[transformers]'"
     elif import_module(f"{ADAPTER}.fields").knows(name):
         return name, Form.CAUSAL_LM
     else:
-        hint = ", and the causal language models of transformers"
+        hint = f", {', '.join(ENCODERS)}, and the causal language models of transformers"
     raise ValueError(f"architecture {name} is not supported; supported: {', '.join(MODULES)}{hint}")
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether attention is bidirectional, so that a prompt is computed in one step, and nothing is cached."""
+    return architecture in ENCODERS
 
 
 def is_adapted(architecture: str) -> bool:
@@ -102,15 +115,21 @@ def is_adapted(architecture: str) -> bool:
 def model_class(architecture: str) -> ModelClass:
     """Return the class of `architecture`, a name that `architecture_of` returned."""
     model: ModelClass
-    if is_adapted(architecture):
+    if is_encoder(architecture):
+        model = import_module(f"{ADAPTER}.encoder").TransformersEncoder
+    elif is_adapted(architecture):
         model = import_module(f"{ADAPTER}.model").TransformersForCausalLM
     else:
         model = getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
     return model
 
 
-def standard_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def standard_fields(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the fields that ModelConfig reads to those of a model that `transformers` runs. Raises ValueError, naming
     the field, for what is not supported."""
-    added: dict[str, Any] = import_module(f"{ADAPTER}.fields").standard_fields(fields)
+    added: dict[str, Any]
+    if is_encoder(architecture):
+        added = import_module(f"{ADAPTER}.encoder").encoder_fields(fields)
+    else:
+        added = import_module(f"{ADAPTER}.fields").standard_fields(fields)
     return added

@@ -25,7 +25,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logprobs=parts.limits.max_logprobs,
         max_waiting_requests=config.max_waiting_requests,
-        prefix_caching=config.enable_prefix_caching,
+        prefix_caching=config.enable_prefix_caching and not parts.executor.model_config.is_encoder,
         grammars=parts.limits.grammars,
         model_type=parts.executor.model_config.model_type,
         engine_version=version("proa-engine"),

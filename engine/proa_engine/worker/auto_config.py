@@ -21,8 +21,15 @@ def limit_torch_threads(num_ranks: int) -> None:
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Raises `ValueError` if `config.max_model_len` is more than the model's positions."""
+    """Raises `ValueError` if `config.max_model_len` is more than the model's positions, or than an encoder can compute:
+    its prompts are computed in one step."""
     most = model.max_position_embeddings
+    if model.is_encoder and config.max_num_batched_tokens < most:
+        most = config.max_num_batched_tokens
+        if config.max_model_len is not None and config.max_model_len > most:
+            raise ValueError(
+                f"max_model_len {config.max_model_len} of an encoder exceeds max_num_batched_tokens {most}"
+            )
     if config.max_model_len is None:
         return most
     if config.max_model_len > most:

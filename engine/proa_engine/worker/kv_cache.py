@@ -91,7 +91,13 @@ def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSiz
 
 
 def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None:
-    """The sizes that `config` sets, by a number of blocks or in bytes; None where it sets neither."""
+    """The sizes that `config` sets, by a number of blocks or in bytes; None where it sets neither.
+
+    Of a model without caches: as many blocks, which take no memory, as two steps of whole prompts can fill.
+    """
+    if not plan.block_bytes and not plan.state_bytes:
+        blocks_of_step = -(-config.max_num_batched_tokens // plan.block_size) + config.max_num_seqs
+        return CacheSizes(2 * blocks_of_step, 0, config.max_num_seqs)
     if config.num_gpu_blocks_override is not None:
         return with_blocks(config.num_gpu_blocks_override, plan, config.max_num_seqs)
     if config.kv_cache_memory_bytes is not None:

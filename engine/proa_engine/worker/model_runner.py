@@ -180,6 +180,7 @@ class ModelRunner:
             tables=table_rows(block_tables, slot_mappings),
             num_decodes=rows.num_decodes,
             states=None if rows.states is None else rows.states.on_device(arrays),
+            token_types=None if rows.token_types is None else arrays[rows.token_types],
         )
         return self._model(input_ids, arrays[rows.positions], self.caches, metadata)
 

@@ -103,6 +103,21 @@ def pooling_inputs(rows: Rows, batch: InputBatch, packer: Packer) -> PoolingInpu
     return PoolingInputs(_pack_sums(parts, slots, is_first, packer), [group.pack(packer) for group in groups.values()])
 
 
+def token_types(rows: Rows, positions: IntArray, batch: InputBatch, packer: Packer) -> int | None:
+    """Staged index of each token's type: 1 in the second text of a pair. None if the step has no pair.
+
+    `positions` [tokens] are those of the tokens in their requests.
+    """
+    pooling = [batch.pooling.get(slot) for slot in rows.slots.tolist()]
+    starts = [None if params is None else params.second_segment_start for params in pooling]
+    if all(start is None for start in starts):
+        return None
+    never = batch.token_width
+    first = np.array([never if start is None else start for start in starts], np.int64)
+    counts = np.diff(rows.query_start_loc)
+    return packer.add((positions >= np.repeat(first, counts)).astype(np.int64))
+
+
 def _pack_sums(parts: list[IntArray], slots: list[int], is_first: list[int], packer: Packer) -> Sums | None:
     if not parts:
         return None

@@ -11,7 +11,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, pad_rows
 from proa_engine.worker.draft_inputs import DraftInputs, count_drafts, lay_out_drafts, token_moves
 from proa_engine.worker.input_batch import BatchEdits, InputBatch, PackedEdits
-from proa_engine.worker.pooling_inputs import PoolingInputs, pooling_inputs
+from proa_engine.worker.pooling_inputs import PoolingInputs, pooling_inputs, token_types
 from proa_engine.worker.sampling_inputs import (
     PromptLogprobRows,
     Rows,
@@ -41,6 +41,7 @@ class TokenRows:
     seq_lens: int  # [rows]
     states: StateInputs | None
     lora_slots: int | None  # -1: none; None: no token has one
+    token_types: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ def _token_rows(
         seq_lens=packer.add(rows.ends),
         states=None if segments is None else segments.pack(packer),
         lora_slots=None if lora_slots is None else packer.add(np.repeat(lora_slots, counts)),
+        token_types=token_types(rows, positions, batch, packer) if batch.pooling else None,
     )
 
 

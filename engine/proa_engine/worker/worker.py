@@ -188,13 +188,6 @@ class Worker:
         self._runner = None
 
     def _load_weights(self) -> CausalLM:
-        self._heads = load_pooling_heads(
-            self._folder,
-            self.model_config,
-            device=self.device,
-            load_format=self._config.load_format,
-            seed=self._config.seed,
-        )
         if not self._config.enable_lora:
             return self._load_model(self.model_config)
         products = LoraProducts(
@@ -213,16 +206,21 @@ class Worker:
         return model
 
     def _load_model(self, model_config: ModelConfig) -> CausalLM:
-        return load_model(
+        load_format, seed = self._config.load_format, self._config.seed
+        model = load_model(
             self._folder,
             model_config,
             dtype=self._dtype,
             device=self.device,
             parallel=self._parallel,
-            load_format=self._config.load_format,
-            seed=self._config.seed,
+            load_format=load_format,
+            seed=seed,
             report=self._log,
         )
+        self._heads = load_pooling_heads(
+            self._folder, model_config, model, device=self.device, load_format=load_format, seed=seed
+        )
+        return model
 
     def _capture_graphs(self) -> None:
         if shapes := self._graph_shapes():

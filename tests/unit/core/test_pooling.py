@@ -49,6 +49,17 @@ def test_pooled_and_generating_requests_share_steps() -> None:
     assert run.batches()[0] == {"a": 3, "b": 3}
 
 
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_whole_prompts_are_not_cut_and_wait_for_a_step_with_room(async_scheduling: bool) -> None:
+    run = CoreRun(max_num_batched_tokens=40, whole_prompts=True, async_scheduling=async_scheduling)
+    requests = [make_pooled(str(length), range(length), PoolingTask.TOKEN_EMBED) for length in (30, 20, 5, 40, 1)]
+    run.submit(*requests)
+    run.finish()
+    for request in requests:
+        run.assert_pooled(request)
+    assert run.batches() == [{"30": 30}, {"20": 20, "5": 5}, {"40": 40}, {"1": 1}]
+
+
 def test_a_pooled_prompt_may_fill_the_context() -> None:
     run = CoreRun(max_model_len=40)
     request = make_pooled(prompt=LONG)

@@ -1,0 +1,101 @@
+"""Encoders: embeddings equal those of sentence-transformers, and labels of pairs those of `transformers`."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from proa.contract import PoolingParams, PoolingTask
+from support.engine import build_core, pooled, run
+from support.pooling_models import make_embedding_model
+from support.tiny_models import BYTES, make_tiny_model
+
+SETTINGS: dict[str, Any] = {"max_num_batched_tokens": 150, "max_num_seqs": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": {"pad_token_id": 0, "max_position_embeddings": 160, "type_vocab_size": 2},
+    "xlm-roberta": {"pad_token_id": 1, "max_position_embeddings": 160, "type_vocab_size": 1},
+    "modernbert": {
+        "pad_token_id": 1,
+        "num_hidden_layers": 3,
+        "local_attention": 16,
+        "global_attn_every_n_layers": 2,
+        "max_position_embeddings": 160,
+    },
+}
+
+
+def make_prompts() -> list[list[int]]:
+    """Of 1 to 120 tokens, without a padding token."""
+    rows = random.Random(11)
+    return [rows.choices(range(2, BYTES), k=length) for length in (1, 2, 9, 33, 64, 65, 120, 17)]
+
+
+PROMPTS = make_prompts()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens"])
+@pytest.mark.parametrize("name", MODELS)
+def test_embeddings_equal_those_of_sentence_transformers(
+    tmp_path: Path, name: str, mode: str, async_scheduling: bool
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = make_embedding_model(
+        tmp_path, mode, normalize=True, architecture=name, auto_class="AutoModel", **MODELS[name]
+    )
+    with build_core(folder, async_scheduling=async_scheduling, **SETTINGS) as engine:
+        params = PoolingParams(task=PoolingTask.EMBED)
+        results = run(engine, [pooled(str(number), prompt, params) for number, prompt in enumerate(PROMPTS)])
+        assert len([plan for plan in engine.plans if not plan.is_empty]) < len(PROMPTS)
+        assert engine.core.cache_occupancy().cached_blocks == (0,)
+    actual = torch.cat([results[str(number)].values for number in range(len(PROMPTS))])
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = torch.cat([model(features(prompt))["sentence_embedding"] for prompt in PROMPTS])
+    assert torch.cosine_similarity(actual, expected).min() > 0.9999
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", MODELS)
+def test_labels_of_pairs_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder = make_tiny_model(
+        tmp_path, name, auto_class="AutoModelForSequenceClassification", num_labels=1, **MODELS[name]
+    )
+    starts = [None if len(prompt) < 9 else len(prompt) // 3 for prompt in PROMPTS]
+    with build_core(folder, **SETTINGS) as engine:
+        results = run(
+            engine,
+            [
+                pooled(
+                    str(number),
+                    prompt,
+                    PoolingParams(task=PoolingTask.CLASSIFY, use_activation=False, second_segment_start=start),
+                )
+                for number, (prompt, start) in enumerate(zip(PROMPTS, starts, strict=True))
+            ],
+        )
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    for number, (prompt, start) in enumerate(zip(PROMPTS, starts, strict=True)):
+        inputs = features(prompt)
+        if start is not None and name == "bert":
+            inputs["token_type_ids"] = (torch.arange(len(prompt)) >= start).long()[None]
+        torch.testing.assert_close(results[str(number)].values, model(**inputs).logits, rtol=0, atol=1e-4)
+
+
+def features(prompt: list[int]) -> dict[str, Tensor]:
+    return {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
+
+
+def test_a_prompt_that_does_not_fit_into_a_step_is_too_long(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "bert", auto_class="AutoModel", **MODELS["bert"])
+    with build_core(folder, max_num_batched_tokens=64, max_num_seqs=4) as engine:
+        assert engine.executor.max_model_len == 64
+    with pytest.raises(ValueError, match="max_model_len 100 of an encoder exceeds max_num_batched_tokens 64"):
+        build_core(folder, max_num_batched_tokens=64, max_model_len=100).__enter__()
