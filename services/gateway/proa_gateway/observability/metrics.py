@@ -123,14 +123,14 @@ class GatewayMetrics:
         """Count one HTTP request. `route` is the path template, `error_type` is set if it failed."""
         self._requests.labels(route, str(status), error_type).inc()
 
-    def observe_finish(self, model: str, base_model: str, reason: str) -> None:
-        """Count one output sequence. `base_model`: as for `observe_generation`.
+    def observe_finish(self, model: str, base_model: str, reason: str, count: int = 1) -> None:
+        """Count output sequences. `base_model`: as for `observe_generation`.
 
         `reason`: its finish reason as sent to the client (`stop`, `length`, `abort`), `error` if the client got an
         error instead, `client_disconnected` if the client was gone.
         """
-        self._finished.labels(model, reason).inc()
-        self._vllm.observe_finish(base_model, reason)
+        self._finished.labels(model, reason).inc(count)
+        self._vllm.observe_finish(base_model, reason, count)
 
     def observe_generation(
         self,

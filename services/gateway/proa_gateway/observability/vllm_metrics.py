@@ -37,8 +37,8 @@ class VllmMetrics:
         self._choices = histogram("request_params_n", "The parameter n.", CHOICE_BUCKETS)
         self._max_tokens = histogram("request_params_max_tokens", "The parameter max_tokens.", COUNT_BUCKETS)
 
-    def observe_finish(self, model: str, reason: str) -> None:
-        self._success.labels(model, _FINISHES.get(reason, reason)).inc()
+    def observe_finish(self, model: str, reason: str, count: int) -> None:
+        self._success.labels(model, _FINISHES.get(reason, reason)).inc(count)
 
     def observe_tokens(self, model: str, *, input_tokens: int, output_tokens: int) -> None:
         """Count the tokens of a request that has ended, however it did."""

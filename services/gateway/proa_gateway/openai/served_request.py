@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -164,8 +165,8 @@ class ServedRequest(ABC):
             max_tokens=self.max_tokens,
             error_type=self.error_type,
         )
-        for sequence in sequences:
-            metrics.observe_finish(model, base_model, self.finish_reason(sequence))
+        for reason, count in Counter(map(self.finish_reason, sequences)).items():
+            metrics.observe_finish(model, base_model, reason, count)
         if self.caller.name:
             metrics.observe_key(
                 self.caller.name,
