@@ -263,7 +263,7 @@ async def test_wrong_named_tokens_are_refused(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_pattern_size": 2, "min_count": 1}, {"max_pattern_size": 600, "min_count": 2}, 5]
+    "wrong", [{"max_pattern_size": 2, "min_count": 1}, {"max_pattern_size": 600, "min_count": 2}, {"size": 2}, 5]
 )
 async def test_a_wrong_repetition_detection_is_refused(gateway: RunningGateway, wrong: object) -> None:
     response = await gateway.chat(repetition_detection=wrong)

@@ -3,10 +3,13 @@
 Unions are resolved by hand: pydantic would report an error for each of their branches.
 """
 
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+from proa.contract import RepetitionDetectionParams
 
 _STRING = {"type": "string"}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -186,3 +189,14 @@ def _biases(value: dict[str, float]) -> dict[int, float]:
 
 LogitBias = Annotated[dict[str, float], AfterValidator(_biases)]
 """Token id -> what is added to its logit. JSON's keys are strings; the validated value's are integers."""
+
+
+def _known_repetition_fields(value: object) -> object:
+    """Pydantic sets fields that it does not know on the object, which cannot have them."""
+    if isinstance(value, dict) and (unknown := value.keys() - _REPETITION_FIELDS):
+        raise PydanticCustomError("invalid_value", "has no field {name}", {"name": repr(min(map(str, unknown)))[:40]})
+    return value
+
+
+_REPETITION_FIELDS = {field.name for field in fields(RepetitionDetectionParams)}
+RepetitionDetection = Annotated[RepetitionDetectionParams, BeforeValidator(_known_repetition_fields)]

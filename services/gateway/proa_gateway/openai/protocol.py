@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from proa.contract import RepetitionDetectionParams
 from proa.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from proa.text import Vocabulary
 from proa_gateway.openai.constraint_fields import ConstraintFields
@@ -15,6 +14,7 @@ from proa_gateway.openai.fields import (
     Content,
     LogitBias,
     Prompts,
+    RepetitionDetection,
     Strings,
     TemplateValue,
     TemplateVariables,
@@ -87,7 +87,7 @@ class GenerationRequest(ConstraintFields):
         None, description="Tokens of the log probabilities, in place of the likeliest ones."
     )
     prompt_logprobs: NumLogprobs | None = None
-    repetition_detection: RepetitionDetectionParams | None = None
+    repetition_detection: RepetitionDetection | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
