@@ -4,6 +4,7 @@ A new metric: declare it in `__init__` (a histogram), `_gauges` or `_counters`, 
 """
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, SchedulerStats
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SchedulerStats
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.types import CacheOccupancy, StepOutputs
@@ -58,6 +59,7 @@ class EngineMetrics:
         self._labels = {"model_name": config.model_name, "engine": "0"}
         self._lock = threading.Lock()
         self._requests: dict[str, _RequestTimes] = {}  # request_id -> times of an unfinished request
+        self._loras: dict[str, str] = {}  # request_id -> adapter of an unfinished request that has one
         # Unix seconds of an unfinished request's last token: of those in `_plain_ids` together, of the others by id.
         self._plain_ids: Sequence[str] = ()
         self._plain_time = 0.0
@@ -89,6 +91,12 @@ class EngineMetrics:
         )
         registry.register(self)
 
+    def observe_request(self, request: EngineCoreRequest) -> None:
+        """Note the adapter of a request before the core has it."""
+        if request.lora_name:
+            with self._lock:
+                self._loras[request.request_id] = request.lora_name
+
     def observe_outputs(self, outputs: StepOutputs) -> None:
         """Count one step's outputs, which are not changed."""
         with self._lock:
@@ -102,9 +110,10 @@ class EngineMetrics:
         with self._lock:
             self._step.observe(duration)
 
-    def observe_rejection(self, reason: str) -> None:
-        """Count a refused request. `reason` is a gRPC status code in lower case."""
+    def observe_rejection(self, reason: str, request_id: str = "") -> None:
+        """Count a refused request. `reason` is a gRPC status code in lower case. `request_id`: if it was observed."""
         with self._lock:
+            self._loras.pop(request_id, None)
             self._rejections.counts[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -128,8 +137,19 @@ class EngineMetrics:
             "enable_prefix_caching": str(self._config.enable_prefix_caching),
         }
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache, as labels.", labels | cache, 1)
-        lora = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        yield gauge("vllm:lora_requests_info", "LoRA adapters in use, as labels; none yet.", labels | lora, 1)
+        text = "Adapters of running and of waiting requests, as labels; the value is the time, in Unix seconds."
+        yield gauge("vllm:lora_requests_info", text, labels | self._lora_labels(), time.time())
+
+    def _lora_labels(self) -> dict[str, str]:
+        running, waiting = set[str](), set[str]()
+        for request_id, name in self._loras.items():
+            times = self._requests.get(request_id)
+            (running if times is not None and times.scheduled else waiting).add(name)
+        return {
+            "max_lora": str(self._config.max_loras if self._config.enable_lora else 0),
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
+        }
 
     def _cache_gauges(self, cache: CacheOccupancy) -> Iterator[Metric]:
         blocks = {str(table): count for table, count in enumerate(cache.cached_blocks)}
@@ -211,6 +231,7 @@ class EngineMetrics:
             self._last_token[output.request_id] = now
         if output.finish_reason is not None:
             del self._requests[output.request_id]
+            self._loras.pop(output.request_id, None)
             self._last_token.pop(output.request_id, None)
             self._observe_finish(times, output, output.finish_reason, now)
 

@@ -1,8 +1,10 @@
 """The metrics pages of engine and gateway: the engine's from a real core, the gateway's from direct calls."""
 
+import re
 import time
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +12,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from proa.blocks import checkpoint_positions
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, SamplingParams, SchedulerStats
+from proa.contract import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Event,
+    EventType,
+    FinishReason,
+    SamplingParams,
+    SchedulerStats,
+)
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
@@ -286,3 +296,31 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
     assert page.value("vllm:prefix_cache_hits_total", engine="a:1") == 5
     assert page.value("vllm:num_preemptions_total", engine="a:1") == 2
     assert not any('model_name=""' in line for line in metrics.render().decode().splitlines())
+
+
+def test_adapters_are_waiting_until_their_first_step_and_then_running() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, replace(CONFIG, enable_lora=True, max_loras=3), num_gpu_blocks=64)
+
+    def labels() -> tuple[str, str]:
+        page = generate_latest(registry).decode()
+        (line,) = [line for line in page.splitlines() if line.startswith("vllm:lora_requests_info{")]
+        found = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        assert found["max_lora"] == "3"
+        return found["running_lora_adapters"], found["waiting_lora_adapters"]
+
+    for request_id, name in (("1", "sql"), ("2", "law"), ("3", "law"), ("4", "")):
+        metrics.observe_request(
+            EngineCoreRequest(
+                request_id=request_id, prompt_token_ids=[1], sampling_params=SamplingParams(), lora_name=name
+            )
+        )
+    assert labels() == ("", "law,sql")
+    scheduled = [Event(type=EventType.SCHEDULED, timestamp=1.0)]
+    first = [EngineCoreOutput(request_id=each, new_token_ids=[5], events=scheduled) for each in ("1", "2", "4")]
+    metrics.observe_outputs(StepOutputs(first, SchedulerStats(), 1.0, 1))
+    assert labels() == ("law,sql", "law")
+    metrics.observe_rejection("not_found", "3")
+    last = [EngineCoreOutput(request_id="1", finish_reason=FinishReason.STOP)]
+    metrics.observe_outputs(StepOutputs(last, SchedulerStats(), 2.0, 2))
+    assert labels() == ("law", "")

@@ -13,10 +13,17 @@ DEADLINE = 30.0  # seconds; far more than any test takes on an idle machine
 
 
 def engine_request(
-    prompt: Sequence[int] = (1, 2, 3), *, request_id: str = "", **params: Any
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    request_id: str = "",
+    lora_name: str = "",
+    lora_digest: str = "",
+    **params: Any,
 ) -> core_pb2.EngineCoreRequest:
     return core_pb2.EngineCoreRequest(
         request_id=request_id,
+        lora_name=lora_name,
+        lora_digest=lora_digest,
         prompt_token_ids=array("I", prompt).tobytes(),
         sampling_params=core_pb2.SamplingParams(**{"max_tokens": 4, "ignore_eos": True} | params),
     )
@@ -51,12 +58,14 @@ class SessionClient:
         self.num_outputs = 0  # messages
         self.stats: core_pb2.SchedulerStats | None = None
         self.draining = False
+        self.loras: list[service_pb2.Lora] = []  # of the last message
 
     async def open(self, client_id: str = "test") -> "SessionClient":
         await self.call.write(service_pb2.SessionRequest(open=service_pb2.OpenSession(client_id=client_id)))
         message = await self.call.read()
         assert message is not grpc.aio.EOF, await self.call.details()
         self.hello = message.hello
+        self.loras = list(message.hello.loras.loras)
         return self
 
     async def add(self, handle: int, *args: Any, **kwargs: Any) -> None:
@@ -78,6 +87,8 @@ class SessionClient:
                 self.rejected[message.rejected.handle] = message.rejected
             case "draining":
                 self.draining = True
+            case "loras":
+                self.loras = list(message.loras.loras)
         return True
 
     async def read_until_finished(self, *handles: int) -> None:

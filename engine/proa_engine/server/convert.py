@@ -18,6 +18,8 @@ from proa.contract import (
     EngineCoreRequest,
     Hello,
     KvEvents,
+    LoadedLoras,
+    Lora,
     ModelInfo,
     Rejected,
     SchedulerStats,
@@ -26,7 +28,7 @@ from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.operations import Sleep
+from proa_engine.core.operations import LoadLora, Sleep, UnloadLora
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
 from proa_engine.telemetry import TRACE_HEADERS
 
@@ -138,6 +140,10 @@ def draining_to_pb() -> service_pb2.SessionResponse:
     return service_pb2.SessionResponse(draining=service_pb2.Draining())
 
 
+def loras_to_pb(loaded: LoadedLoras) -> service_pb2.SessionResponse:
+    return service_pb2.SessionResponse(loras=to_pb(service_pb2.LoadedLoras, loaded))
+
+
 def model_info_to_pb(info: ModelInfo) -> service_pb2.GetModelInfoResponse:
     return to_pb(service_pb2.GetModelInfoResponse, info)
 
@@ -183,6 +189,20 @@ def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:
             raise InvalidRequest(f"level must be 1 or 2, got {level}")
 
 
+def load_lora_from_pb(message: service_pb2.LoadLoraRequest, model_name: str) -> LoadLora:
+    """Raises `InvalidRequest`."""
+    if message.name == model_name:
+        raise InvalidRequest(f"{model_name!r} is the name of the model")
+    return LoadLora(message.name, message.path, message.replace)
+
+
+def unload_lora_from_pb(message: service_pb2.UnloadLoraRequest) -> UnloadLora:
+    """Raises `InvalidRequest`."""
+    if not message.name:
+        raise InvalidRequest("name must not be empty")
+    return UnloadLora(message.name)
+
+
 def reset_prefix_cache_to_pb() -> service_pb2.ResetPrefixCacheResponse:
     return service_pb2.ResetPrefixCacheResponse()
 
@@ -193,6 +213,14 @@ def sleep_to_pb() -> service_pb2.SleepResponse:
 
 def wake_up_to_pb() -> service_pb2.WakeUpResponse:
     return service_pb2.WakeUpResponse()
+
+
+def load_lora_to_pb(lora: Lora) -> service_pb2.LoadLoraResponse:
+    return service_pb2.LoadLoraResponse(lora=to_pb(service_pb2.Lora, lora))
+
+
+def unload_lora_to_pb() -> service_pb2.UnloadLoraResponse:
+    return service_pb2.UnloadLoraResponse()
 
 
 def health_to_pb(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:

@@ -11,9 +11,13 @@ EngineError
 ├── Sleeping            the engine sleeps until an operator wakes it up; another engine may take the request
 ├── Draining            the engine is shutting down and admits no new requests
 └── EngineDead          the engine has failed
+
+`LoraError` of the core, of an operation on adapters, has status codes too.
 """
 
 import grpc
+
+from proa_engine.core.lora_store import LoraError, LoraExists, LoraInvalid, LoraNotFound, TooManyLoras
 
 
 class EngineError(Exception):
@@ -62,7 +66,7 @@ class EngineDead(EngineError):
     retryable = True
 
 
-STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
+STATUS_CODES: dict[type[EngineError] | type[LoraError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     RequestIdInUse: grpc.StatusCode.ALREADY_EXISTS,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -73,6 +77,10 @@ STATUS_CODES: dict[type[EngineError], grpc.StatusCode] = {
     Sleeping: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineDead: grpc.StatusCode.UNAVAILABLE,
+    LoraNotFound: grpc.StatusCode.NOT_FOUND,
+    LoraInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    LoraExists: grpc.StatusCode.ALREADY_EXISTS,
+    TooManyLoras: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 # By `Rejection.code` of the core.
@@ -85,7 +93,7 @@ REJECTIONS: dict[str, type[EngineError]] = {
 }
 
 
-def status_code(error: EngineError) -> grpc.StatusCode:
+def status_code(error: EngineError | LoraError) -> grpc.StatusCode:
     return STATUS_CODES[type(error)]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest
+from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras
 from proa_engine.core.types import PlainTokens
 from proa_engine.server.errors import EngineError
 from proa_engine.server.pending import merge_output
@@ -65,6 +65,9 @@ class GenerateCall:
 
     def load_changed(self) -> None:
         """Nothing to do: the output has no statistics."""
+
+    def loras_changed(self, loaded: LoadedLoras) -> None:
+        """Nothing to do: the request keeps its adapter."""
 
     def drain(self) -> None:
         """Nothing to do: the request runs to its end."""

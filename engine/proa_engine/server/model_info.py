@@ -28,6 +28,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         prefix_caching=config.enable_prefix_caching and not parts.executor.model_config.is_encoder,
         grammars=parts.limits.grammars,
         model_type=parts.executor.model_config.model_type,
+        max_loras=parts.limits.max_loras,
         engine_version=version("proa-engine"),
         pooling_tasks=tuple(sorted(parts.limits.pooling_tasks)),
         pooling_only=parts.limits.pooling_only,

@@ -15,6 +15,7 @@ class RequestObserver:
 
     def on_request(self, request: EngineCoreRequest) -> dict[str, str]:
         """Start the request's span. Returns the trace headers that name it, empty if the trace is not sampled."""
+        self.metrics.observe_request(request)
         return self.tracer.start_request(request)
 
     def on_outputs(self, outputs: StepOutputs) -> None:
@@ -27,5 +28,5 @@ class RequestObserver:
 
     def on_rejected(self, request_id: str, reason: str, message: str) -> None:
         """Count a request that the core rejected, and end its span."""
-        self.metrics.observe_rejection(reason)
+        self.metrics.observe_rejection(reason, request_id)
         self.tracer.end_request(request_id, reason, message)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.server.errors import (
@@ -47,6 +47,10 @@ class OutputStream(Protocol):
         """The engine has fallen asleep or woken up."""
         ...
 
+    def loras_changed(self, loaded: LoadedLoras) -> None:
+        """Take all adapters that requests may name from now on."""
+        ...
+
     def drain(self) -> None:
         """The engine admits no new requests; running ones continue."""
         ...
@@ -75,6 +79,7 @@ class RequestRouter:
         self._shares = StreamShares(self._stream_ids)
         self._num_streams = 0  # since the start; the last stream's id
         self._sleep_level = 0
+        self.loras = LoadedLoras()  # that requests may name
         self._kv_events = KvEventPublisher()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -154,6 +159,10 @@ class RequestRouter:
             self._on_sleep(self._sleep_level > 0)
             for each in self._streams.values():
                 each.output.load_changed()
+        if outputs.loras is not None:
+            self.loras = outputs.loras
+            for each in self._streams.values():
+                each.output.loras_changed(outputs.loras)
         for stream_id, tokens in self._shares.split(outputs.plain):
             if (stream := self._streams.get(stream_id)) is not None:
                 stream.output.deliver_plain(tokens, outputs.timestamp, outputs.step)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from proa.engine.v1 import service_pb2, service_pb2_grpc
+from proa_engine.core.lora_store import LoraError
 from proa_engine.core.operations import ResetPrefixCache, WakeUp
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, status_code
@@ -83,6 +84,18 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
             await self._router.operate(WakeUp())
         return convert.wake_up_to_pb()
 
+    async def LoadLora(self, request: service_pb2.LoadLoraRequest, context: Context) -> service_pb2.LoadLoraResponse:
+        async with _status_on_error(context):
+            operation = convert.load_lora_from_pb(request, self._router.engine.info.model_name)
+            return convert.load_lora_to_pb(await self._router.operate(operation))
+
+    async def UnloadLora(
+        self, request: service_pb2.UnloadLoraRequest, context: Context
+    ) -> service_pb2.UnloadLoraResponse:
+        async with _status_on_error(context):
+            await self._router.operate(convert.unload_lora_from_pb(request))
+        return convert.unload_lora_to_pb()
+
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):
     """Answers undecodable bytes with INVALID_ARGUMENT, where gRPC would answer UNKNOWN and log a traceback.
@@ -112,8 +125,8 @@ def _reject_undecodable(method: Callable[[Any, Context], Any]) -> Callable[[Any,
 
 @asynccontextmanager
 async def _status_on_error(context: Context) -> AsyncIterator[None]:
-    """Abort the call with the status code and message of an EngineError."""
+    """Abort the call with the status code and message of an error."""
     try:
         yield
-    except EngineError as error:
+    except (EngineError, LoraError) as error:
         await context.abort(status_code(error), str(error))

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLoras
 from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
@@ -39,7 +39,9 @@ class Session:
         self._request_ids: dict[int, str] = {}  # handle -> request_id
         self._column = HandleColumn((), {})  # of the last plain tokens
         self._pending = PendingOutputs()
-        self._control: deque[convert.SessionResponse] = deque()  # Rejected and Draining, sent before pending outputs
+        self._control: deque[convert.SessionResponse] = (
+            deque()
+        )  # Rejected, Draining and LoadedLoras, sent before pending outputs
         self._timestamp = 0.0
         self._step = 0
         self._wake = asyncio.Event()
@@ -64,7 +66,9 @@ class Session:
         self._on_open()
         try:
             engine = self._router.engine
-            hello = Hello(instance_id=engine.instance_id, model=engine.info, stats=self._router.load())
+            hello = Hello(
+                instance_id=engine.instance_id, model=engine.info, stats=self._router.load(), loras=self._router.loras
+            )
             await write(convert.hello_to_pb(hello))
             await _until_one_ends(self._read(messages), self._write(write), self._heartbeat(), self._failure)
         finally:
@@ -94,6 +98,9 @@ class Session:
     def load_changed(self) -> None:
         self._heartbeat_due = True
         self._wake.set()
+
+    def loras_changed(self, loaded: LoadedLoras) -> None:
+        self._send_control(convert.loras_to_pb(loaded))
 
     def drain(self) -> None:
         self._draining = True

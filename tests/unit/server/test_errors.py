@@ -5,12 +5,13 @@ from typing import get_args
 import grpc
 import pytest
 
+from proa_engine.core.lora_store import LoraError
 from proa_engine.core.types import RejectionCode
 from proa_engine.server import errors
 
 
 def test_every_error_is_in_the_table() -> None:
-    assert set(errors.STATUS_CODES) == set(errors.EngineError.__subclasses__())
+    assert set(errors.STATUS_CODES) == {*errors.EngineError.__subclasses__(), *LoraError.__subclasses__()}
 
 
 def test_every_rejection_of_the_core_is_an_error() -> None:
