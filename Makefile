@@ -9,6 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MODEL ?= builtin
 PORT ?= 8000
 TENSOR_PARALLEL ?= 1
+LORA_MODULES ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 SOAK_ARGS ?=
@@ -20,8 +21,8 @@ CALL ?=
 EARLIER ?=
 
 ##@ Use
-run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1); Ctrl-C stops both
-	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL)
+run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1 LORA_MODULES="NAME=PATH …"); Ctrl-C stops both
+	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL) --lora-modules $(LORA_MODULES)
 
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
 	PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256

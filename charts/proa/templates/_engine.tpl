@@ -24,6 +24,9 @@ volumeMounts:
   {{- with .pool.modelVolume.claimName }}
   - {name: model, mountPath: {{ $.pool.modelVolume.path }}, readOnly: true}
   {{- end }}
+  {{- with .pool.lora.volume.claimName }}
+  - {name: adapters, mountPath: {{ $.pool.lora.volume.path }}, readOnly: true}
+  {{- end }}
   {{- with .root.Values.tls.existingSecret }}
   - {name: tls, mountPath: /etc/proa/tls, readOnly: true}
   {{- end }}
@@ -44,6 +47,9 @@ volumeMounts:
 {{- end }}
 {{- with .pool.modelVolume.claimName }}
 - {name: model, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
+{{- end }}
+{{- with .pool.lora.volume.claimName }}
+- {name: adapters, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
 {{- end }}
 {{- with .root.Values.tls.existingSecret }}
 - {name: tls, secret: {secretName: {{ . }}}}
@@ -87,6 +93,34 @@ volumeMounts:
 {{- $_ := set $models (include "proa.engine.modelName" $pool) $pool.model -}}
 {{- end -}}
 {{- toYaml $models -}}
+{{- end -}}
+
+{{- /* Arguments of an engine with adapters. Context: the pool */ -}}
+{{- define "proa.engine.loraArguments" -}}
+- --enable-lora
+- --max-loras={{ .lora.maxLoras }}
+- --max-lora-rank={{ .lora.maxLoraRank }}
+{{- with .lora.maxCpuLoras }}
+- --max-cpu-loras={{ . }}
+{{- end }}
+{{- range .lora.modules }}
+- {{ printf "--lora-modules=%s=%s" .name .path | quote }}
+{{- end }}
+{{- end -}}
+
+{{- /* Arguments of the gateway: the adapters of all pools */ -}}
+{{- define "proa.gateway.loraArguments" -}}
+{{- $arguments := list -}}
+{{- range $overrides := .Values.engines -}}
+{{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy ($overrides | default dict)) -}}
+{{- range ternary $pool.lora.modules list $pool.lora.enabled -}}
+{{- $module := dict "name" .name "path" .path "base_model_name" (include "proa.engine.modelName" $pool) -}}
+{{- $arguments = append $arguments (printf "--lora-modules=%s" (toJson $module)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $arguments | uniq }}
+- {{ . | squote }}
+{{- end }}
 {{- end -}}
 
 {{- /* PromQL: the release's queued, waiting and running requests for a pool's model: (dict "root" $ "pool" $pool). The engines'

@@ -30,7 +30,7 @@
 {{- if ne $pool.model (get (include "proa.models" .root | fromYaml) $served) -}}
 {{- fail (printf "%s model %s has the same served model name as another pool's model: %s; set servedModelName." $at $pool.model $served) -}}
 {{- end -}}
-{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" -}}
+{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" -}}
 {{- range $pool.extraArgs -}}
 {{- if eq $flag (regexFind "^[^=]*" .) -}}
 {{- fail (printf "%s extraArgs contains %s, which the chart sets; use the chart value instead." $at $flag) -}}
@@ -58,6 +58,22 @@
 {{- end -}}
 {{- if and $pool.modelVolume.claimName (not (hasPrefix (printf "%s/" $pool.modelVolume.path) (printf "%s/" $pool.model))) -}}
 {{- fail (printf "%s modelVolume.claimName is set, but model %s is not a folder under %s." $at $pool.model $pool.modelVolume.path) -}}
+{{- end -}}
+{{- if and $pool.lora.modules (not $pool.lora.enabled) -}}
+{{- fail (printf "%s lora.modules is set, but lora.enabled is false." $at) -}}
+{{- end -}}
+{{- if and $pool.lora.maxCpuLoras (lt (int $pool.lora.maxCpuLoras) (int $pool.lora.maxLoras)) -}}
+{{- fail (printf "%s lora.maxCpuLoras is less than lora.maxLoras." $at) -}}
+{{- end -}}
+{{- if gt (len $pool.lora.modules) (int ($pool.lora.maxCpuLoras | default (mul 4 (int $pool.lora.maxLoras)))) -}}
+{{- fail (printf "%s lora.modules has more adapters than lora.maxCpuLoras, by default 4 times lora.maxLoras." $at) -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $pool.lora.modules -}}
+{{- if or (has .name $names) (hasKey (include "proa.models" $.root | fromYaml) .name) -}}
+{{- fail (printf "%s lora.modules has the name %s twice, or it is the name of a model." $at .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
 {{- end -}}
 {{- if and $pool.autoscaling.enabled $pool.keda.enabled -}}
 {{- fail (printf "%s autoscaling and keda would both set the number of pods; enable only one." $at) -}}
