@@ -28,6 +28,10 @@ GPUS = {"enginePool.gpu.allocation": "devicePlugin", "enginePool.tensorParallelS
 SIDECAR = {"enginePool.tensorParallelSize": 2, "enginePool.tensorParallel.mode": "sidecar"}
 CLAIMED = {**SIDECAR, "enginePool.gpu.allocation": "dra"}
 OPTIONAL = {
+    "enginePool.lora.enabled": True,
+    "enginePool.lora.maxCpuLoras": 8,
+    "enginePool.lora.modules": [{"name": "sql", "path": "/adapters/sql"}],
+    "enginePool.lora.volume.claimName": "adapters",
     "image.pullSecrets": ["login"],
     "commonLabels": {"team": "sea"},
     "gateway.ingress.enabled": True,

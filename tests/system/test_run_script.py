@@ -80,7 +80,8 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path, "--model", "/models/a", "--tensor-parallel-size", "2", "--port", str(free_port()))
+    arguments = ("--model", "/models/a", "--tensor-parallel-size", "2", "--lora-modules", "a=/a", "b=/b")
+    run = Run(tmp_path, *arguments, "--port", str(free_port()))
     yield run
     run.close()
 
@@ -109,7 +110,10 @@ def test_exit_of_one_program_stops_the_other(run: Run, name: str) -> None:
 
 def test_arguments_reach_the_engine_and_output_is_prefixed(run: Run) -> None:
     run.read_until("arguments")
-    assert run.lines[-1].startswith("engine  | arguments serve --model /models/a --tensor-parallel-size 2 --host")
+    assert run.lines[-1].startswith(
+        "engine  | arguments serve --model /models/a --tensor-parallel-size 2 "
+        "--enable-lora --lora-modules=a=/a --lora-modules=b=/b --host"
+    )
 
 
 def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:

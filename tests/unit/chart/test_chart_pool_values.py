@@ -11,6 +11,7 @@ HPA = ("HorizontalPodAutoscaler", "proa-engine-builtin", "spec")
 SCALED = ("ScaledObject", "proa-engine-builtin", "spec")
 WITH_HPA = {"enginePool.autoscaling.enabled": True}
 WITH_KEDA = {"enginePool.keda.enabled": True, "gateway.scaleFromZero.timeoutSeconds": 60}
+LORA = {"enginePool.lora.enabled": True}
 DRA = {"enginePool.gpu.allocation": "dra"}
 
 CASES = {
@@ -23,6 +24,22 @@ CASES = {
     "enginePool.modelVolume.path": Case(
         value="/w", at=(*ENGINE, "volumeMounts"), contains={"name": "model", "mountPath": "/w", "readOnly": True},
         also={"enginePool.model": "/w/big", "enginePool.modelVolume.claimName": "weights"},
+    ),
+    "enginePool.lora.enabled": Case(value=True, at=ARGUMENTS, contains="--enable-lora"),
+    "enginePool.lora.maxLoras": Case(value=2, at=ARGUMENTS, contains="--max-loras=2", also=LORA),
+    "enginePool.lora.maxLoraRank": Case(value=64, at=ARGUMENTS, contains="--max-lora-rank=64", also=LORA),
+    "enginePool.lora.maxCpuLoras": Case(value=40, at=ARGUMENTS, contains="--max-cpu-loras=40", also=LORA),
+    "enginePool.lora.modules": Case(
+        value=[{"name": "sql", "path": "/adapters/sql"}], at=ARGUMENTS, contains="--lora-modules=sql=/adapters/sql",
+        also=LORA,
+    ),
+    "enginePool.lora.volume.claimName": Case(
+        value="adapters", at=(*ENGINE_POD, "volumes"),
+        contains={"name": "adapters", "persistentVolumeClaim": {"claimName": "adapters", "readOnly": True}},
+    ),
+    "enginePool.lora.volume.path": Case(
+        value="/a", at=(*ENGINE, "volumeMounts"), contains={"name": "adapters", "mountPath": "/a", "readOnly": True},
+        also={"enginePool.lora.volume.claimName": "adapters"},
     ),
     "enginePool.huggingFace.tokenSecret": Case(
         value="hub", at=(*ENGINE, "env"),

@@ -1,5 +1,6 @@
 """Pools: ranks, GPUs, scaling, and the defaults that they share."""
 
+import json
 from typing import Any
 
 import pytest
@@ -17,6 +18,15 @@ def test_pools_of_one_model_may_share_its_name() -> None:
     objects = render({"engines": {"spot": {"model": "builtin"}}})
     arguments = lookup(objects, *GATEWAY, "args")
     assert [each for each in arguments if each.startswith("--model=")] == ["--model=proa-builtin"]
+
+
+def test_the_gateway_knows_the_adapters_of_all_pools() -> None:
+    lora = {"enabled": True, "modules": [{"name": "sql", "path": "/adapters/sql"}]}
+    objects = render({"engines": {"big": {"model": "org/big", "lora": lora}}, "gateway.extraArgs": []})
+    arguments = lookup(objects, *GATEWAY, "args")
+    modules = [json.loads(each.removeprefix("--lora-modules=")) for each in arguments if "--lora-modules" in each]
+    assert modules == [{"name": "sql", "path": "/adapters/sql", "base_model_name": "org/big"}]
+    assert "--enable-lora" not in lookup(objects, *ENGINE, "args")
 
 
 def test_grpc_clients_find_the_ready_engines_of_each_pool() -> None:

@@ -10,6 +10,8 @@ from support.chart import CLAIMED, GPUS, ROOT, SIDECAR, needs_helm, render, temp
 
 pytestmark = needs_helm
 HTTP_ROUTE = {"gateway.httpRoute.enabled": True}
+LORA = {"enginePool.lora.enabled": True}
+SQL = [{"name": "sql", "path": "/adapters/sql"}]
 ALL_SCALERS = {"enginePool.autoscaling.enabled": True, "enginePool.keda.enabled": True}
 NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
 
@@ -42,6 +44,14 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         (
             {"enginePool.modelVolume.claimName": "weights", "enginePool.model": "org/big"},
             "modelVolume.claimName is set, but model org/big is not a folder under /models",
+        ),
+        ({"enginePool.lora.modules": SQL}, "engines.builtin: lora.modules is set, but lora.enabled is false"),
+        ({"enginePool.lora.modules": [{"name": "sql"}]}, "path"),
+        ({**LORA, "enginePool.lora.modules": SQL * 2}, "lora.modules has the name sql twice"),
+        ({**LORA, "enginePool.lora.maxCpuLoras": 3}, "lora.maxCpuLoras is less than lora.maxLoras"),
+        (
+            {**LORA, "enginePool.lora.maxLoras": 1, "enginePool.lora.modules": SQL * 5},
+            "lora.modules has more adapters than lora.maxCpuLoras, by default 4 times lora.maxLoras",
         ),
         (ALL_SCALERS, "autoscaling and keda would both set the number of pods; enable only one"),
         ({"enginePool.autoscaling.minReplicas": 5}, "autoscaling.minReplicas is more than autoscaling.maxReplicas"),
