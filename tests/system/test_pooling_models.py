@@ -90,6 +90,24 @@ async def test_a_cross_encoder(tmp_path: Path, tokenizer: Tokenizer) -> None:
         assert refused.status_code in (400, 404)
 
 
+async def test_an_encoder_that_tells_the_texts_of_a_pair_apart(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    fields = {**MODEL, "auto_class": "AutoModelForSequenceClassification", "num_labels": 1, "type_vocab_size": 2}
+    folder = make_tiny_model(tmp_path, "bert", pad_token_id=1, **fields)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = []
+    for document in DOCUMENTS:
+        pair = tokenizer.encode(QUERY, document)
+        inputs = {"input_ids": [pair.ids], "token_type_ids": [pair.type_ids], "attention_mask": [[1] * len(pair.ids)]}
+        logits = model(**{name: torch.tensor(rows) for name, rows in inputs.items()}).logits
+        expected.append(logits.sigmoid().item())
+    async with served(folder, tokenizer, "encoder") as gateway:
+        body = await post(gateway, "/rerank", query=QUERY, documents=DOCUMENTS)
+        scores = {each["index"]: each["relevance_score"] for each in body["results"]}
+        assert [scores[index] for index in range(3)] == pytest.approx(expected, abs=1e-4)
+
+
 async def test_a_classifier(tmp_path: Path, tokenizer: Tokenizer) -> None:
     from transformers import AutoModelForSequenceClassification
 
