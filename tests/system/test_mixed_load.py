@@ -1,5 +1,5 @@
-"""64 clients at once with every API and constraint; an engine is killed meanwhile. Each answer is valid, and equal to
-the same request alone."""
+"""64 clients at once with every API and constraint, adapters and embeddings; an engine is killed meanwhile. Each answer
+is valid, and equal to the same request alone."""
 
 import asyncio
 import json
@@ -18,6 +18,7 @@ from support.processes import engine_process, gateway_process
 
 CLIENTS = 64
 MODEL = "proa-builtin"
+ADAPTERS = ("sailor", "butler")
 QUESTIONS = ("What is {} plus {}?", "Tell me a story about {} boats and {} cats.", "Who are you, and what is {} + {}?")
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -117,20 +118,48 @@ async def message(clients: Clients, index: int) -> str:
     return json.dumps(block["input"])
 
 
-KINDS: tuple[Callable[[Clients, int], Awaitable[str]], ...] = (plain, schema, tool, regex, response, message)
+async def adapter(clients: Clients, index: int) -> str:
+    """A sampled chat with one of two adapters, streamed."""
+    fields = chat(index, stream=True, temperature=0.8) | {"model": ADAPTERS[index % len(ADAPTERS)]}
+    stream = await clients.openai.chat.completions.create(**fields)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-def answers(clients: Clients) -> list[Awaitable[str]]:
-    return [KINDS[index % len(KINDS)](clients, index) for index in range(CLIENTS)]
+async def embedding(clients: Clients, index: int) -> list[float]:
+    answer = await clients.openai.embeddings.create(model=MODEL, input=question(index))
+    return answer.data[0].embedding
+
+
+Answer = str | list[float]
+KINDS: tuple[Callable[[Clients, int], Awaitable[Answer]], ...] = (
+    plain,
+    schema,
+    tool,
+    regex,
+    response,
+    message,
+    adapter,
+    embedding,
+)
+
+
+def answers(clients: Clients) -> list[Awaitable[Answer]]:
+    return [KINDS[index % len(KINDS)](clients, index // len(KINDS)) for index in range(CLIENTS)]
+
+
+def like(answer: Answer) -> Any:
+    """Equals the answer. The sums of an embedding may be added in parts."""
+    return answer if isinstance(answer, str) else pytest.approx(answer, abs=1e-5)
 
 
 class Service:
     """A gateway with two engines."""
 
     def __init__(self, stack: ExitStack) -> None:
-        engines = [
-            stack.enter_context(engine_process("--model", "builtin", env={"OMP_NUM_THREADS": "1"})) for _ in range(2)
-        ]
+        flags = ["--model", "builtin", "--enable-lora"]
+        for name in ADAPTERS:
+            flags += ["--lora-modules", f"{name}=builtin:{name}"]
+        engines = [stack.enter_context(engine_process(*flags, env={"OMP_NUM_THREADS": "1"})) for _ in range(2)]
         self.processes = [process for process, _ in engines]
         first, second = (address for _, address in engines)
         _, port = stack.enter_context(gateway_process(first, "--engine", second))
@@ -147,8 +176,9 @@ def service() -> Iterator[Service]:
 async def test_mixed_requests_together_and_with_a_killed_engine_are_equal_to_each_alone(service: Service) -> None:
     async with open_clients(service.url) as clients:
         alone = [await answer for answer in answers(clients)]
-        assert list(await asyncio.gather(*answers(clients))) == alone
+        expected = [like(answer) for answer in alone]
+        assert list(await asyncio.gather(*answers(clients))) == expected
         pending = [asyncio.ensure_future(answer) for answer in answers(clients)]
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         service.processes[0].kill()
-        assert list(await asyncio.gather(*pending)) == alone
+        assert list(await asyncio.gather(*pending)) == expected
