@@ -6,8 +6,8 @@ Each field is a flag of `proa-engine serve`, an argument of the offline `LLM`, a
 from dataclasses import dataclass
 from typing import Literal
 
+from proa.lora_module import LoraModule
 from proa.options import REQUIRED, check_options, option
-from proa_engine.lora_module import LoraModule
 from proa_engine.speculative_config import SpeculativeConfig
 
 LoadFormat = Literal["auto", "dummy"]

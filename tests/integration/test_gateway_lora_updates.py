@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proa_gateway.lora_modules import LoraModule
+from proa.lora_module import LoraModule
 from support.fake_engine import FakeEngine, say
 from support.gateway import RunningGateway, events_of, running_gateway, until
 
@@ -152,7 +152,7 @@ async def test_a_request_that_meets_the_unload_is_not_found(gateway: RunningGate
 
 
 async def test_without_the_flag_there_are_no_such_routes(engines: list[FakeEngine]) -> None:
-    modules = (LoraModule("sql", "/adapters/sql"),)
+    modules = (LoraModule(name="sql", path="/adapters/sql"),)
     async with running_gateway(*engines, lora_modules=modules) as gateway:
         assert (await load(gateway)).status_code == 404
         assert (await unload(gateway)).status_code == 404

@@ -11,14 +11,14 @@ import pytest
 from openai import NotFoundError
 
 from proa.engine.v1 import core_pb2, service_pb2
-from proa_gateway.lora_modules import LoraModule
+from proa.lora_module import LoraModule
 from support.fake_engine import FakeEngine, say
 from support.gateway import RunningGateway, chat_body, events_of, running_gateway, until
 from support.routing import cached_tokens
 from support.scrape import Scrape
 
 FOLDERS = {"/adapters/sql": "d1", "/adapters/sql-2": "d2", "/adapters/law": "d3"}
-SQL = LoraModule("sql", "/adapters/sql")
+SQL = LoraModule(name="sql", path="/adapters/sql")
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
@@ -54,7 +54,7 @@ def loras_of(engine: FakeEngine) -> list[tuple[str, str]]:
 
 
 async def test_models_has_an_adapter_with_its_base_model_and_path(engine: FakeEngine) -> None:
-    async with running_gateway(engine, lora_modules=(LoraModule("law", "/adapters/law"),)) as gateway:
+    async with running_gateway(engine, lora_modules=(LoraModule(name="law", path="/adapters/law"),)) as gateway:
         models = {model.id: model.to_dict() for model in (await gateway.openai.models.list()).data}
         assert list(models) == ["fake", "law", "sql"]
         assert (models["fake"]["parent"], models["fake"]["root"]) == (None, "fake")
@@ -139,7 +139,7 @@ async def test_the_first_requests_load_the_adapter_once_on_one_engine(engines: l
 
 async def test_a_client_that_leaves_while_the_adapter_loads_does_not_end_the_load(engine: FakeEngine) -> None:
     engine.lora_gate.clear()
-    async with running_gateway(engine, lora_modules=(LoraModule("law", "/adapters/law"),)) as gateway:
+    async with running_gateway(engine, lora_modules=(LoraModule(name="law", path="/adapters/law"),)) as gateway:
         leaving, staying = (asyncio.create_task(ask(gateway, "law")) for _ in range(2))
         (client,) = gateway.gateway.pool.engines
         await until(lambda: client.load == 2)
@@ -160,7 +160,7 @@ async def test_an_engine_without_the_adapters_folder_is_passed_over(engines: lis
 
 
 async def test_an_adapter_that_no_engine_can_load_is_not_found_with_the_reason(engines: list[FakeEngine]) -> None:
-    async with running_gateway(*engines, lora_modules=(LoraModule("no", "/adapters/no"),)) as gateway:
+    async with running_gateway(*engines, lora_modules=(LoraModule(name="no", path="/adapters/no"),)) as gateway:
         answer = await ask(gateway, "no")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         assert "there is no adapter at /adapters/no" in answer.json()["error"]["message"]

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from proa.contract import EngineCoreRequest, SamplingParams
+from proa.lora_module import LoraModule
 from proa_engine.core.operations import Operation
-from proa_engine.lora_module import LoraModule
 from support.engine import Engine, Result, request
 from support.tiny_models import BYTES
 

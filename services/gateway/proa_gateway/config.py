@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from proa.lora_module import LoraModule
 from proa.options import check_options, option
 from proa.tls import TlsFiles
 from proa_gateway.cors import Cors
-from proa_gateway.lora_modules import LoraModule, parse_lora_module
 from proa_gateway.routing.policies import POLICIES
 
 _ADDRESS = re.compile(r".+:[0-9]+")
@@ -135,7 +135,7 @@ class GatewayConfig:
         "adapter that an engine loads when the first request for it arrives; JSON with name, path and base_model_name "
         "if there are several models; repeat for several",
         metavar="NAME=PATH",
-        parse=parse_lora_module,
+        parse=LoraModule.parse,
     )
     api_keys: Path | None = option(
         None,

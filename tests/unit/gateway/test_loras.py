@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from proa.contract import Lora
+from proa.lora_module import LoraModule
 from proa_gateway.engines.lora_registry import LoraRegistry
-from proa_gateway.lora_modules import LoraModule, parse_lora_module
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.lora_affinity import lora_cost
@@ -48,24 +48,27 @@ ACTIVE, LOADED, FREE, NONE = (
 @pytest.mark.parametrize(
     ("text", "module"),
     [
-        ("sql=/adapters/sql", LoraModule("sql", "/adapters/sql")),
-        ("sql=/adapters/a=b", LoraModule("sql", "/adapters/a=b")),
-        ('{"name": "sql", "path": "/sql"}', LoraModule("sql", "/sql")),
-        ('{"name": "sql", "path": "/sql", "base_model_name": "m"}', LoraModule("sql", "/sql", "m")),
+        ("sql=/adapters/sql", LoraModule(name="sql", path="/adapters/sql")),
+        ("sql=/adapters/a=b", LoraModule(name="sql", path="/adapters/a=b")),
+        ('{"name": "sql", "path": "/sql"}', LoraModule(name="sql", path="/sql")),
+        (
+            '{"name": "sql", "path": "/sql", "base_model_name": "m"}',
+            LoraModule(name="sql", path="/sql", base_model_name="m"),
+        ),
     ],
 )
 def test_a_module_is_a_name_with_a_path_or_vllms_json(text: str, module: LoraModule) -> None:
-    assert parse_lora_module(text) == module
+    assert LoraModule.parse(text) == module
 
 
 @pytest.mark.parametrize("text", ["", "sql", "sql=", "=/sql", "{", '{"name": "sql"}', '{"name": "a", "path": 1}'])
 def test_other_modules_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"NAME=PATH|JSON|must have name and path"):
-        parse_lora_module(text)
+    with pytest.raises(ValueError, match=r"needs a name and a path|JSON|must have name and path"):
+        LoraModule.parse(text)
 
 
 def test_an_engines_report_gives_an_operators_adapter_its_digest_but_not_another_path() -> None:
-    registry = LoraRegistry([LoraModule("sql", "/sql")])
+    registry = LoraRegistry([LoraModule(name="sql", path="/sql")])
     registry.learn(Lora(name="sql", path="/other", digest="d2"), "m")
     assert [each.lora.digest for each in registry] == [""]
     registry.learn(SQL, "m")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from proa.contract import Lora
-from proa_gateway.lora_modules import LoraModule
+from proa.lora_module import LoraModule
 
 _log = logging.getLogger(__name__)
 
