@@ -24,7 +24,8 @@ class PendingOutputs:
         self._plain_handles = array("I")
         self._plain_token_ids = array("I")
         self._outputs: dict[int, EngineCoreOutput] = {}  # by handle
-        self.num_bytes = 0  # estimated size of the message on the wire
+        self.num_bytes = 0  # estimated size of the message on the wire, without pooled values
+        self.num_pooled_bytes = 0
 
     def extend(self, outputs: Iterable[tuple[int | None, EngineCoreOutput]]) -> list[int]:
         """Add one step's outputs, given with their handles. Outputs without a handle are dropped.
@@ -65,7 +66,7 @@ class PendingOutputs:
             plain_token_ids=self._plain_token_ids,
         )
         self._plain_handles, self._plain_token_ids, self._outputs = array("I"), array("I"), {}
-        self.num_bytes = 0
+        self.num_bytes = self.num_pooled_bytes = 0
         return outputs
 
     def _add_entry(self, handle: int, output: EngineCoreOutput) -> None:
@@ -76,6 +77,7 @@ class PendingOutputs:
         else:
             merge_output(earlier, output)
         self.num_bytes += wire_bytes(output)
+        self.num_pooled_bytes += len(output.pooled)
 
 
 def is_plain(output: EngineCoreOutput) -> bool:
@@ -115,8 +117,8 @@ def _join(earlier: Sequence[T], later: Sequence[T]) -> Sequence[T]:
 
 
 def wire_bytes(output: EngineCoreOutput) -> int:
+    """Without pooled values."""
     size = OUTPUT_BYTES + TOKEN_BYTES * len(output.new_token_ids) + EVENT_BYTES * len(output.events)
-    size += len(output.pooled)
     for entry in output.logprobs:
         size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(entry.top_token_ids)
     for entry in output.prompt_logprobs:

@@ -18,7 +18,8 @@ from proa_engine.server.pending import PendingOutputs
 from proa_engine.server.plain_columns import HandleColumn
 from proa_engine.server.request_router import RequestRouter
 
-MAX_PENDING_BYTES = 8 * 1024 * 1024
+MAX_PENDING_BYTES = 8 * 1024 * 1024  # without pooled values
+MAX_PENDING_POOLED_BYTES = 256 * 1024 * 1024  # a gateway asks for up to 64 MiB at once, also in one output
 CONTROL_BYTES = 256  # estimated size of a control message
 HEARTBEAT_SECONDS = 0.4  # the contract promises statistics every 500 ms
 
@@ -29,19 +30,24 @@ class Session:
     """An output stream whose requests are named by handles."""
 
     def __init__(
-        self, router: RequestRouter, on_open: Callable[[], None], *, max_pending_bytes: int = MAX_PENDING_BYTES
+        self,
+        router: RequestRouter,
+        on_open: Callable[[], None],
+        *,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        max_pending_pooled_bytes: int = MAX_PENDING_POOLED_BYTES,
     ) -> None:
         self._router = router
         self._on_open = on_open
         self._max_pending_bytes = max_pending_bytes
+        self._max_pending_pooled_bytes = max_pending_pooled_bytes
         self._stream_id = 0
         self._handles: dict[str, int] = {}  # request_id -> handle, of unfinished requests
         self._request_ids: dict[int, str] = {}  # handle -> request_id
         self._column = HandleColumn((), {})  # of the last plain tokens
         self._pending = PendingOutputs()
-        self._control: deque[convert.SessionResponse] = (
-            deque()
-        )  # Rejected, Draining and LoadedLoras, sent before pending outputs
+        # Rejected, Draining and LoadedLoras, sent before pending outputs.
+        self._control: deque[convert.SessionResponse] = deque()
         self._timestamp = 0.0
         self._step = 0
         self._wake = asyncio.Event()
@@ -166,6 +172,9 @@ class Session:
     def _check_size(self) -> None:
         if self._pending.num_bytes + CONTROL_BYTES * len(self._control) > self._max_pending_bytes:
             self.fail(SlowReader(f"more than {self._max_pending_bytes} bytes wait to be read from this session"))
+        elif self._pending.num_pooled_bytes > self._max_pending_pooled_bytes:
+            limit = self._max_pending_pooled_bytes
+            self.fail(SlowReader(f"more than {limit} bytes of pooled values wait to be read from this session"))
 
     def _forget(self, handle: int) -> str:
         request_id = self._request_ids.pop(handle)

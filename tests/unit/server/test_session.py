@@ -202,6 +202,22 @@ async def test_session_with_too_many_unread_bytes_is_closed_and_its_requests_abo
         assert sorted(case.core.aborted) == ["r1", "r2"]
 
 
+async def test_pooled_values_larger_than_the_limit_of_other_outputs_are_delivered() -> None:
+    async with open_session(max_pending_bytes=1000) as case:
+        case.step(case.output(1, finish_reason=FinishReason.STOP, pooled=bytes(4000), num_pooled_rows=1))
+        await received(case, lambda: case.gateway.outputs)
+
+        assert case.gateway.outputs[0].outputs.outputs[0].pooled == bytes(4000)
+
+
+async def test_session_with_too_many_unread_pooled_values_is_closed() -> None:
+    async with open_session(max_pending_pooled_bytes=6000) as case:
+        for handle in (1, 2):
+            case.step(case.output(handle, finish_reason=FinishReason.STOP, pooled=bytes(4000), num_pooled_rows=1))
+        with pytest.raises(SlowReader, match="more than 6000 bytes of pooled values"):
+            await case.running
+
+
 async def test_statistics_are_sent_while_a_step_runs_with_its_age() -> None:
     async with open_session() as case:
         case.core.step_started_at = 0.0  # long ago, on the monotonic clock
