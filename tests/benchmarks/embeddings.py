@@ -1,127 +1,95 @@
-"""What embeddings cost the gateway over HTTP, by encoding, and how long rendering them holds up its event loop.
+"""Documents a second of an embedding model on a CPU, by `LLM.embed` and by sentence-transformers.
 
-A fake engine process computes the values, in Python, so only the gateway's own CPU time says something. The turns of
-the event loop are measured in this process: rendered in turns as the gateway does, all at once, and in a thread.
+    python tests/benchmarks/embeddings.py --architecture bert --documents 256
 
-    PYTHONPATH=tests python tests/benchmarks/embeddings.py --inputs 64 --dimensions 1024
+Both run the same model with random weights in float32, of all-MiniLM-L6-v2's shape (bert) or six layers of its width
+(qwen3), on documents of random lengths. They take turns; the best of the rounds counts. The least cosine between their
+embeddings is printed too.
 """
 
 import argparse
-import asyncio
-import math
+import random
+import tempfile
 import time
-from array import array
-from collections.abc import Awaitable, Callable
-from functools import partial
-from statistics import median
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
+import torch
 
-from proa.contract import EngineCoreOutput, FinishReason
-from proa_gateway.pooled_output import PooledOutput
-from proa_gateway.pooling import values
-from support.processes import fake_engine_process, gateway_process
+from proa_engine import LLM
+from support.pooling_models import make_embedding_model
 
-TASK = ("--pooling-tasks", "POOLING_TASK_EMBED")
-FORMATS = {"one dimension": "float", "base64": "base64", "float": "float"}
+SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=64)
-    parser.add_argument("--dimensions", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=32, help="of an input")
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    measure_requests(arguments)
-    outputs = [make_output(index, arguments.dimensions) for index in range(arguments.inputs)]
-    for name, wait in RENDERING.items():
-        gaps = [asyncio.run(longest_gap(partial(wait, outputs))) for _ in range(arguments.rounds)]
-        print(f"rendered {name:12} longest turn of the event loop {1000 * min(gaps):5.1f} ms")
+    parser.add_argument("--architecture", choices=["bert", "qwen3"], default="bert")
+    parser.add_argument("--documents", type=int, default=256)
+    parser.add_argument("--shortest", type=int, default=16, help="tokens")
+    parser.add_argument("--longest", type=int, default=256, help="tokens")
+    parser.add_argument("--batch-size", type=int, default=32, help="of sentence-transformers")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    lengths = random.Random(0)
+    letters = random.Random(1)
+    texts = [
+        "".join(letters.choices("abcdefghij klmnopqrst", k=lengths.randint(options.shortest, options.longest)))
+        for _ in range(options.documents)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        compare(make_model(Path(folder), options.architecture), texts, options)
 
 
-def measure_requests(arguments: argparse.Namespace) -> None:
-    inputs = [[1 + index % 300] * arguments.tokens for index in range(arguments.inputs)]
-    used: dict[str, list[float]] = {name: [] for name in FORMATS}
-    engine_arguments = (*TASK, "--embedding-size", str(arguments.dimensions))
-    with fake_engine_process(*engine_arguments) as (_, address), gateway_process(address) as (process, port):
-        gateway = psutil.Process(process.pid)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            for number in range(arguments.rounds + 1):
-                for name, encoding_format in FORMATS.items():
-                    dimensions = 1 if name == "one dimension" else arguments.dimensions
-                    body = {"input": inputs, "encoding_format": encoding_format, "dimensions": dimensions}
-                    before = cpu_seconds(gateway)
-                    response = client.post("/v1/embeddings", json=body).raise_for_status()
-                    if number:  # the first round warms up
-                        used[name].append(1000 * (cpu_seconds(gateway) - before))
-                    if number == arguments.rounds:
-                        size = len(response.content) / 1000
-                        print(f"{name:14} gateway CPU {median(used[name]):5.1f} ms, response {size:7.1f} kB")
+def make_model(folder: Path, architecture: str) -> Path:
+    extra: dict[str, dict[str, Any]] = {
+        "bert": {"intermediate_size": 1536, "pad_token_id": 0},
+        "qwen3": {"intermediate_size": 1024},
+    }
+    return make_embedding_model(
+        folder,
+        "mean_tokens",
+        normalize=True,
+        hidden_size=384,
+        architecture=architecture,
+        auto_class="AutoModel",
+        **SHAPE,
+        **extra[architecture],
+    )
 
 
-def cpu_seconds(process: psutil.Process) -> float:
-    """From the scheduler, in nanoseconds: `cpu_times` counts in hundredths of a second."""
-    total = 0
-    for thread in process.threads():
-        with open(f"/proc/{process.pid}/task/{thread.id}/schedstat") as file:
-            total += int(file.read().split()[0])
-    return total / 1e9
+def compare(folder: Path, texts: list[str], options: argparse.Namespace) -> None:
+    from sentence_transformers import SentenceTransformer
 
+    llm = LLM(str(folder), max_num_batched_tokens=options.max_num_batched_tokens, enable_prefix_caching=False)
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.tokenizer.pad_token = "<|endoftext|>"
 
-def make_output(seed: int, dimensions: int) -> PooledOutput:
-    class Listener:
-        def started(self, sequence: Any) -> None: ...
+    def by_engine() -> torch.Tensor:
+        return torch.tensor([output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)])
 
-        def ended(self, sequence: Any) -> None: ...
+    def by_library() -> torch.Tensor:
+        return model.encode(texts, batch_size=options.batch_size, convert_to_tensor=True, show_progress_bar=False)
 
-        def failed(self, sequence: Any, error: Exception, *, retryable: bool) -> None: ...
-
-    output = PooledOutput(Listener())
-    row = array("f", [math.sin(seed + index) / 32 for index in range(dimensions)]).tobytes()
-    output.output(EngineCoreOutput(finish_reason=FinishReason.STOP, pooled=row, num_pooled_rows=1))
-    return output
-
-
-async def render(outputs: list[PooledOutput], turn_values: int = values.TURN_VALUES) -> None:
-    values.TURN_VALUES = turn_values
-    await values.render_all(outputs, lambda index: b'{"embedding":', partial(values.float_rows, as_matrix=False))
-
-
-async def render_in_thread(outputs: list[PooledOutput]) -> None:
-    await asyncio.to_thread(lambda: asyncio.run(render(outputs, 10**9)))
-
-
-RENDERING: dict[str, Callable[[list[PooledOutput]], Awaitable[None]]] = {
-    "in turns": render,
-    "at once": partial(render, turn_values=10**9),
-    "in a thread": render_in_thread,
-}
-
-
-async def longest_gap(work: Callable[[], Awaitable[None]]) -> float:
-    """The longest time between two turns of another task, in seconds."""
-    gaps: list[float] = []
-    ended = False
-
-    async def take_turns() -> None:
-        last = time.perf_counter()
-        while not ended:
-            await asyncio.sleep(0)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-
-    task = asyncio.create_task(take_turns())
-    await asyncio.sleep(0.005)
-    gaps.clear()
-    await work()
-    await asyncio.sleep(0)
-    ended = True
-    await task
-    return max(gaps)
+    runs: dict[str, Callable[[], torch.Tensor]] = {"LLM.embed": by_engine, "sentence-transformers": by_library}
+    results = {name: run() for name, run in runs.items()}  # warm up
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(options.rounds):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - started)
+    for name, seconds in best.items():
+        print(f"{name:22} {len(texts) / seconds:8.1f} documents/s")
+    cosine = torch.cosine_similarity(results["LLM.embed"], results["sentence-transformers"]).min().item()
+    print(f"least cosine {cosine:.6f}, {torch.get_num_threads()} threads, {sum(map(len, texts))} tokens")
 
 
 if __name__ == "__main__":

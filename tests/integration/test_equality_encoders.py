@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proa.contract import PoolingParams, PoolingTask
@@ -58,6 +59,19 @@ def test_embeddings_equal_those_of_sentence_transformers(
     expected = torch.cat([model(features(prompt))["sentence_embedding"] for prompt in PROMPTS])
     assert torch.cosine_similarity(actual, expected).min() > 0.9999
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+
+
+def test_weights_of_the_library_s_pooler_may_be_absent(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "bert", auto_class="AutoModel", **MODELS["bert"])
+    request = pooled("a", PROMPTS[3], PoolingParams(task=PoolingTask.EMBED))
+    with build_core(folder, **SETTINGS) as engine:
+        expected = run(engine, [request])["a"].values
+    weights = load_file(folder / "model.safetensors")
+    rest = {name: tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
+    assert len(rest) < len(weights)
+    save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
+    with build_core(folder, **SETTINGS) as engine:
+        torch.testing.assert_close(run(engine, [request])["a"].values, expected)
 
 
 @torch.inference_mode()

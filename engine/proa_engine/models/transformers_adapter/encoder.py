@@ -13,6 +13,7 @@ from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
+from proa_engine.models.checkpoint import SafetensorsCheckpoint
 from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import IMPLEMENTATION, AttentionCall, AttentionCalls, register
@@ -58,8 +59,10 @@ class TransformersEncoder:
         source = weights.source
         assert isinstance(source, TypedSource)
         self._model: Any = adapter_fields.build_on_meta(options.fields, source.dtype)
-        load_weights(self._model, source)
         base = self._model.base_model
+        if not config.pooling.labels and not _has_pooler(source):  # embeddings do not need it
+            base.pooler = None
+        load_weights(self._model, source)
         self._encoder: Any = base
         self._offset = position_offset(options.fields)
         self._has_types = int(options.fields.get("type_vocab_size") or 0) > 1
@@ -123,6 +126,10 @@ class TransformersEncoder:
                 f"{config.architecture} cannot be run through transformers: its hidden states depend on more than the "
                 "tokens' attention"
             )
+
+
+def _has_pooler(source: TypedSource) -> bool:
+    return isinstance(source, SafetensorsCheckpoint) and any("pooler." in name for name in source.take_names())
 
 
 def _attend(starts: list[int]) -> Callable[[AttentionCall], Tensor]:
