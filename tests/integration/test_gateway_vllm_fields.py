@@ -99,6 +99,13 @@ async def test_tokens_are_named_by_their_ids_on_request(gateway: RunningGateway)
     assert choice["logprobs"]["text_offset"][1] == len(byte_level_tokenizer().decode(choice["prompt_token_ids"][:1]))
 
 
+async def test_a_gateway_names_tokens_by_their_ids_unless_a_request_wants_texts(engine: FakeEngine) -> None:
+    async with running_gateway(engine, return_tokens_as_token_ids=True) as gateway:
+        for asked, expected in ((None, True), (False, False), (True, True)):
+            choice = (await gateway.chat(logprobs=True, return_tokens_as_token_ids=asked)).json()["choices"][0]
+            assert choice["logprobs"]["content"][0]["token"].startswith("token_id:") is expected
+
+
 async def test_a_request_may_ask_for_fewer_events_but_not_for_more(engine: FakeEngine) -> None:
     engine.script = say("one two ", repeat=True)
     async with running_gateway(engine, stream_interval=3) as gateway:

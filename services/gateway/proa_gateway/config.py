@@ -163,6 +163,10 @@ class GatewayConfig:
     enable_force_include_usage: bool = option(
         False, "give the usage in every event of all streams, whatever their stream_options are"
     )
+    return_tokens_as_token_ids: bool = option(
+        False,
+        "write token_id:5 in place of a token's text in log probabilities, unless the request says otherwise",
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and chat template"
     )

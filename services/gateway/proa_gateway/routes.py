@@ -12,6 +12,7 @@ from proa_gateway.generate.routes import generate_router
 from proa_gateway.generation_routes import ERRORS, generate, on_ignored
 from proa_gateway.http import error_responses, validated
 from proa_gateway.messages.routes import messages_router
+from proa_gateway.openai.chat_batch import BatchChatCompletionRequest, BatchChatHandler
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
 from proa_gateway.openai.response_schema import (
     ChatCompletion,
@@ -63,6 +64,12 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 )
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
     handler = ChatHandler(body, gateway_of(request).conversation_settings, on_ignored=on_ignored(request))
+    return generate(handler, request)
+
+
+@router.post("/v1/chat/completions/batch", response_model=ChatCompletion, responses=ERRORS)
+async def chat_batch(body: BatchChatCompletionRequest, request: Request) -> Response:
+    handler = BatchChatHandler(body, gateway_of(request).conversation_settings, on_ignored=on_ignored(request))
     return generate(handler, request)
 
 

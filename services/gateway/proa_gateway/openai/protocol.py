@@ -161,10 +161,9 @@ class ChatMessage(BaseModel):
     audio: Unsupported = None
 
 
-class ChatCompletionRequest(GenerationRequest):
-    """`POST /v1/chat/completions`."""
+class ChatFields(GenerationRequest):
+    """The fields of a chat completion, but for the messages."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -190,6 +189,12 @@ class ChatCompletionRequest(GenerationRequest):
     def opens_message(self) -> bool:
         """Whether the prompt ends with the opening of a new message."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+
+class ChatCompletionRequest(ChatFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
 
 
 class CompletionRequest(GenerationRequest):

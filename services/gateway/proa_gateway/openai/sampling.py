@@ -108,7 +108,7 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, model: ServedM
 def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < model.vocab_size:
-            message = f"{param}: token id {token_id} is not in the model's vocabulary of {model.vocab_size}."
+            message = f"{param}: token id {token_id} is out of vocabulary: the model has {model.vocab_size} tokens."
             raise InvalidRequest(message, param=param)
 
 

@@ -92,6 +92,8 @@ class Serving:
         self._validate(handler, num_sequences)
         if self._config.enable_force_include_usage and request.stream:
             request.stream_options = ALL_USAGE
+        if self._config.return_tokens_as_token_ids and request.return_tokens_as_token_ids is None:
+            request.return_tokens_as_token_ids = True
         constraint = constraint_of(request)
         with self._admission.admit(context, num_sequences) as guard:
             context.model = model = await guard.find_model()

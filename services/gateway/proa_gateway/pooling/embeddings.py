@@ -91,7 +91,7 @@ class PoolingEndpointHandler(EmbeddingHandler):
 
     route: ClassVar[str] = "/pooling"
     operation: ClassVar[str] = "pooling"
-    id_prefix: ClassVar[str] = "pool-"
+    id_prefix: ClassVar[str] = "pooling-"
 
     _object: ClassVar[str] = "pooling"
     _field: ClassVar[str] = "data"
