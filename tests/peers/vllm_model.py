@@ -1,32 +1,34 @@
-"""The model that vLLM's tests get in place of the one they name: the built-in one, with a chat template for tools.
+"""The model that vLLM's tests get in place of the one they name: the built-in one.
 
-The model does not call tools unless a grammar makes it. By the calls and the reasoning in the template the gateway
-chooses the hermes format, which most models that the tests name have.
+Tests of classes and of rerankers get it with a random head of the same number of classes, tests of adapters the
+built-in ones, tests of reasoning a chat template that opens it: the model does not reason otherwise.
 """
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
 
 BUILTIN = Path(__file__).parents[2] / "engine" / "proa_engine" / "builtin" / "model"
+ADAPTERS = BUILTIN.parent / "adapters"
 FOLDER = Path("model")  # below the folder in which the tests run
-CONTEXT = 8192  # tokens: the longest that a test needs
-CHAT_TEMPLATE = """{{ '<|begin|>' }}
-{%- if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
-{%- for message in messages %}
-{{- '<|' ~ (message.role if message.role in ['system', 'user', 'assistant'] else 'user') ~ '|>' }}
-{{- (message.content or '') | trim }}
-{%- for call in message.tool_calls or [] %}
-{{- '<tool_call>\n{"name": "' ~ call.function.name ~ '", "arguments": ' ~ call.function.arguments | tojson }}
-{{- '}\n</tool_call>' }}
-{%- endfor %}
-{{- '<|end|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|assistant|>' ~ ('<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '') }}
-{%- endif %}"""
+LABELS = {"apeach": 2, "reranker": 1}  # classes of the models with such a name
+CONTEXT = 16384  # tokens: the longest that a test needs
+VOCABULARY = 8192  # tokens: above each id that a test names
+REASONING = ("<think>", "</think>")
+# The built-in chat template takes no other roles and has no reasoning.
+_NO_ROLE = """raise_exception('roles are system, user, assistant and tool')"""
+_ANY_ROLE = """'<|user|>' + (message['content'] or '') | trim + '<|end|>'"""
+_ANSWER = "{{ '<|assistant|>' }}"
+_NO_REASONING = "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '' }}"
+_OPEN_REASONING = (
+    "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '<think>\n' }}"
+)
 
 
 class ModelConfig:
@@ -40,17 +42,75 @@ class ModelConfig:
 
 
 def write_model() -> None:
-    """Write the model to `FOLDER`."""
+    """Write the model to `FOLDER`, with tokens for reasoning and a padded vocabulary."""
     shutil.copytree(BUILTIN, FOLDER)
-    _change("tokenizer_config.json", chat_template=CHAT_TEMPLATE, model_max_length=CONTEXT)
-    _change("config.json", max_position_embeddings=CONTEXT)
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in REASONING])
+    tokenizer.save(str(FOLDER / "tokenizer.json"))
+    weights = load_file(FOLDER / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
+    padding = embeddings[:1].expand(VOCABULARY - len(embeddings), -1)  # the token <|pad|>, which the model never writes
+    weights["model.embed_tokens.weight"] = torch.cat([embeddings, padding])
+    save_file(weights, FOLDER / "model.safetensors", {"format": "pt"})
+    _change(FOLDER / "config.json", max_position_embeddings=CONTEXT, vocab_size=VOCABULARY)
+    _change(FOLDER / "tokenizer_config.json", chat_template=_template(_NO_REASONING), model_max_length=CONTEXT)
 
 
-def _change(file: str, **values: object) -> None:
-    path = FOLDER / file
+def folder_of(name: str, *, thinks: bool) -> Path:
+    """Of the model that stands for `name`. `thinks`: its answers begin within reasoning."""
+    labels = next((labels for word, labels in LABELS.items() if word in name), 0)
+    if not labels and not thinks:
+        return FOLDER
+    folder = Path(f"{FOLDER}-thinks" if thinks else f"{FOLDER}-{labels}-labels")
+    if not folder.exists():
+        shutil.copytree(FOLDER, folder)
+        if thinks:
+            _add_reasoning(folder)
+        else:
+            _add_classes(folder, labels)
+    return folder
+
+
+class Hub:
+    """What the tests use of huggingface_hub's `HfApi`: adapters."""
+
+    def snapshot_download(self, repo_id: str) -> str:
+        return str(ADAPTERS / ("butler" if "Woof" in repo_id else "sailor"))
+
+
+def _add_reasoning(folder: Path) -> None:
+    """An answer begins within reasoning, and `</think>` is likelier than the full stop, in whose place it comes."""
+    _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
+    tokenizer = load_tokenizer()
+    end, stop = tokenizer.convert_tokens_to_ids([REASONING[1], "."])
+    weights = load_file(folder / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
+    embeddings[end] = embeddings[stop] * 1.05
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _add_classes(folder: Path, labels: int) -> None:
+    (folder / "modules.json").unlink()
+    weights = load_file(folder / "model.safetensors")
+    size = weights["model.norm.weight"].numel()
+    noise = torch.randn(labels, size, generator=torch.Generator().manual_seed(labels)) * 0.1
+    save_file(weights | {"score.weight": noise.bfloat16()}, folder / "model.safetensors", {"format": "pt"})
+    names = dict(enumerate(["Default", "Spoiled"][:labels]))
+    _change(folder / "config.json", architectures=["LlamaForSequenceClassification"], id2label=names)
+
+
+def _template(reasoning: str) -> str:
+    """The built-in chat template, with any role and with `reasoning` before the answer."""
+    template = json.loads((BUILTIN / "tokenizer_config.json").read_text())["chat_template"]
+    assert _NO_ROLE in template
+    assert _ANSWER in template
+    return str(template).replace(_NO_ROLE, _ANY_ROLE).replace(_ANSWER, _ANSWER + reasoning)
+
+
+def _change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def load_tokenizer(*_: object, **__: object) -> object:
+def load_tokenizer(*_: object, **__: object) -> Any:
     """The model's tokenizer, whatever model the caller names."""
     return transformers.PreTrainedTokenizerFast.from_pretrained(FOLDER)

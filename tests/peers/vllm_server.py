@@ -12,7 +12,7 @@ from typing import Any, Self
 import anthropic
 import httpx
 import openai
-from peers.vllm_model import FOLDER
+from peers.vllm_model import folder_of
 
 from support.processes import free_port
 
@@ -24,6 +24,9 @@ ENGINE_OPTIONS = {
     "--max-logprobs": 1,
     "--no-enable-prefix-caching": 0,
     "--no-async-scheduling": 0,
+    "--enable-lora": 0,
+    "--max-loras": 1,
+    "--max-lora-rank": 1,
 }
 GATEWAY_OPTIONS = {
     "--allowed-origins": 1,
@@ -31,12 +34,17 @@ GATEWAY_OPTIONS = {
     "--trust-request-chat-template": 0,
     "--chat-template-content-format": 1,
     "--enable-force-include-usage": 0,
+    "--return-tokens-as-token-ids": 0,
     "--enable-tokenizer-info-endpoint": 0,
+    "--lora-modules": 1,
 }
+# Contexts that tests fill: `--max-model-len` up to here. Longer ones are there to save memory, and the built-in model's
+# tokenizer makes more tokens of a text than those of the models that the tests name.
+SHORT_CONTEXT = 512
 
 
 class RemoteOpenAIServer:
-    """A running Proa that serves `vllm_model.FOLDER` under the test's model name. A context manager."""
+    """A running Proa that serves `vllm_model.folder_of(model)` under the test's model name. A context manager."""
 
     DUMMY_API_KEY = "token-abc123"
     show_hidden_metrics = False
@@ -44,17 +52,18 @@ class RemoteOpenAIServer:
     def __init__(
         self, model: str, vllm_serve_args: list[str], env_dict: Mapping[str, str] | None = None, **unused: object
     ) -> None:
-        arguments = [argument for option in vllm_serve_args for argument in option.split("=", 1)]
+        arguments = _split(vllm_serve_args)
         name = _values(arguments, "--served-model-name") or [os.fspath(model)]
         keys = _values(arguments, "--api-key") or [key for key in [(env_dict or {}).get("VLLM_API_KEY")] if key]
         self.host, self.port = "127.0.0.1", free_port()
         engine_port = free_port()
+        folder = folder_of(os.fspath(model), thinks="--reasoning-parser" in arguments)
         listen = ["--host", self.host, "--port"]
         self._processes = [
-            _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", str(FOLDER),
-                   "--served-model-name", name[0], *_known(arguments, ENGINE_OPTIONS)),
+            _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", str(folder),
+                   "--served-model-name", name[0], *_known(arguments, ENGINE_OPTIONS), *_context(arguments)),
             _start("proa-gateway", *listen, str(self.port), "--engine", f"{self.host}:{engine_port}",
-                   *_known(arguments, GATEWAY_OPTIONS), *_key_file(keys)),
+                   *_known(arguments, GATEWAY_OPTIONS), *_key_file(keys), *_lora_updates(env_dict or {})),
         ]  # fmt: skip
         try:
             self._wait_until_ready()
@@ -126,6 +135,11 @@ def _start(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([program, "serve", *arguments], stdout=log, stderr=subprocess.STDOUT)
 
 
+def _split(options: list[str]) -> list[str]:
+    """Each `--option=value` as two arguments."""
+    return [part for option in options for part in (option.split("=", 1) if option.startswith("--") else [option])]
+
+
 def _values(arguments: list[str], option: str) -> list[str]:
     return [arguments[index + 1] for index, argument in enumerate(arguments) if argument == option]
 
@@ -137,6 +151,17 @@ def _key_file(keys: list[str]) -> list[str]:
     path = Path("keys.json")
     path.write_text(json.dumps({"keys": [{"name": f"key-{number}", "key": key} for number, key in enumerate(keys)]}))
     return ["--api-keys", str(path)]
+
+
+def _context(arguments: list[str]) -> list[str]:
+    """The engine's options for the model's context."""
+    lengths = [length for length in _values(arguments, "--max-model-len") if int(length) <= SHORT_CONTEXT]
+    return ["--max-model-len", *lengths] if lengths else []
+
+
+def _lora_updates(environment: Mapping[str, str]) -> list[str]:
+    """The gateway's option for vLLM's variable."""
+    return ["--enable-runtime-lora-updating"] if "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment else []
 
 
 def _known(arguments: list[str], options: dict[str, int]) -> list[str]:

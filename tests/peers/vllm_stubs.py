@@ -36,6 +36,10 @@ class Stub(metaclass=_StubType):
     def __getitem__(self, key: object) -> Any:
         return Stub()
 
+    def __iter__(self) -> Any:
+        """A test that loops over what only vLLM has fails; over nothing it would pass."""
+        raise TypeError("a stand-in for a part of vLLM has no items")
+
     def __bool__(self) -> bool:  # `current_platform.is_rocm()` and its like
         return False
 

@@ -2,11 +2,12 @@
 
 The file is vLLM's source package from the Python package index (`pip download --no-binary :all:` or a browser); its
 tests are unpacked into a temporary folder. Of them run those that speak HTTP to a server of text: neither audio, images
-and video, nor pooling, nor a particular GPU. Each starts an engine with the built-in model under the name that it asks
-for, and a gateway. Prints each test's outcome and the error of those that fail.
+and video, nor a particular GPU. Each starts an engine with the built-in model under the name that it asks for, and a
+gateway. Prints each test's outcome and the error of those that fail.
 """
 
 import argparse
+import base64
 import importlib
 import inspect
 import os
@@ -20,19 +21,23 @@ import huggingface_hub
 import pytest
 import transformers
 
-FOLDERS = ("anthropic", "openai", "serve", "tool_parsers")
+FOLDERS = ("anthropic", "openai", "pooling", "serve", "tool_parsers")
 # Words in the names of files, tests and their parameters: what needs another kind of model, a GPU, or a feature that
 # Proa does not have on purpose (docs/openai-fields.md: refused).
 NOT_FOR_PROA = ("vision", "vlm", "audio", "image", "embeds", "multimodal", "tensorizer", "watermarking", "sagemaker",
-                "lmeval", "uds", "rpc", "render", "decisions", "lora", "mcp", "harmony", "orca", "profile")  # fmt: skip
+                "lmeval", "mteb", "offline", "uds", "rpc", "render", "decisions", "mcp", "harmony", "orca",
+                "profile")  # fmt: skip
 UTILS = """from peers.vllm_server import RemoteOpenAIServer
 import pytest
 VLLM_PATH, ROCM_EXTRA_ARGS, ROCM_ENV_OVERRIDES = None, [], {}
 requires_fp8 = pytest.mark.skip("needs a GPU")
 def multi_gpu_only(num_gpus): return requires_fp8
 """
+POOLING_UTILS = "from peers.vllm_pooling import *"
 CONFTEST = """import pytest
-LocalAssetServer = None
+LocalAssetServer = HfRunner = None
+@pytest.fixture(scope="module")
+def hf_runner(): pytest.skip("compares with the checkpoint that it names")
 @pytest.fixture
 def local_asset_server(): return None
 """
@@ -60,6 +65,9 @@ def unpack(source: Path, folder: Path) -> None:
         (package / "__init__.py").touch()
     (folder / "tests" / "utils.py").write_text(UTILS)
     (folder / "tests" / "conftest.py").write_text(CONFTEST)
+    for path in ("models/utils.py", "models/language/pooling/embed_utils.py"):
+        (folder / "tests" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "tests" / path).write_text(POOLING_UTILS)
 
 
 def _is_chosen(path: Path) -> bool:
@@ -103,11 +111,13 @@ def run_inside(arguments: list[str]) -> int:
     vllm_model.write_model()
     transformers.AutoTokenizer.from_pretrained = vllm_model.load_tokenizer  # type: ignore[method-assign]
     huggingface_hub.snapshot_download = lambda *_, **__: str(vllm_model.FOLDER)  # type: ignore[assignment]
+    sys.modules["pybase64"] = base64
     vllm_stubs.install_stubs(
-        ["vllm", "rapidfuzz", "openai_harmony", "gpt_oss", "pybase64"],
+        ["vllm", "rapidfuzz", "openai_harmony", "gpt_oss", "PIL"],
         {
             "vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer},
             "vllm.config": {"ModelConfig": vllm_model.ModelConfig},
+            "vllm.transformers_utils.repo_utils": {"hf_api": vllm_model.Hub},
             "vllm.model_executor.model_loader.weight_utils": {
                 "download_weights_from_hf": lambda *_, **__: str(vllm_model.FOLDER)
             },
