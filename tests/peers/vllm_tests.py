@@ -65,9 +65,9 @@ def unpack(source: Path, folder: Path) -> None:
         (package / "__init__.py").touch()
     (folder / "tests" / "utils.py").write_text(UTILS)
     (folder / "tests" / "conftest.py").write_text(CONFTEST)
-    for path in ("models/utils.py", "models/language/pooling/embed_utils.py"):
-        (folder / "tests" / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "tests" / path).write_text(POOLING_UTILS)
+    for name in ("models/utils.py", "models/language/pooling/embed_utils.py"):
+        (folder / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "tests" / name).write_text(POOLING_UTILS)
 
 
 def _is_chosen(path: Path) -> bool:
