@@ -174,7 +174,7 @@ class Client:
         writer = ResponseWriter(self._send, self)
         await writer.start_events(write_timeout=60)
         envelope = Envelope(id="chatcmpl-1", object="chat.completion.chunk", created=0, model="m")
-        choice = ChatChoice(envelope, 0, self._vocabulary)
+        choice = ChatChoice(envelope, 0)
         sink = ChoiceStream(choice, EventOutlet(writer, 1, on_pending=lambda: None))
         request = EngineCoreRequest(
             request_id=f"chatcmpl-{index}",

@@ -253,6 +253,13 @@ async def test_named_tokens_have_log_probabilities(gateway: RunningGateway, engi
     assert list(engine.requests[0].sampling_params.logprob_token_ids) == [7, 300]
 
 
+async def test_the_sampled_token_is_beside_those_that_a_chat_names(gateway: RunningGateway) -> None:
+    fields: dict[str, Any] = {"logprobs": True, "return_tokens_as_token_ids": True, "max_tokens": 1}
+    for named in ([7, 300], None):
+        (entry,) = (await gateway.chat(logprob_token_ids=named, **fields)).json()["choices"][0]["logprobs"]["content"]
+        assert (entry["token"] in [top["token"] for top in entry["top_logprobs"]]) is (named is not None)
+
+
 @pytest.mark.parametrize(("logprobs", "token_ids"), [(None, [7]), (True, [10**6]), (True, [1] * 129)])
 async def test_wrong_named_tokens_are_refused(
     gateway: RunningGateway, logprobs: bool | None, token_ids: list[int]

@@ -25,7 +25,7 @@ def envelope(**changes: Any) -> Envelope:
 
 
 def chat_choice(**changes: Any) -> ChatChoice:
-    return ChatChoice(envelope(**changes), 3, VOCABULARY)
+    return ChatChoice(envelope(**changes), 3)
 
 
 def completion_choice(echo: str | None = None) -> CompletionChoice:

@@ -87,7 +87,7 @@ def choice(**changes: Any) -> ChatMessageChoice:
         "names_call": False,
         "continuous_usage": False,
     }
-    return ChatMessageChoice(envelope, 0, tokenizer().vocabulary, **fields | changes)
+    return ChatMessageChoice(envelope, 0, **fields | changes)
 
 
 class Listener:

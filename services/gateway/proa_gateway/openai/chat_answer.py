@@ -9,7 +9,7 @@ from proa_gateway.openai.chat_message import ChatMessageChoice
 from proa_gateway.openai.chat_prompt import echoed_text, response_role
 from proa_gateway.openai.delta_sinks import ChoiceCollector, ChoiceStream
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
-from proa_gateway.openai.logprobs import TokenName
+from proa_gateway.openai.logprobs import ChatLogprobs
 from proa_gateway.openai.message_format import MessageFormat
 from proa_gateway.openai.message_sinks import MessageCollector, MessageStream
 from proa_gateway.openai.protocol import ChatCompletionRequest
@@ -74,10 +74,9 @@ class ChatAnswer:
         return ChatChoice(
             self._envelope,
             index,
-            self._vocabulary,
             role=response_role(request),
             echo=echoed_text(request),
-            logprobs=self._token_names,
+            logprobs=self._logprobs,
             token_ids=bool(request.return_token_ids),
             opening_fields=self._opening_fields(index),
         )
@@ -87,10 +86,9 @@ class ChatAnswer:
         return ChatMessageChoice(
             self._envelope,
             index,
-            self._vocabulary,
             role=response_role(request),
             echo=echoed_text(request),
-            logprobs=self._token_names,
+            logprobs=self._logprobs,
             token_ids=bool(request.return_token_ids),
             opening_fields=self._opening_fields(index),
             includes_reasoning=request.include_reasoning is not False,
@@ -99,8 +97,8 @@ class ChatAnswer:
         )
 
     @property
-    def _token_names(self) -> TokenName | None:
-        return self._request.token_names(self._vocabulary) if self._request.logprobs else None
+    def _logprobs(self) -> ChatLogprobs | None:
+        return self._request.chat_logprobs(self._vocabulary) if self._request.logprobs else None
 
     def _opening_fields(self, index: int) -> dict[str, object]:
         fields: dict[str, object] = {}

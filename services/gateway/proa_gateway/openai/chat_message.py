@@ -5,10 +5,9 @@ from typing import Any
 
 import orjson
 
-from proa.text import Vocabulary
 from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Envelope, Usage
-from proa_gateway.openai.logprobs import TokenName, chat_logprobs
+from proa_gateway.openai.logprobs import ChatLogprobs
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
 
 
@@ -19,11 +18,10 @@ class ChatMessageChoice:
         self,
         envelope: Envelope,
         index: int,
-        vocabulary: Vocabulary,
         *,
         role: str,
         echo: str,
-        logprobs: TokenName | None,
+        logprobs: ChatLogprobs | None,
         token_ids: bool,
         opening_fields: Mapping[str, object],
         includes_reasoning: bool,
@@ -34,7 +32,6 @@ class ChatMessageChoice:
         so that a call does not change the finish reason. `continuous_usage`: the opening has the usage."""
         self._envelope = envelope
         self._index = index
-        self._vocabulary = vocabulary
         self._role = role
         self._echo = echo
         self._logprobs = logprobs
@@ -99,7 +96,7 @@ class ChatMessageChoice:
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, name: message, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None and (delta.logprobs or name == "message"):
-            choice["logprobs"] = chat_logprobs(delta.logprobs, self._vocabulary, self._logprobs)
+            choice["logprobs"] = self._logprobs(delta.logprobs)
         if delta.finish_reason is not None:
             ends_with_call = self._has_calls and not self._names_call and delta.finish_reason == "stop"
             choice["finish_reason"] = "tool_calls" if ends_with_call else delta.finish_reason

@@ -11,6 +11,8 @@ from proa.text import Vocabulary
 LOWEST = -9999.0
 TokenName = Callable[[int], str]
 """What a token is called in the response, by its id."""
+ChatLogprobs = Callable[[Sequence[TokenLogprobs]], dict[str, Any]]
+"""`chat_logprobs` as a request wants them."""
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
@@ -19,8 +21,11 @@ def token_names(vocabulary: Vocabulary, *, as_token_ids: bool) -> TokenName:
     return "token_id:{}".format if as_token_ids else lambda token_id: _text(token_id, vocabulary)
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:
-    return {"content": [_chat_entry(entry, vocabulary, name) for entry in entries]}
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs], *, vocabulary: Vocabulary, name: TokenName, adds_sampled: bool
+) -> dict[str, Any]:
+    """`adds_sampled`: the sampled token is among the alternatives, also if it is none of them."""
+    return {"content": [_chat_entry(entry, vocabulary, name, adds_sampled=adds_sampled) for entry in entries]}
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], vocabulary: Vocabulary) -> list[dict[str, Any] | None]:
@@ -67,11 +72,12 @@ def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str,
     return {name: first[name] + second[name] for name in first}
 
 
-def _chat_entry(entry: TokenLogprobs, vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:
-    return {
-        **_chat_token(entry.token_id, entry.logprob, vocabulary, name),
-        "top_logprobs": [_chat_token(token_id, logprob, vocabulary, name) for token_id, logprob in _pairs(entry)],
-    }
+def _chat_entry(entry: TokenLogprobs, vocabulary: Vocabulary, name: TokenName, *, adds_sampled: bool) -> dict[str, Any]:
+    sampled = _chat_token(entry.token_id, entry.logprob, vocabulary, name)
+    tops = [_chat_token(token_id, logprob, vocabulary, name) for token_id, logprob in _pairs(entry)]
+    if adds_sampled and entry.token_id not in entry.top_token_ids:
+        tops.insert(0, sampled)
+    return {**sampled, "top_logprobs": tops}
 
 
 def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary, name: TokenName) -> dict[str, Any]:

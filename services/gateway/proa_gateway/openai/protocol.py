@@ -3,6 +3,7 @@
 Values are coerced as vLLM does: 5.0 and "5" are integers. Other fields are refused or ignored (`refused_fields.py`).
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +22,7 @@ from proa_gateway.openai.fields import (
     Text,
     Unsupported,
 )
-from proa_gateway.openai.logprobs import TokenName, token_names
+from proa_gateway.openai.logprobs import ChatLogprobs, TokenName, chat_logprobs, token_names
 from proa_gateway.openai.tools import Tool, ToolChoiceField
 from proa_gateway.request_id import REQUEST_ID
 
@@ -113,6 +114,11 @@ class GenerationRequest(ConstraintFields):
     def token_names(self, vocabulary: Vocabulary) -> TokenName:
         """What tokens are called in log probabilities."""
         return token_names(vocabulary, as_token_ids=bool(self.return_tokens_as_token_ids))
+
+    def chat_logprobs(self, vocabulary: Vocabulary) -> ChatLogprobs:
+        """Log probabilities in OpenAI's form for chats: beside tokens that the request names, of the sampled one."""
+        name, named = self.token_names(vocabulary), bool(self.logprob_token_ids)
+        return partial(chat_logprobs, vocabulary=vocabulary, name=name, adds_sampled=named)
 
     @property
     def extra_fields(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
 from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
-from proa_gateway.openai.logprobs import CompletionLogprobs, TokenName, chat_logprobs, join, prompt_logprobs
+from proa_gateway.openai.logprobs import ChatLogprobs, CompletionLogprobs, TokenName, join, prompt_logprobs
 
 
 class Choice(Protocol):
@@ -45,19 +45,17 @@ class ChatChoice:
         self,
         envelope: Envelope,
         index: int,
-        vocabulary: Vocabulary,
         *,
         role: str = "assistant",
         echo: str = "",
-        logprobs: TokenName | None = None,
+        logprobs: ChatLogprobs | None = None,
         token_ids: bool = False,
         opening_fields: Mapping[str, object] | None = None,
     ) -> None:
-        """`echo`: text before that of the output. `logprobs`: the tokens' names in them, None: no log probabilities.
-        `token_ids`: whether the choice has them. `opening_fields`: of the first event of a stream."""
+        """`echo`: text before that of the output. `logprobs` None: no log probabilities. `token_ids`: whether the
+        choice has them. `opening_fields`: of the first event of a stream."""
         self._envelope = envelope
         self._index = index
-        self._vocabulary = vocabulary
         self._role = role
         self._echo = echo
         self._logprobs = logprobs
@@ -84,9 +82,7 @@ class ChatChoice:
         return {"token_ids": None, **self._choice(delta, "message", message | absent)}
 
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
-        logprobs = None
-        if self._logprobs is not None:
-            logprobs = chat_logprobs(delta.logprobs, self._vocabulary, self._logprobs)
+        logprobs = None if self._logprobs is None else self._logprobs(delta.logprobs)
         choice = {"index": self._index, name: message, "logprobs": logprobs, **_finish_fields(delta)}
         return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
 

@@ -7,7 +7,6 @@ from proa.contract import SamplingParams, TokenLogprobs
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.conversation_handler import ConversationHandler, ConversationSettings
 from proa_gateway.openai.envelope import Prompt
-from proa_gateway.openai.logprobs import chat_logprobs
 from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.responses.answer import Keep, ResponsesAnswer
 from proa_gateway.responses.choice import ResponsesChoice
@@ -81,11 +80,10 @@ class ResponsesHandler(ConversationHandler):
         return ResponsesAnswer(ResponsesChoice(response, items), message_format, self.keep, wants_tokens=wants_logprobs)
 
     def _logprobs_of(self, model: ServedModel) -> LogprobsOf:
-        vocabulary = model.tokenizer.vocabulary
-        name = self._request.token_names(vocabulary)
+        chat_logprobs = self._request.chat_logprobs(model.tokenizer.vocabulary)
 
         def render(entries: Sequence[TokenLogprobs]) -> list[Fields]:
-            content: list[Fields] = chat_logprobs(entries, vocabulary, name)["content"]
+            content: list[Fields] = chat_logprobs(entries)["content"]
             return content
 
         return render
