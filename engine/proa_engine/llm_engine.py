@@ -241,7 +241,8 @@ class LLMEngine:
         done = self._core.operate(LoadLora(name, path, replace=True))
         while not done.done():
             self._core.wait_for_work()
-            if (outputs := self._step_core()) is not None:
+            outputs = self._step_core()
+            if outputs is not None and (outputs.outputs or outputs.plain.request_ids or outputs.rejections):
                 self._early.append(outputs)
         try:
             done.result()

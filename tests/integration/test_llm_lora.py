@@ -89,6 +89,8 @@ def test_outputs_of_running_requests_are_kept_while_an_adapter_is_loaded(llm: LL
         finished |= {output.request_id: output for output in engine.step(only_finished=True)}
     assert tokens([finished["1"]]) == tokens(llm.generate("Why?", GREEDY, use_tqdm=False))
     assert tokens([finished["2"]]) != tokens([finished["1"]])
+    engine.load_loras([lora(folder, "b")])
+    assert not engine.has_unfinished_requests()
 
 
 def test_wrong_adapters_are_refused_before_anything_runs(llm: LLM, folder: Path, tmp_path: Path) -> None:

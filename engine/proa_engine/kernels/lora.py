@@ -152,17 +152,12 @@ class FusedAdapters:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _LoopedSegment:
-    product: Linear  # by B
-    start: int  # of its outputs
-    end: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _LoopedAdapter:
-    shrink: Linear  # by the A of all segments
-    scales: torch.Tensor  # [segments * rank]
-    segments: list[_LoopedSegment | None]
+    """Two products: by the A of all segments, and by one matrix with their B, each in its own rows and columns. Calls
+    of products take longer than multiplying the zeros."""
+
+    shrink: Linear  # [segments * rank, in_features]
+    expand: Linear  # [out_features, segments * rank]
 
 
 class LoopedAdapters:
@@ -170,9 +165,10 @@ class LoopedAdapters:
         self.shape = shape
         self.dtype = dtype
         self.adapters: list[_LoopedAdapter | None] = [None] * shape.num_slots
+        self.width = len(shape.segment_sizes) * shape.rank
         # Found now: to try row policies sets the number of threads of the whole process.
-        self.shrink_verdict = self._verdict(len(shape.segment_sizes) * shape.rank, shape.in_features)
-        self.expand_verdicts = [self._verdict(size, shape.rank) for size in shape.segment_sizes]
+        self.shrink_verdict = self._verdict(self.width, shape.in_features)
+        self.expand_verdict = self._verdict(sum(shape.segment_sizes), self.width)
 
     def _verdict(self, out_features: int, in_features: int) -> Verdict:
         return find_row_policy(out_features, in_features, False, self.dtype, torch.get_num_threads())
@@ -180,22 +176,16 @@ class LoopedAdapters:
     def prepare(self, segments: Segments) -> _LoopedAdapter | None:
         if not any(segments):
             return None
-        rank = self.shape.rank
-        a = torch.zeros(len(segments) * rank, self.shape.in_features, dtype=self.dtype)
-        scales = torch.zeros(len(segments) * rank, dtype=self.dtype)
-        looped: list[_LoopedSegment | None] = []
+        a = torch.zeros(self.width, self.shape.in_features, dtype=self.dtype)
+        b = torch.zeros(sum(self.shape.segment_sizes), self.width, dtype=self.dtype)
         end = 0
         for index, (segment, size) in enumerate(zip(segments, self.shape.segment_sizes, strict=True)):
             end += size
-            if segment is None:
-                looped.append(None)
-                continue
-            a[index * rank : index * rank + segment.a.shape[0]] = segment.a
-            scales[index * rank : (index + 1) * rank] = segment.scale
-            b = torch.zeros(size, rank, dtype=self.dtype)
-            b[:, : segment.b.shape[1]] = segment.b
-            looped.append(_LoopedSegment(Linear(b, verdict=self.expand_verdicts[index]), end - size, end))
-        return _LoopedAdapter(Linear(a, verdict=self.shrink_verdict), scales, looped)
+            if segment is not None:
+                column, rank = index * self.shape.rank, segment.a.shape[0]
+                a[column : column + rank] = segment.a
+                b[end - size : end, column : column + rank] = segment.b * segment.scale
+        return _LoopedAdapter(Linear(a, verdict=self.shrink_verdict), Linear(b, verdict=self.expand_verdict))
 
     def fill(self, slot: int, prepared: object) -> None:
         assert prepared is None or isinstance(prepared, _LoopedAdapter)
@@ -204,16 +194,9 @@ class LoopedAdapters:
     def add(self, y: torch.Tensor, x: torch.Tensor, tokens: TokenSlots) -> None:
         for slot, rows in tokens.by_slot:
             adapter = self.adapters[slot]
-            if adapter is not None:
-                self._add(y, x, rows, adapter)
-
-    def _add(self, y: torch.Tensor, x: torch.Tensor, rows: torch.Tensor | None, adapter: _LoopedAdapter) -> None:
-        hidden = adapter.shrink(x if rows is None else x.index_select(0, rows)).mul_(adapter.scales)
-        for each, part in zip(adapter.segments, hidden.split(self.shape.rank, dim=-1), strict=True):
-            if each is None:
+            if adapter is None:
                 continue
-            outputs, total = each.product(part.contiguous()), y[:, each.start : each.end]
             if rows is None:
-                total.add_(outputs)
+                y.add_(adapter.expand(adapter.shrink(x)))
             else:
-                total.index_add_(0, rows, outputs)
+                y.index_add_(0, rows, adapter.expand(adapter.shrink(x.index_select(0, rows))))
