@@ -17,6 +17,7 @@ from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.drafter import Drafter
 from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.lora_adapters import LoraAdapters
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.step_inputs import StepInputs
 
@@ -94,6 +95,7 @@ class RunnerHarness:
         graphs: bool = False,
         drafts: SpeculativeConfig | None = None,
         parallel: ParallelContext | None = None,
+        loras: LoraAdapters | None = None,
     ) -> None:
         self.model = model or FakeModel()
         self.batch = InputBatch(
@@ -104,15 +106,16 @@ class RunnerHarness:
             eos_token_ids=[EOS],
             device=torch.device("cpu"),
             max_drafts=0 if drafts is None else drafts.num_speculative_tokens,
+            loras=loras,
         )
-        max_drafts = self.batch.max_drafts
+        shapes = graph_shapes(max_num_seqs, self.batch.max_drafts, with_loras=loras is not None)
         self.runner = ModelRunner(
             self.model,  # type: ignore[arg-type]
             [],
             self.batch,
             max_logprobs=max_logprobs,
             parallel=parallel,
-            graphs=DecodeGraphs(graph_shapes(max_num_seqs, max_drafts), torch.device("cpu")) if graphs else None,
+            graphs=DecodeGraphs(shapes, torch.device("cpu")) if graphs else None,
             drafter=None if drafts is None else Drafter(drafts, self.batch),
         )
         self.capture = FakeCapture()

@@ -50,14 +50,14 @@ class TokenSlots:
         self.are_empty, self.sorted, self.by_slot = True, None, []
 
     def set(self, slots: torch.Tensor, num_slots: int) -> None:
-        """slots [T] int64, -1: none; on a CPU at least one token has one."""
+        """slots [T] int64, -1: none."""
         self.are_empty = False
         if not slots.is_cpu:
             self.sorted = sort_tokens(slots, num_slots)
             return
         values = slots.numpy()
         present = np.unique(values)
-        if present.size == 1:
+        if present.size == 1 and present[0] >= 0:
             self.by_slot = [(int(present[0]), None)]
             return
         self.by_slot = [(int(slot), torch.from_numpy(np.flatnonzero(values == slot))) for slot in present if slot >= 0]

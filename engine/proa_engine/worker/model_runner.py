@@ -191,7 +191,7 @@ class ModelRunner:
         Can be captured: reads fixed memory and does not synchronize with the host.
         """
         if self._drafter is not None:
-            self._drafter.propose(rows)
+            self._drafter.propose(rows[:3])
         batch, num_rows, width = self._batch, rows.shape[1], shape.width
         if batch.loras is not None:
             batch.loras.use(rows[-1].repeat_interleave(width) if shape.has_loras else None)
