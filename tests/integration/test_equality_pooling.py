@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from proa.contract import EngineCoreRequest, PoolingParams, PoolingTask, SamplingParams
+from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import Result, build_core, pooled, request, run
 from support.pooling_models import make_embedding_model
 from support.tiny_models import BYTES, make_tiny_model
 
 EMBED = PoolingParams(task=PoolingTask.EMBED)
 CLASSIFY = PoolingParams(task=PoolingTask.CLASSIFY)
+DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
 PRESSED: dict[str, Any] = {"max_num_batched_tokens": 32, "num_gpu_blocks_override": 10, "max_model_len": 160}
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunked and pressed": PRESSED,
@@ -86,15 +88,17 @@ def test_the_first_dimensions_of_an_embedding_are_normalized(tmp_path: Path) -> 
     assert_equal_embeddings(pool(folder, params, **PRESSED), expected)
 
 
-def test_pooled_and_generating_requests_beside_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["no drafts", "drafts"])
+def test_pooled_and_generating_requests_beside_each_other(tmp_path: Path, drafts: SpeculativeConfig | None) -> None:
     folder = make_embedding_model(tmp_path, "mean_tokens", architecture="qwen3", tie_word_embeddings=True)
     greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     generating = [request(f"g{number}", prompt, greedy) for number, prompt in enumerate(PROMPTS)]
     with build_core(folder, **PRESSED) as engine:
         alone = run(engine, generating)
-    with build_core(folder, **PRESSED) as engine:
+    with build_core(folder, speculative_config=drafts, **PRESSED) as engine:
         mixed = [each for pair in zip(requests(EMBED), generating, strict=True) for each in pair]
         together = run(engine, mixed)
+        assert engine.core.stats().num_preemptions > 0
     assert_equal_embeddings(rows(together), embed(folder))
     assert {name: result.token_ids for name, result in alone.items()} == {
         each.request_id: together[each.request_id].token_ids for each in generating

@@ -19,7 +19,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 def load(folder: Path) -> LLM:
-    return LLM(str(folder), dtype="float32", max_model_len=128, num_gpu_blocks_override=64, max_num_batched_tokens=64)
+    return LLM(str(folder), dtype="float32", max_model_len=128, num_gpu_blocks_override=64, max_num_batched_tokens=128)
 
 
 def test_embeddings_are_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -62,6 +62,28 @@ def test_what_the_model_cannot_do_is_refused(llm: LLM) -> None:
         llm.encode(PROMPTS, pooling_task="reward", use_tqdm=False)
     with pytest.raises(ValueError, match="score needs one text and others"):
         llm.score(PROMPTS[:2], PROMPTS, use_tqdm=False)
+
+
+@torch.inference_mode()
+def test_the_score_of_a_cross_encoder_is_the_probability_of_its_label(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    make_tiny_model(
+        tmp_path,
+        "bert",
+        auto_class="AutoModelForSequenceClassification",
+        num_labels=1,
+        pad_token_id=0,
+        type_vocab_size=2,
+    )
+    scores = load(tmp_path).score(PROMPTS[0], PROMPTS[1:], use_tqdm=False)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    for score, text in zip(scores, PROMPTS[1:], strict=True):
+        ids = torch.tensor([[*PROMPTS[0].encode(), *text.encode()]])
+        types = (torch.arange(ids.shape[1]) >= len(PROMPTS[0])).long()[None]
+        logits = model(ids, token_type_ids=types, attention_mask=torch.ones_like(ids)).logits
+        assert score.prompt_token_ids == ids[0].tolist()
+        assert score.outputs.score == pytest.approx(logits.sigmoid().item(), abs=1e-4)
 
 
 def test_a_classifier_gives_probabilities_and_generates_nothing(tmp_path: Path) -> None:
