@@ -16,7 +16,7 @@ from threading import Event
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import ExecutorFailed
-from proa_engine.core.lora_store import LoraError, LoraInvalid
+from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
@@ -102,11 +102,11 @@ class MultiProcExecutor(UniProcExecutor):
 
     def _load_with_other_ranks(self, lora_id: int, path: str, answers: "list[Future[str]]") -> str:
         """Read rank 0's part and wait for the others. If one fails, none keeps the adapter."""
-        digests, errors = set[str](), list[LoraError]()
+        digests, errors = set[str](), list[Exception]()
         for digest in (partial(self._worker.load_lora, lora_id, path), *(partial(self._wait_for, a) for a in answers)):
             try:
                 digests.add(digest())
-            except LoraError as error:
+            except Exception as error:  # wait for the other ranks even so: they read one adapter at a time
                 errors.append(error)
         if not errors and len(digests) > 1:
             errors.append(LoraInvalid(f"the ranks have different adapters at {path}"))

@@ -47,17 +47,17 @@ def resolve_lora(path: str) -> Path:
 
     Raises LoraNotFound with a message for the user.
     """
-    folder = Path(path).expanduser()
-    if path.startswith(BUILTIN_LORA):
-        folder = builtin_adapter_folder(path.removeprefix(BUILTIN_LORA))
-    elif not (folder.is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1):
-        try:
+    try:
+        folder = Path(path).expanduser()
+        if path.startswith(BUILTIN_LORA):
+            folder = builtin_adapter_folder(path.removeprefix(BUILTIN_LORA))
+        if folder.is_dir():
+            return folder
+        if path.count("/") == 1 and not path.startswith((BUILTIN_LORA, ".", "/", "~")):
             return _download(path, None, LORA_FILES)
-        except ValueError as error:
-            raise LoraNotFound(str(error)) from error
-    if not folder.is_dir():
-        raise LoraNotFound(f"there is no adapter at {path}")
-    return folder
+    except (ValueError, RuntimeError, OSError) as error:  # also of a path that is too long, or in no user's home
+        raise LoraNotFound(str(error)) from error
+    raise LoraNotFound(f"there is no adapter at {path}")
 
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:

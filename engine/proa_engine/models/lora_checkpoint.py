@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from proa_engine.layers.weights import Slice
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _HASHED_BYTES = 1 << 20
+_DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 # Fields that change what is computed, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -63,7 +65,7 @@ class LoraCheckpoint:
         config = _read_config(folder)
         self._folder = folder
         self._weights = weights  # as from `safe_open`
-        self._alpha = float(config.get("lora_alpha") or 0)
+        self._alpha = _read_alpha(config, folder)
         self._is_rank_stabilized = bool(config.get("use_rslora"))
         self._max_rank = max_rank
         self._names: dict[str, dict[str, str]] = {}  # module -> "A" and "B" -> the tensor's name
@@ -83,7 +85,10 @@ class LoraCheckpoint:
             return None
         if names.keys() != {"A", "B"}:
             raise LoraInvalid(f"the adapter at {self._folder} has only one of lora_A and lora_B of {segment.module}")
-        rank = self._weights.get_slice(names["A"]).get_shape()[0]
+        shape = self._weights.get_slice(names["A"]).get_shape()
+        rank = shape[0] if shape else 0
+        if rank == 0:
+            raise LoraInvalid(f"{names['A']} of the adapter at {self._folder} has shape {shape}, without a rank")
         if rank > self._max_rank:
             raise LoraInvalid(
                 f"the adapter at {self._folder} has rank {rank}; the most is {self._max_rank} (--max-lora-rank)"
@@ -96,6 +101,8 @@ class LoraCheckpoint:
     def _take(self, name: str, shape: tuple[int, int], parts: Sequence[Slice]) -> torch.Tensor:
         """The tensor, or its `parts`, one after the other."""
         view = self._weights.get_slice(name)
+        if view.get_dtype() not in _DTYPES:
+            raise LoraInvalid(f"{name} of the adapter at {self._folder} has the type {view.get_dtype()}")
         if tuple(view.get_shape()) != shape:
             raise LoraInvalid(
                 f"{name} of the adapter at {self._folder} has shape {view.get_shape()}, not {list(shape)}"
@@ -126,6 +133,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if config.get(name) not in neutral:
             raise LoraInvalid(f"adapters with {name} {config[name]} are not supported ({folder})")
     return config
+
+
+def _read_alpha(config: dict[str, Any], folder: Path) -> float:
+    alpha = config.get("lora_alpha")
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise LoraInvalid(f"{folder / CONFIG_FILE} needs a lora_alpha that is a number, not {alpha!r}")
+    return float(alpha)
 
 
 def _parse(name: str, folder: Path) -> tuple[str, str]:

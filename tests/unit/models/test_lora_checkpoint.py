@@ -1,0 +1,57 @@
+"""Adapters whose files are damaged or of an unknown form are refused with a sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
+from proa_engine.layers.lora import LoraSegment
+from proa_engine.models.loader import resolve_lora
+from proa_engine.models.lora_checkpoint import open_lora
+
+MODULE = "layers.0.mlp.up_proj"
+SEGMENT = LoraSegment(MODULE, out_features=6, in_features=4, rows=(), columns=None)
+A, B = torch.ones(2, 4), torch.ones(6, 2)
+
+
+def read(folder: Path, a: torch.Tensor = A, b: torch.Tensor = B, **config: Any) -> float:
+    """Write an adapter, read it, and return its scale."""
+    name = f"base_model.model.model.{MODULE}"
+    save_file({f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 8} | config))
+    with open_lora(folder, max_rank=16) as checkpoint:
+        matrices = checkpoint.read(SEGMENT)
+    assert matrices is not None
+    return matrices.scale
+
+
+def test_the_scale_is_alpha_by_rank(tmp_path: Path) -> None:
+    assert read(tmp_path) == 4.0
+
+
+@pytest.mark.parametrize("alpha", [None, "8", [8], True, float("nan"), float("inf")])
+def test_an_alpha_that_is_not_a_number_is_refused(tmp_path: Path, alpha: object) -> None:
+    with pytest.raises(LoraInvalid, match="needs a lora_alpha"):
+        read(tmp_path, lora_alpha=alpha)
+
+
+@pytest.mark.parametrize("a", [torch.ones(0, 4), torch.tensor(1.0)])
+def test_a_matrix_without_a_rank_is_refused(tmp_path: Path, a: torch.Tensor) -> None:
+    with pytest.raises(LoraInvalid, match="without a rank"):
+        read(tmp_path, a=a)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_a_matrix_of_a_quantized_type_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    with pytest.raises(LoraInvalid, match="has the type"):
+        read(tmp_path, b=B.to(dtype))
+
+
+@pytest.mark.parametrize("path", ["/" + "x" * 5000, "~no-such-user/adapter", "/a\0b", "builtin:../../nothing"])
+def test_a_path_that_cannot_exist_has_no_adapter(path: str) -> None:
+    with pytest.raises(LoraNotFound):
+        resolve_lora(path)
