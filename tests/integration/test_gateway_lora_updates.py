@@ -117,6 +117,19 @@ async def test_a_load_that_some_engines_refuse_names_them_and_can_be_repeated(
     assert "sql" in last.loras
 
 
+async def test_an_adapters_name_cannot_be_taken_by_another_model() -> None:
+    options: dict[str, Any] = {"script": say("one"), "max_loras": 2, "lora_folders": dict(FOLDERS)}
+    async with FakeEngine(model_name="a", **options) as one, FakeEngine(model_name="b", **options) as other:
+        async with running_gateway(one, other, enable_runtime_lora_updating=True) as gateway:
+            assert (await load(gateway, base_model_name="a")).status_code == 200
+            for in_place in (False, True):
+                answer = await load(gateway, base_model_name="b", load_inplace=in_place)
+                assert failure(answer) == (400, "The lora adapter 'sql' belongs to the model 'a'.")
+            assert (await ask(gateway)).status_code == 200
+        assert [lora.lora_name for lora in one.requests] == ["sql"]
+        assert list(other.loras) == []
+
+
 async def test_an_engine_that_connects_later_loads_the_adapter_on_first_use(engines: list[FakeEngine]) -> None:
     first, later, _ = engines
     async with running_gateway(first, enable_runtime_lora_updating=True) as gateway:

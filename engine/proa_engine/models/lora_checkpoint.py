@@ -137,7 +137,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_alpha(config: dict[str, Any], folder: Path) -> float:
     alpha = config.get("lora_alpha")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise LoraInvalid(f"{folder / CONFIG_FILE} needs a lora_alpha that is a number, not {alpha!r}")
     return float(alpha)
 

@@ -21,12 +21,15 @@ async def load_on_engines(
 
     The first engine shows whether it can be loaded: if not, nothing has changed, and its error is raised. Afterwards
     requests get the new content. Raises `InvalidRequest` for a name that is loaded with another path, or everywhere,
-    `LoraNotLoaded` also if some engines have failed.
+    or for another model, `LoraNotLoaded` also if some engines have failed.
     """
     engines = [engine for engine in pool.connected(model) if engine.loras.max_loras]
     if not engines:
         raise EngineUnavailable(f"The engines of the model {model!r} run without --enable-lora.")
     known = loras.get(name)
+    if known is not None and known.base_model not in (None, model):
+        message = f"The lora adapter '{name}' belongs to the model {known.base_model!r}."
+        raise InvalidRequest(message, param="lora_name")
     if known is not None and not replace:
         lora = known.lora
         if lora.path != path or all(engine.loras.get(lora) is not None for engine in engines):

@@ -136,6 +136,7 @@ class Session:
     def close(self, reason: str) -> None:
         """Fail all unfinished requests with `EngineLost`."""
         sinks, self._sinks = self._sinks, {}
+        self._lora_names.clear()
         for sink in sinks.values():
             sink.failed(EngineLost(f"the engine was lost: {reason}"), retryable=True)
 
