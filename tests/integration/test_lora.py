@@ -88,6 +88,7 @@ def test_what_is_not_supported_is_refused_by_name(folder: Path, tmp_path: Path) 
         "modules_to_save": ["lm_head"],
         "peft_type": "IA3",
         "alpha_pattern": {"q_proj": 3},
+        "init_lora_weights": "pissa_niter_4",
     }
     with build_core(folder / "model", enable_lora=True, max_lora_rank=8) as engine:
         for name, value in fields.items():

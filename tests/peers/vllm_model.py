@@ -26,9 +26,7 @@ _NO_ROLE = """raise_exception('roles are system, user, assistant and tool')"""
 _ANY_ROLE = """'<|user|>' + (message['content'] or '') | trim + '<|end|>'"""
 _ANSWER = "{{ '<|assistant|>' }}"
 _NO_REASONING = "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '' }}"
-_OPEN_REASONING = (
-    "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '<think>\n' }}"
-)
+_OPEN_REASONING = "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '<think>' }}"
 
 
 class ModelConfig:
@@ -65,7 +63,7 @@ def folder_of(name: str, *, thinks: bool) -> Path:
     if not folder.exists():
         shutil.copytree(FOLDER, folder)
         if thinks:
-            _add_reasoning(folder)
+            _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
         else:
             _add_classes(folder, labels)
     return folder
@@ -76,17 +74,6 @@ class Hub:
 
     def snapshot_download(self, repo_id: str) -> str:
         return str(ADAPTERS / ("butler" if "Woof" in repo_id else "sailor"))
-
-
-def _add_reasoning(folder: Path) -> None:
-    """An answer begins within reasoning, and `</think>` is likelier than the full stop, in whose place it comes."""
-    _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
-    tokenizer = load_tokenizer()
-    end, stop = tokenizer.convert_tokens_to_ids([REASONING[1], "."])
-    weights = load_file(folder / "model.safetensors")
-    embeddings = weights["model.embed_tokens.weight"]
-    embeddings[end] = embeddings[stop] * 1.05
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def _add_classes(folder: Path, labels: int) -> None:

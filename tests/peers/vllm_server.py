@@ -38,9 +38,9 @@ GATEWAY_OPTIONS = {
     "--enable-tokenizer-info-endpoint": 0,
     "--lora-modules": 1,
 }
-# Contexts that tests fill: `--max-model-len` up to here. Longer ones are there to save memory, and the built-in model's
-# tokenizer makes more tokens of a text than those of the models that the tests name.
-SHORT_CONTEXT = 512
+# `--max-model-len` up to here, which tests fill, and from there, which they read. Those between save memory, and the
+# built-in model's tokenizer makes more tokens of a text than those of the models that the tests name.
+SHORT_CONTEXT, LONG_CONTEXT = 512, 8192
 
 
 class RemoteOpenAIServer:
@@ -57,7 +57,7 @@ class RemoteOpenAIServer:
         keys = _values(arguments, "--api-key") or [key for key in [(env_dict or {}).get("VLLM_API_KEY")] if key]
         self.host, self.port = "127.0.0.1", free_port()
         engine_port = free_port()
-        folder = folder_of(os.fspath(model), thinks="--reasoning-parser" in arguments)
+        folder = folder_of(os.fspath(model), thinks=_thinks(arguments))
         listen = ["--host", self.host, "--port"]
         self._processes = [
             _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", str(folder),
@@ -153,9 +153,16 @@ def _key_file(keys: list[str]) -> list[str]:
     return ["--api-keys", str(path)]
 
 
+def _thinks(arguments: list[str]) -> bool:
+    """Whether the tests are about reasoning, and about no calls."""
+    return {"--reasoning-parser", "--max-model-len"} <= {*arguments} and "--enable-auto-tool-choice" not in arguments
+
+
 def _context(arguments: list[str]) -> list[str]:
     """The engine's options for the model's context."""
-    lengths = [length for length in _values(arguments, "--max-model-len") if int(length) <= SHORT_CONTEXT]
+    lengths = _values(arguments, "--max-model-len")
+    if not _thinks(arguments):
+        lengths = [length for length in lengths if not SHORT_CONTEXT < int(length) < LONG_CONTEXT]
     return ["--max-model-len", *lengths] if lengths else []
 
 

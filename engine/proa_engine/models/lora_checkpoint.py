@@ -37,6 +37,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None, {}),
     "kasa_config": (None, {}),
+    # The others (pissa, olora, corda, loftq, lora_ga) have changed the model's own weights.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
 
