@@ -18,7 +18,7 @@ BUILTIN = Path(__file__).parents[2] / "engine" / "proa_engine" / "builtin" / "mo
 ADAPTERS = BUILTIN.parent / "adapters"
 FOLDER = Path("model")  # below the folder in which the tests run
 LABELS = {"apeach": 2, "reranker": 1}  # classes of the models with such a name
-CONTEXT = 16384  # tokens: the longest that a test needs
+CONTEXT = 32768  # tokens: the longest that a test needs
 VOCABULARY = 8192  # tokens: above each id that a test names
 REASONING = ("<think>", "</think>")
 # The built-in chat template takes no other roles and has no reasoning.
