@@ -71,8 +71,8 @@ def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> Non
         if limits.pooling_only:
             raise ValueError("this model generates no tokens; it supports pooling tasks only")
         return
-    if request.sampling_params.grammar is not None:
-        raise ValueError("a pooled request cannot have a grammar")
+    if request.sampling_params != SamplingParams():
+        raise ValueError("a pooled request cannot have sampling_params")
     if params.task not in limits.pooling_tasks:
         raise ValueError(f"this model does not support the pooling task {params.task.name}")
     if request.resumed_token_ids:

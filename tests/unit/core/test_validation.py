@@ -91,9 +91,10 @@ def test_accepts_valid_pooled_requests_beside_others(request_: Any) -> None:
             "token id 100 in score_token_ids",
         ),
         (replace(make_pooled(), resumed_token_ids=[1]), "cannot have resumed_token_ids"),
+        (replace(make_pooled(), sampling_params=SamplingParams(prompt_logprobs=1)), "cannot have sampling_params"),
         (
             replace(make_pooled(), sampling_params=SamplingParams(grammar=Grammar(text='start: "a"'))),
-            "cannot have a grammar",
+            "cannot have sampling_params",
         ),
     ],
 )
