@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest, PoolingTask, SamplingParams
 
+_UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second one is a message without any
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
@@ -71,7 +73,7 @@ def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> Non
         if limits.pooling_only:
             raise ValueError("this model generates no tokens; it supports pooling tasks only")
         return
-    if request.sampling_params != SamplingParams():
+    if request.sampling_params not in _UNSET:
         raise ValueError("a pooled request cannot have sampling_params")
     if params.task not in limits.pooling_tasks:
         raise ValueError(f"this model does not support the pooling task {params.task.name}")

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from proa.contract import Grammar, PoolingParams, PoolingTask, SamplingParams
+from proa.contract.pb import from_pb
+from proa.engine.v1 import core_pb2
 from proa_engine.core.validation import ModelLimits, check_request
 from support.core import make_pooled, make_request
 
@@ -67,6 +69,7 @@ POOLING_LIMITS = replace(
     [
         make_pooled(prompt=[1] * 10),
         replace(make_pooled(), pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=8)),
+        replace(make_pooled(), sampling_params=from_pb(SamplingParams, core_pb2.SamplingParams())),
         make_request(),
     ],
 )
