@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """`lora_int_id` is not used: adapters are told apart by their names. Raises `ValueError` for an empty name."""
+    """`lora_int_id` is not used: adapters are identified by their names. Raises `ValueError` for an empty name."""
 
     lora_name: str
     lora_int_id: int

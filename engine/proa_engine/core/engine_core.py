@@ -107,7 +107,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        unsent = self._outputs or self._rejections or self._kv_events.has_pending or self._loras.has_news
+        unsent = self._outputs or self._rejections or self._kv_events.has_pending or self._loras.has_changed
         operates = self._operation is not None or self._operations.must_sleep
         return self._scheduler.has_work or operates or bool(self._in_flight or unsent) or not self._inbox.empty()
 
@@ -227,7 +227,7 @@ class EngineCore:
         self._inbox.put(_LoraRead(digest))
 
     def _take_outputs(self) -> StepOutputs | None:
-        kv_events, loras, stats = self._kv_events.take(), self._loras.take_news(), self.stats()
+        kv_events, loras, stats = self._kv_events.take(), self._loras.take_changed(), self.stats()
         is_same_level = stats.sleep_level == self._sent_sleep_level
         if is_same_level and not (self._outputs or self._plain.token_ids or self._rejections or kv_events or loras):
             return None

@@ -29,26 +29,26 @@ class Loras:
         self._leaving: list[Adapter] = []  # unloaded, and not without requests yet
         self._num_loaded = 0  # since the start
         self._loading: deque[LoadLora] = deque()  # the first one is being read
-        self._has_news = False
+        self._has_changed = False
 
     @property
     def are_enabled(self) -> bool:
         return self._store is not None
 
     @property
-    def has_news(self) -> bool:
-        """Whether `take_news` returns anything."""
-        return self._has_news
+    def has_changed(self) -> bool:
+        """Whether `take_changed` returns anything."""
+        return self._has_changed
 
     @property
     def loaded(self) -> LoadedLoras:
         """The adapters that requests may name."""
         return LoadedLoras(loras=tuple(self._by_name[name].lora for name in sorted(self._by_name)))
 
-    def take_news(self) -> LoadedLoras | None:
+    def take_changed(self) -> LoadedLoras | None:
         """`loaded`, if it has changed since the last call."""
-        has_news, self._has_news = self._has_news, False
-        return self.loaded if has_news else None
+        has_changed, self._has_changed = self._has_changed, False
+        return self.loaded if has_changed else None
 
     def find(self, request: EngineCoreRequest) -> Adapter | None:
         """The adapter that the request names. None: it names none, or one that is not loaded or has another content."""
@@ -154,7 +154,7 @@ class Loras:
         if known is not None:
             self._remove(lora.name)
         self._by_name[lora.name] = adapter
-        self._has_news = True
+        self._has_changed = True
         return lora
 
     def _make_room(self, operation: LoadLora, known: Adapter | None) -> None:
@@ -171,7 +171,7 @@ class Loras:
 
     def _remove(self, name: str) -> None:
         adapter = self._by_name.pop(name)
-        self._has_news = True
+        self._has_changed = True
         if adapter.num_requests:
             self._leaving.append(adapter)
         else:

@@ -1,4 +1,4 @@
-"""Made-up steps, as a scheduler would send them: prefills, decodes and ends of requests that nobody sent."""
+"""Made-up steps, as a scheduler would send them: prefills, decodes and ends of requests that no client sent."""
 
 from collections.abc import Mapping, Sequence
 

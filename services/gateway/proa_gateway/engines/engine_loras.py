@@ -39,7 +39,7 @@ class EngineLoras:
     def has(self, lora: Lora) -> bool:
         """Whether it is loaded, or will be soon."""
         loaded = self._loaded.get(lora.name)
-        if loaded is not None and loaded.digest == lora.digest:  # routing asks all engines
+        if loaded is not None and loaded.digest == lora.digest:  # routing calls this for all engines
             return True
         return self.get(lora) is not None or (lora.name, lora.path) in self._loading
 
