@@ -107,7 +107,7 @@ def request_from_pb(
         request = from_pb(EngineCoreRequest, message)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    if request.sampling_params.key is None:
+    if request.pooling_params is None and request.sampling_params.key is None:
         request.sampling_params.key = secrets.randbits(64)
     return replace(
         request,

@@ -4,8 +4,11 @@ from array import array
 
 import pytest
 
+from proa.contract import PoolingTask, SamplingParams
+from proa.contract.pb import to_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.validation import ModelLimits, check_request
 from proa_engine.server import convert
 from proa_engine.server.errors import Draining, InvalidRequest
 
@@ -139,3 +142,15 @@ def test_removed_checkpoints_travel_as_joined_hashes() -> None:
     message = convert.kv_events_to_pb(4, KvChanges(), removed)
 
     assert message == service_pb2.SubscribeKvEventsResponse(sequence=4, checkpoints_removed=b"a" * 16 + b"c" * 16)
+
+
+@pytest.mark.parametrize("sampling_params", [None, to_pb(core_pb2.SamplingParams, SamplingParams())])
+def test_a_pooled_request_without_sampling_params_passes_the_engines_check(
+    sampling_params: core_pb2.SamplingParams | None,
+) -> None:
+    message = request_message(
+        pooling_params=core_pb2.PoolingParams(task=core_pb2.POOLING_TASK_EMBED), sampling_params=sampling_params
+    )
+    limits = ModelLimits(vocab_size=10, max_model_len=10, pooling_tasks=frozenset({PoolingTask.EMBED}))
+
+    check_request(convert.request_from_pb(message, now=NOW), limits)
