@@ -12,6 +12,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.validation import ModelLimits
 from proa_engine.engine_parts import EngineParts
 from proa_engine.llm_engine import LLMEngine
+from proa_engine.models.pooling_config import PoolingConfig
 from support.core import CoreRun
 from support.fake_executor import VOCAB_SIZE
 from support.fake_grammar import fake_grammar
@@ -19,7 +20,8 @@ from support.fake_grammar import fake_grammar
 
 def engine_over(run: CoreRun) -> LLMEngine:
     config = EngineConfig(model="m", skip_tokenizer_init=True, block_size=4)
-    executor: Any = SimpleNamespace(cache_groups=run.groups, shutdown=lambda: None)
+    model_config = SimpleNamespace(pooling=PoolingConfig())
+    executor: Any = SimpleNamespace(cache_groups=run.groups, model_config=model_config, shutdown=lambda: None)
     limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=run.max_model_len, grammars=True)
     folder: Path | None = None
     return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, folder))

@@ -77,4 +77,5 @@ def test_no_form_and_several_forms_are_refused(fields: dict[str, Any], message: 
 
 
 def test_clients_and_metrics_know_a_complete_output_as_stopped() -> None:
-    assert [reason.public_name for reason in FinishReason] == ["stop", "length", "abort", "error", "stop"]
+    names = [reason.public_name for reason in FinishReason]
+    assert names == ["stop", "length", "abort", "error", "stop", "repetition"]
