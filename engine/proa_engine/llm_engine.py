@@ -175,6 +175,7 @@ class LLMEngine:
                     on_result()
             for rejection in outputs.rejections:
                 if rejection.request_id in wanted:
+                    self._core.abort(wanted - results.keys())
                     raise ValueError(rejection.message)
             outputs.outputs = [output for output in outputs.outputs if output.request_id not in wanted]
             if outputs.outputs or outputs.plain.token_ids or outputs.rejections:

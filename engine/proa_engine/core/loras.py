@@ -10,6 +10,8 @@ from proa_engine.core.lora_store import LoraError, LoraExists, LoraInvalid, Lora
 from proa_engine.core.operations import LoadLora, UnloadLora
 from proa_engine.core.request import Request
 
+MAX_NAME_LENGTH = 256
+
 
 class Loras:
     """At most `max_cpu_loras` adapters are loaded, and at most `max_loras` of them are applied in one step.
@@ -90,6 +92,10 @@ class Loras:
             return
         if not operation.name or not operation.path:
             operation.done.set_exception(LoraInvalid("an adapter needs a name and a path"))
+            return
+        if len(operation.name) > MAX_NAME_LENGTH or "," in operation.name or not operation.name.isprintable():
+            message = f"the name of an adapter may have {MAX_NAME_LENGTH} printable characters, and no comma"
+            operation.done.set_exception(LoraInvalid(message))
             return
         self._loading.append(operation)
         if len(self._loading) == 1:

@@ -57,6 +57,28 @@ def digest(folder: Path) -> str:
     return state.hexdigest()
 
 
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Raises `LoraInvalid` at its end if a file of the adapter was replaced or written meanwhile."""
+    before = _versions(folder)
+    yield
+    if _versions(folder) != before:
+        raise LoraInvalid(f"the adapter at {folder} changed while it was read; load it again")
+
+
+def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
+    """Of the two files; None for a missing one."""
+    versions: list[tuple[int, int, int] | None] = []
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            versions.append(None)
+        else:
+            versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return versions
+
+
 class LoraCheckpoint:
     """An open adapter. Its matrices are read when they are asked for, and only the part that a rank needs.
 

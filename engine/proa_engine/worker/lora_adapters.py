@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -9,7 +10,7 @@ from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import LoraSlot
 from proa_engine.layers.lora import LoraProducts
 from proa_engine.models.loader import resolve_lora
-from proa_engine.models.lora_checkpoint import digest, open_lora
+from proa_engine.models.lora_checkpoint import digest, open_lora, unchanged
 
 EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
 Prepared = list[object]  # by product
@@ -29,19 +30,11 @@ class LoraAdapters:
 
     def load(self, lora_id: int, path: str) -> str:
         """Read an adapter and return its digest. Raises `LoraNotFound` or `LoraInvalid`."""
-        folder, segments = resolve_lora(path), self._products.segments
-        content = digest(folder)
-        with open_lora(folder, self._products.max_rank) as checkpoint:
-            known = {segment.module for product in segments for segment in product}
-            if unknown := sorted(checkpoint.modules - known):
-                raise LoraInvalid(
-                    f"the adapter at {folder} has matrices for {', '.join(unknown[:5])}"
-                    f"{' and others' if len(unknown) > 5 else ''}, to which this model cannot apply adapters"
-                )
-            self._loaded[lora_id] = [
-                adapters.prepare([checkpoint.read(segment) for segment in product])
-                for adapters, product in zip(self._products.adapters, segments, strict=True)
-            ]
+        folder = resolve_lora(path)
+        with unchanged(folder):
+            content = digest(folder)
+            prepared = self._read(folder)
+        self._loaded[lora_id] = prepared
         return content
 
     def unload(self, lora_id: int) -> None:
@@ -66,6 +59,20 @@ class LoraAdapters:
         """Continue with the empty slots of the same model, loaded again."""
         self._products = products
         self._held.clear()
+
+    def _read(self, folder: Path) -> Prepared:
+        segments = self._products.segments
+        with open_lora(folder, self._products.max_rank) as checkpoint:
+            known = {segment.module for product in segments for segment in product}
+            if unknown := sorted(checkpoint.modules - known):
+                raise LoraInvalid(
+                    f"the adapter at {folder} has matrices for {', '.join(unknown[:5])}"
+                    f"{' and others' if len(unknown) > 5 else ''}, to which this model cannot apply adapters"
+                )
+            return [
+                adapters.prepare([checkpoint.read(segment) for segment in product])
+                for adapters, product in zip(self._products.adapters, segments, strict=True)
+            ]
 
 
 def _fill(products: LoraProducts, slot: int, prepared: Prepared) -> None:

@@ -88,12 +88,14 @@ class RankServer:
             runner.sample_tokens()
 
     def _load_lora(self, worker: Worker, message: wire.LoadLora) -> None:
+        """Read an adapter and answer. No error ends the rank: steps go on without that adapter."""
         try:
-            self._send(wire.LoraRead(worker.load_lora(message.lora_id, message.path)))
+            answer = wire.LoraRead(worker.load_lora(message.lora_id, message.path))
         except LoraError as error:
-            self._send(wire.LoraRead(error=str(error), is_missing=isinstance(error, LoraNotFound)))
+            answer = wire.LoraRead(error=str(error), is_missing=isinstance(error, LoraNotFound))
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
+            answer = wire.LoraRead(error=f"rank {self._rank}: {type(error).__name__}: {error}")
+        self._send(answer)
 
     def _read(self) -> None:
         reader = wire.worker_reader(self._connection)

@@ -219,3 +219,10 @@ def test_a_reset_of_the_prefix_cache_keeps_slots() -> None:
         run.core.operate(ResetPrefixCache())
         run.step()
     assert run.executor.num_slot_fills == 1
+
+
+@pytest.mark.parametrize("name", ["a,b", "a\nb", "a" * 257])
+def test_a_name_that_labels_and_logs_cannot_hold_is_refused(name: str) -> None:
+    error = error_of(run_with().load_lora(name))
+    assert isinstance(error, LoraInvalid)
+    assert "printable characters" in str(error)

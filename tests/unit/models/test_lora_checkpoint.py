@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.layers.lora import LoraSegment
 from proa_engine.models.loader import resolve_lora
-from proa_engine.models.lora_checkpoint import open_lora
+from proa_engine.models.lora_checkpoint import open_lora, unchanged
 
 MODULE = "layers.0.mlp.up_proj"
 SEGMENT = LoraSegment(MODULE, out_features=6, in_features=4, rows=(), columns=None)
@@ -55,3 +55,11 @@ def test_a_matrix_of_a_quantized_type_is_refused(tmp_path: Path, dtype: torch.dt
 def test_a_path_that_cannot_exist_has_no_adapter(path: str) -> None:
     with pytest.raises(LoraNotFound):
         resolve_lora(path)
+
+
+def test_an_adapter_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    read(tmp_path)
+    with unchanged(tmp_path):
+        pass
+    with pytest.raises(LoraInvalid, match="changed while it was read"), unchanged(tmp_path):
+        read(tmp_path, b=torch.ones(6, 3), a=torch.ones(3, 4))
