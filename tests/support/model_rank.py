@@ -51,12 +51,12 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     head: Any = model.lm_head
     shapes = {
         "qkv": tuple(layer.attention.qkv.linear.shape),
-        "o": tuple(layer.attention.output.linear.shape),
+        "o": tuple(layer.attention.output.partial.shape),
         "embedding": tuple(model.embedding.rows.shape),
         "lm_head": tuple(head.linear.shape),
         "kv_heads": (layer.attention.num_kv_heads,),
     }
     if isinstance(layer.mlp, GatedMLP):
         mlp: Any = layer.mlp
-        shapes |= {"gate_up": tuple(mlp.gate_up.linear.shape), "down": tuple(mlp.down.linear.shape)}
+        shapes |= {"gate_up": tuple(mlp.gate_up.linear.shape), "down": tuple(mlp.down.partial.shape)}
     return model.compute_logits(hidden), shapes
