@@ -61,6 +61,27 @@ class LoraSlot(NamedTuple):
     slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Where an image stands in a request's tokens."""
+
+    hash: bytes
+    offset: int
+    num_tokens: int
+    height: int  # pixels
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """An image that a step encodes."""
+
+    hash: bytes
+    height: int
+    width: int
+    pixels: bytes  # uint8 RGB, row by row
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequestData:
     """A scheduled request that the workers do not hold: a new one, or one resumed after preemption."""
@@ -74,6 +95,7 @@ class NewRequestData:
     lora: LoraSlot | None = None
     pooling_params: PoolingParams | None = None  # set: no step samples a token
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
+    images: Sequence[ImageSpan] = ()  # by ascending offset, also those that no step computes any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +151,10 @@ class SchedulerOutput:
     grammar_rows: list[int] = field(default_factory=list)
     # By request id; empty without recurrent layers.
     states: Mapping[str, StateSteps] = field(default_factory=lambda: NO_STATES)
+    # Before the forward pass the workers forget what they have encoded of `freed_images`, then encode `encoder_inputs`.
+    # They then have every image that the step's tokens touch. An image that is encoded again may be in both.
+    freed_images: list[bytes] = field(default_factory=list)  # hashes
+    encoder_inputs: list[EncoderInput] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:

@@ -20,6 +20,14 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """The tokens of a step that stand for images."""
+
+    rows: torch.Tensor  # [N] int64: their rows among the step's tokens
+    embeddings: torch.Tensor  # [N, width] in the model's type: what `ImageEncoder` made of them
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """A batch of R requests with T tokens in all, decodes first. Tensors lie on the model's device.
 
@@ -34,6 +42,10 @@ class AttentionMetadata:
     decode_width: int = 1  # more if drafts are verified; then the batch has decodes only
     states: StateRows | None = None  # set if the model has recurrent layers
     token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
+    images: ImageRows | None = None
+    # [2, T] int32, for models whose image tokens attend to all of their image: for each token the first position of
+    # its image and the one behind its last, else its own position and the one behind it. None: the step has no image.
+    spans: torch.Tensor | None = None
 
 
 def table_rows(block_tables: torch.Tensor, slot_mappings: torch.Tensor) -> tuple[TableRows, ...]:

@@ -19,7 +19,9 @@ class CausalLM(Protocol):
         caches: Sequence[LayerCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """input_ids, positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
+        """input_ids [T], positions [T] int64 -> hidden states [T, hidden_size], the same on every rank.
+
+        A model with `ImageConfig.has_three_positions` also takes positions [3, T]: time, row and column of each token.
 
         Writes what the layers keep of the tokens to `caches`, one for each of `cache_layers`.
         """
@@ -36,6 +38,28 @@ class CausalLM(Protocol):
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield each of this rank's weights once."""
         ...
+
+
+class ImageEncoder(Protocol):
+    """Encodes images for a decoder; all of its weights are on every rank."""
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [height, width, 3] uint8 -> [tokens, `ImageConfig.embedding_width`] in the model's type."""
+        ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield each weight once."""
+        ...
+
+
+@runtime_checkable
+class ImageReader(Protocol):
+    """A `CausalLM` that reads images: it puts `AttentionMetadata.images` in the place of its tokens' embeddings.
+
+    `parameters` yields the encoder's weights too.
+    """
+
+    image_encoder: ImageEncoder
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.checkpoint import tensor_names
 from proa_engine.models.decoder_layer import LayerDeclaration
+from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import (
     EmbeddingModules,
     PoolingConfig,
@@ -63,6 +64,7 @@ class ModelConfig:
     is_text_part: bool = False  # the checkpoint also holds models of other inputs, which are not loaded
     has_lm_head: bool = True  # False: it generates no tokens
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    images: ImageConfig | None = None  # None: it reads none
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
 
     @property

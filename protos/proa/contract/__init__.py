@@ -1,6 +1,7 @@
 """The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
 
 from proa.contract.grammar import Grammar, StructuredOutputsParams
+from proa.contract.image import Image, ImageInput, image_keys
 from proa.contract.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -27,6 +28,8 @@ __all__ = [
     "FinishReason",
     "Grammar",
     "Hello",
+    "Image",
+    "ImageInput",
     "KvEvents",
     "LoadedLoras",
     "Lora",
@@ -40,4 +43,5 @@ __all__ = [
     "StructuredOutputsParams",
     "TokenLogprobs",
     "extra_keys",
+    "image_keys",
 ]

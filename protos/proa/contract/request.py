@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proa.contract.image import Image
 from proa.contract.pooling import PoolingParams
 from proa.contract.sampling_params import SamplingParams
 
@@ -22,6 +23,7 @@ class EngineCoreRequest:
     pooling_params: PoolingParams | None = None  # instead of `sampling_params`, which are then the defaults
     lora_name: str = ""  # of a loaded adapter; empty: none
     lora_digest: str = ""  # that this adapter must have; empty: any
+    images: Sequence[Image] = ()  # of the prompt, by ascending offset
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
 

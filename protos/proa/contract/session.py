@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proa.contract.image import ImageInput
 from proa.contract.outputs import SchedulerStats
 from proa.contract.pooling import PoolingTask
 
@@ -43,6 +44,7 @@ class ModelInfo:
     embedding_size: int = 0  # values of an embedding; 0: it has none
     labels: tuple[str, ...] = ()  # of `PoolingTask.CLASSIFY`
     max_loras: int = 0  # different adapters in one step; 0: it accepts none
+    images: ImageInput | None = None  # None: it reads none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Rejected:
     code: int  # number of a gRPC status code
     message: str
     retryable: bool  # another engine may accept it
+    missing_images: Sequence[bytes] = ()  # hashes; it accepts the request with their pixels
 
 
 @dataclass(frozen=True, slots=True)

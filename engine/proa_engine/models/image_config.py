@@ -1,0 +1,15 @@
+"""ImageConfig: how a model reads images, from config.json and preprocessor_config.json."""
+
+from dataclasses import dataclass
+
+from proa.contract import ImageInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    input: ImageInput
+    embedding_width: int  # values that the encoder makes of one token
+    # The decoder rotates by three positions a token. Those of an image's tokens are its first token's position plus
+    # (0, row, column) of their squares; the token after it has the position of its first one plus max(rows, columns).
+    has_three_positions: bool = False
+    attends_within: bool = False  # an image's tokens attend to all of it, so one step computes them
