@@ -23,7 +23,7 @@ class EngineCoreRequest:
     pooling_params: PoolingParams | None = None  # instead of `sampling_params`, which are then the defaults
     lora_name: str = ""  # of a loaded adapter; empty: none
     lora_digest: str = ""  # that this adapter must have; empty: any
-    images: Sequence[Image] = ()  # of the prompt, by ascending offset
+    images: tuple[Image, ...] = ()  # of the prompt, by ascending offset
     client_index: int = field(default=0, metadata={"wire": False})  # the engine server's number of the caller
 
 

@@ -17,6 +17,8 @@ from proa.contract import (
     FinishReason,
     Grammar,
     Hello,
+    Image,
+    ImageInput,
     KvEvents,
     LoadedLoras,
     Lora,
@@ -82,6 +84,19 @@ STATS = SchedulerStats(
     last_step_age=0.25,
     sleep_level=2,
 )
+IMAGE = Image(hash=b"0123456789abcdef", offset=3, num_tokens=1, height=32, width=32, pixels=bytes(3072))
+IMAGE_INPUT = ImageInput(
+    token_id=7,
+    token="<pad>",
+    placeholder="<image>",
+    prefix="<",
+    suffix=">",
+    unit=32,
+    side=64,
+    min_pixels=1024,
+    max_pixels=4096,
+    resample=3,
+)
 INFO = ModelInfo(
     model_name="name",
     model="folder",
@@ -107,6 +122,7 @@ INFO = ModelInfo(
     embedding_size=32,
     labels=("no", "yes"),
     max_loras=2,
+    images=IMAGE_INPUT,
 )
 LORAS = LoadedLoras(loras=(Lora(name="sql", path="/adapters/sql", digest="ab"),))
 EMBED = PoolingParams(task=PoolingTask.EMBED, dimensions=16, use_activation=False, second_segment_start=2)
@@ -123,6 +139,7 @@ REQUEST = EngineCoreRequest(
     pooling_params=EMBED,
     lora_name="sql",
     lora_digest="ab",
+    images=(IMAGE,),
 )
 OUTPUTS = EngineCoreOutputs(
     outputs=[OUTPUT], plain_handles=[1, 2], plain_token_ids=[300, 4], stats=STATS, timestamp=9.0, step=4
@@ -153,7 +170,12 @@ PAIRS: list[tuple[object, type[Any]]] = [
     (LORAS.loras[0], service_pb2.Lora),
     (LORAS, service_pb2.LoadedLoras),
     (Hello(instance_id="i", model=INFO, stats=STATS, loras=LORAS), service_pb2.Hello),
-    (Rejected(handle=1, code=8, message="full", retryable=True), service_pb2.Rejected),
+    (
+        Rejected(handle=1, code=9, message="gone", retryable=True, missing_images=[IMAGE.hash]),
+        service_pb2.Rejected,
+    ),
+    (IMAGE, core_pb2.Image),
+    (IMAGE_INPUT, service_pb2.ImageInput),
     (Draining(), service_pb2.Draining),
     (KV_EVENTS, service_pb2.SubscribeKvEventsResponse),
 ]
