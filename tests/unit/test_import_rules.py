@@ -26,6 +26,7 @@ ONLY = {
         ENGINE / "server",
         *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "channels.py")),
     ],
+    "PIL": [PROTOS / "image"],
     "llguidance": [PROTOS / "grammar", ENGINE / "grammar"],
     "aiohttp": [GATEWAY / "batch/client.py"],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
@@ -58,6 +59,7 @@ def files() -> list[Path]:
         *PROTOS.glob("*.py"),
         *PROTOS.glob("contract/*.py"),
         *PROTOS.glob("grammar/*.py"),
+        *PROTOS.glob("image/*.py"),
         *ENGINE.rglob("*.py"),
         *GATEWAY.rglob("*.py"),
     ]

@@ -1,0 +1,58 @@
+"""Opening files of images with Pillow, within limits, and converting what they hold to RGB."""
+
+from io import BytesIO
+
+from PIL import Image, UnidentifiedImageError
+
+from proa.image.containers import strip_metadata
+from proa.image.error import ImageError
+from proa.image.exif import Orientation, read_orientation
+from proa.image.limits import MAX_SIDE, ImageLimits
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_STRIP = 1 << 20  # pixels that are put on white at a time
+
+
+def open_image(data: bytes, limits: ImageLimits) -> tuple[Image.Image, Orientation]:
+    """Reads the header alone. Raises `ImageError`, and what Pillow raises for damaged files."""
+    if not data:
+        raise ImageError("the image is empty, it has no bytes")
+    if len(data) > limits.max_bytes:
+        raise ImageError(f"the image has {len(data)} bytes, the limit is {limits.max_bytes}")
+    stripped, exif = strip_metadata(data)
+    try:
+        image = Image.open(BytesIO(stripped), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ImageError(f"the image is not a file of the formats {', '.join(FORMATS)}, or it is damaged") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ImageError(f"the image has too many pixels, the limit is {limits.max_pixels}") from None
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # Pillow decodes it in Python: seconds for a few MB
+        raise ImageError("the image is a BMP file with run-length encoding, which is not supported")
+    return image, read_orientation(exif or image.info.get("exif", b""))
+
+
+def check_size(image: Image.Image, limits: ImageLimits) -> None:
+    """Raises `ImageError`."""
+    if image.width * image.height > limits.max_pixels:
+        raise ImageError(
+            f"the image has {image.width} x {image.height} = {image.width * image.height} pixels, "
+            f"the limit is {limits.max_pixels}"
+        )
+    if max(image.size) > MAX_SIDE:
+        raise ImageError(f"the image has {image.width} x {image.height} pixels, the limit of a side is {MAX_SIDE}")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """On white where it is transparent, as `transformers` and browsers show it."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    # In strips, so that three copies of the whole image are never in memory.
+    rgb = Image.new("RGB", image.size)
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        rgb.paste(Image.alpha_composite(white, strip), (0, top))
+    return rgb

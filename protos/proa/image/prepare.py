@@ -1,0 +1,58 @@
+"""From the bytes of an image to the pixels that an engine reads."""
+
+from dataclasses import dataclass, field
+
+from PIL import Image, ImageOps
+
+from proa.contract import ImageInput
+from proa.image.decode import check_size, open_image, to_rgb
+from proa.image.error import ImageError
+from proa.image.hash import hash_image
+from proa.image.limits import ImageLimits
+from proa.image.sizes import resized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedImage:
+    """An image resized as the model's `ImageInput` says."""
+
+    hash: bytes  # `hash_image`
+    height: int  # pixels
+    width: int
+    num_tokens: int
+    pixels: bytes = field(repr=False)  # uint8 RGB [height, width, 3]
+
+
+def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> PreparedImage:
+    """`data` is a file. The first frame of an animated image is taken, turned as its EXIF orientation says, and put on
+    white where it is transparent. Raises `ImageError`. To be run in a thread: Pillow releases the GIL."""
+    try:
+        image, orientation = open_image(data, limits)
+        check_size(image, limits)
+        resized(*orientation.turned(image.height, image.width), input)  # raises before pixels are decoded
+        image.load()
+        return _prepare(orientation.apply(to_rgb(image)), input)
+    except ImageError:
+        raise
+    except Exception as error:  # Pillow raises errors of any kind for damaged files
+        raise ImageError(
+            f"the image cannot be read, its file may be damaged: {error or type(error).__name__}"
+        ) from error
+
+
+def prepare_pillow(image: Image.Image, input: ImageInput) -> PreparedImage:
+    """As `prepare_image`, of an image that the caller has opened or made; without limits."""
+    return _prepare(to_rgb(ImageOps.exif_transpose(image)), input)
+
+
+def _prepare(image: Image.Image, input: ImageInput) -> PreparedImage:
+    """`image` is upright, in mode RGB."""
+    height, width = resized(image.height, image.width, input)
+    pixels = image.resize((width, height), Image.Resampling(input.resample)).tobytes()
+    return PreparedImage(
+        hash=hash_image(pixels, height, width),
+        height=height,
+        width=width,
+        num_tokens=input.num_tokens(height, width),
+        pixels=pixels,
+    )
