@@ -6,6 +6,7 @@ Each field is a flag of `proa-engine serve`, an argument of the offline `LLM`, a
 from dataclasses import dataclass
 from typing import Literal
 
+from proa.contract import ImageInput
 from proa.lora_module import LoraModule
 from proa.options import REQUIRED, check_options, option
 from proa_engine.speculative_config import SpeculativeConfig
@@ -97,6 +98,19 @@ class EngineConfig:
         parse=LoraModule.parse,
     )
 
+    language_model_only: bool = option(False, "load no image encoder, and reject requests with images")
+    encoder_cache_size: int | None = option(
+        None,
+        "maximum tokens of encoded images on the device; larger images are rejected (default: max_num_batched_tokens, "
+        "or the model's largest image if that has more)",
+        minimum=1,
+    )
+    mm_processor_cache_gb: float = option(
+        1.0,
+        "host memory in GiB for the pixels of recent images, which requests may name by their hashes; 0: none are kept",
+        minimum=0,
+    )
+
     device: Device = option("auto", "device to compute on (auto: a GPU if there is one)")
     tensor_parallel_size: int = option(1, "number of tensor-parallel ranks", minimum=1)
     worker_sockets: tuple[str, ...] = option(
@@ -126,6 +140,12 @@ class EngineConfig:
     def max_loaded_loras(self) -> int:
         """`max_cpu_loras`, or its default."""
         return 4 * self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+    def num_encoder_cache_tokens(self, images: ImageInput | None) -> int:
+        """`encoder_cache_size`, or its default, of a model that reads `images`; 0 if the engine reads none."""
+        if images is None or self.language_model_only:
+            return 0
+        return self.encoder_cache_size or max(self.max_num_batched_tokens, images.max_tokens)
 
     @property
     def model_name(self) -> str:

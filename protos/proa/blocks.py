@@ -6,14 +6,22 @@ of a prompt cached. A block's hash is the first 16 bytes of the SHA-256 over
     parent (16 bytes) | token ids | for each extra key: its length in bytes, the key
 
 with token ids and lengths as little-endian uint32. The first block's parent is the root hash of model and revision.
-Extra keys (`proa.contract.extra_keys`; text as UTF-8) are part of every block's hash. All blocks of a chain have the
-same number of tokens. Test vectors, in hexadecimal:
+Extra keys (`proa.contract.extra_keys`; text as UTF-8) are part of every block's hash. Behind them, a block that images
+touch has their keys (`proa.contract.image_keys`). All blocks of a chain have the same number of tokens. Test vectors,
+in hexadecimal:
 
     root_hash("proa-builtin", "")                       c7f9407393e5323153531e373113be15
     hash_block(root, [1, 2, 3, 4])                      46ecec6d307371ff75afa64abe2edaa9
     hash_block(that, [5, 6, 7, 4294967295])             e282c451bd3c1b458f6dd43148784272
     hash_block(root, [1, 2, 3, 4], ["salt"])            0d44a07c58c19426c56331a7c0f8e7dc
     hash_block(root, [1, 2, 3, 4], ["salt", "lora"])    ea5340a0f6ad4949ce65867feaf7fdb1
+
+and of hash_blocks(root, [1, 2, 9, 9, 9, 9, 3, 4, 5, 6, 7, 8], 4, ["salt"], [image]), where the image has the hash
+000102030405060708090a0b0c0d0e0f, offset 2 and 4 tokens:
+
+    dbaffaa901909e6ec87ebd37df4eb63a
+    851488d9db5c15ce9405ee2b9ca26298
+    e766b9f4b3852f62c8da5a607d83d7e6
 
 A checkpoint is a block boundary at which an engine can resume a model with sliding windows or recurrent states. It is
 named by the hash of the block before it. Test vectors, for blocks of 16 tokens, an interval of 512 and a minimum
@@ -30,9 +38,12 @@ junction of 256:
 """
 
 import struct
+from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
+
+from proa.contract.image import Image, image_keys
 
 BLOCK_HASH_VERSION: Final = 1
 """Part of `GetModelInfoResponse`. Hashes of different versions cannot be compared."""
@@ -54,9 +65,15 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[byt
 
 
 def hash_blocks(
-    parent: bytes, token_ids: Sequence[int], block_size: int, extra_keys: Sequence[bytes | str] = ()
+    parent: bytes,
+    token_ids: Sequence[int],
+    block_size: int,
+    extra_keys: Sequence[bytes | str] = (),
+    images: Sequence[Image] = (),
 ) -> list[bytes]:
-    """The hashes of the full blocks of these tokens, in order."""
+    """The hashes of the full blocks of these tokens, in order. The offsets of `images` are those in the tokens."""
+    if images:
+        return _hash_with_images(parent, token_ids, block_size, extra_keys, images)
     data, suffix, hashes = _pack(token_ids), _suffix(extra_keys), []
     stride = block_size * _TOKEN_BYTES
     for end in range(stride, len(data) + 1, stride):
@@ -91,6 +108,25 @@ def checkpoint_positions(
 
 def _pack(token_ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def _hash_with_images(
+    parent: bytes,
+    token_ids: Sequence[int],
+    block_size: int,
+    extra_keys: Sequence[bytes | str],
+    images: Sequence[Image],
+) -> list[bytes]:
+    touching, hashes = defaultdict[int, list[Image]](list), []
+    for image in images:
+        for block in range(image.offset // block_size, -(-image.end // block_size)):
+            touching[block].append(image)
+    for block in range(len(token_ids) // block_size):
+        start, end = block * block_size, (block + 1) * block_size
+        keys = (*extra_keys, *image_keys(touching.get(block, ()), start, end))
+        parent = hash_block(parent, token_ids[start:end], keys)
+        hashes.append(parent)
+    return hashes
 
 
 def _suffix(keys: Sequence[bytes | str]) -> bytes:

@@ -37,6 +37,11 @@ class ImageInput:
     max_pixels: int = 0
     resample: int  # Pillow's number of the filter
 
+    @property
+    def max_tokens(self) -> int:
+        """Of the largest image."""
+        return (self.side**2 or self.max_pixels) // self.unit**2
+
     def num_tokens(self, height: int, width: int) -> int:
         """Of an image of this size in pixels."""
         return (height // self.unit) * (width // self.unit)

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proa.blocks import checkpoint_positions, hash_block, hash_blocks, root_hash
+from proa.contract import Image, image_keys
 
 ROOT = root_hash("proa-builtin", "")
 ids = st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4)
 keys = st.lists(st.text(max_size=3), max_size=3)
+hashes = st.binary(min_size=16, max_size=16)
 
 
 def test_published_vectors_hold() -> None:
@@ -23,6 +25,31 @@ def test_published_vectors_hold() -> None:
     assert hash_block(first, [5, 6, 7, 2**32 - 1]).hex() == "e282c451bd3c1b458f6dd43148784272"
     assert hash_block(ROOT, [1, 2, 3, 4], ["salt"]).hex() == "0d44a07c58c19426c56331a7c0f8e7dc"
     assert hash_block(ROOT, [1, 2, 3, 4], [b"salt", "lora"]).hex() == "ea5340a0f6ad4949ce65867feaf7fdb1"
+
+
+def test_published_vectors_of_images_hold() -> None:
+    image = Image(hash=bytes(range(16)), offset=2, num_tokens=4, height=32, width=32)
+    assert [each.hex() for each in hash_blocks(ROOT, [1, 2, 9, 9, 9, 9, 3, 4, 5, 6, 7, 8], 4, ["salt"], [image])] == [
+        "dbaffaa901909e6ec87ebd37df4eb63a",
+        "851488d9db5c15ce9405ee2b9ca26298",
+        "e766b9f4b3852f62c8da5a607d83d7e6",
+    ]
+
+
+@given(data=st.data(), sizes=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=4), extra_keys=keys)
+def test_images_are_in_the_hashes_of_the_blocks_that_they_touch(
+    data: st.DataObject, sizes: list[tuple[int, int]], extra_keys: list[str]
+) -> None:
+    images, offset = list[Image](), 0
+    for gap, num_tokens in sizes:
+        images.append(Image(hash=data.draw(hashes), offset=offset + gap, num_tokens=num_tokens, height=1, width=1))
+        offset += gap + num_tokens
+    token_ids = list(range(offset + data.draw(st.integers(0, 6))))
+    chain, parent = [], ROOT
+    for start in range(0, len(token_ids) - 3, 4):
+        parent = hash_block(parent, token_ids[start : start + 4], [*extra_keys, *image_keys(images, start, start + 4)])
+        chain.append(parent)
+    assert hash_blocks(ROOT, token_ids, 4, extra_keys, images) == chain
 
 
 def test_hash_is_the_documented_bytes() -> None:

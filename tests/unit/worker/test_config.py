@@ -1,9 +1,11 @@
 """EngineConfig rejects values out of range, naming the field."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 
 
@@ -17,6 +19,8 @@ from proa_engine.config import EngineConfig
         ("kv_cache_dtype", "fp8_e5m2", "kv_cache_dtype must be one of auto, fp8, fp8_e4m3, got fp8_e5m2"),
         ("scheduling_policy", "lifo", "scheduling_policy must be one of fcfs, priority, got lifo"),
         ("gpu_memory_utilization", 1.1, "gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
+        ("encoder_cache_size", 0, "encoder_cache_size must be at least 1, got 0"),
+        ("mm_processor_cache_gb", -1.0, "mm_processor_cache_gb must be at least 0, got -1.0"),
         ("worker_sockets", ("/run/1.sock",), "worker_sockets must name one for each rank from 1, 0 for .* got 1"),
     ],
 )
@@ -28,3 +32,22 @@ def test_value_out_of_range_is_rejected(field: str, value: Any, message: str) ->
 def test_sizes_are_unset_by_default() -> None:
     config = EngineConfig(model="m")
     assert (config.max_model_len, config.kv_cache_memory_bytes, config.num_gpu_blocks_override) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_tokens"),
+    [
+        ({}, 8192),
+        ({"max_num_batched_tokens": 100}, 256),
+        ({"encoder_cache_size": 64}, 64),
+        ({"language_model_only": True}, 0),
+    ],
+)
+def test_encoder_cache_holds_the_largest_image_and_a_step_unless_its_size_is_set(
+    fields: dict[str, Any], num_tokens: int
+) -> None:
+    images = ImageInput(token_id=9, token="<image>", placeholder="<image>", unit=32, max_pixels=512 * 512, resample=3)
+    config = EngineConfig(model="m", **fields)
+    assert config.num_encoder_cache_tokens(images) == num_tokens
+    assert config.num_encoder_cache_tokens(replace(images, max_pixels=0, side=512)) == num_tokens
+    assert config.num_encoder_cache_tokens(None) == 0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from proa.blocks import hash_blocks
-from proa.contract import Hello, Lora, extra_keys
+from proa.contract import Hello, Image, Lora, extra_keys
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.kv_events import Subscribe, follow_kv_events
@@ -26,13 +26,20 @@ class Router:
         self.policy = make_policy(policy, self.index, random.Random(), time.monotonic)
 
     async def make_hints(
-        self, token_ids: Sequence[int], chain: HashChain, *, cache_salt: str, session_id: str | None, lora: Lora | None
+        self,
+        token_ids: Sequence[int],
+        chain: HashChain,
+        *,
+        cache_salt: str,
+        session_id: str | None,
+        lora: Lora | None,
+        images: Sequence[Image] = (),
     ) -> RoutingHints:
         """Hash the prompt's blocks if the policy needs them, and an engine may have them."""
         if not self.policy.needs_hashes or (lora is not None and not lora.digest):
             return RoutingHints(session_id=session_id, lora=lora)
         name, content = (lora.name, lora.digest) if lora is not None else ("", "")
-        arguments = (chain.root, token_ids, chain.block_size, extra_keys(cache_salt, name, content))
+        arguments = (chain.root, token_ids, chain.block_size, extra_keys(cache_salt, name, content), images)
         if len(token_ids) <= MAX_INLINE_TOKENS:
             hashes = hash_blocks(*arguments)
         else:
