@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 import transformers
+from pydantic import ValidationError
 
 from proa.chat_template import ChatTemplate
 from proa.template_content import PARTS, TEXT, ContentForms
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.chat_prompt import render_prompt
 from proa_gateway.openai.content import ContentFormat
+from proa_gateway.openai.content_parts import ImagePart
+from proa_gateway.openai.prompt_images import image_parts
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.serving_chat import conversation_of
 from support.tokenizers import byte_level_tokenizer
@@ -26,6 +29,8 @@ LOOP = (
     "{% if 'note' in content %}({{ content.note }}){% endif %}{% endif %}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
     + _END
 )
+# Qwen3-VL
+IMAGES = LOOP.replace("{% endif %}{% endfor %}", "{% elif content.type == 'image' %}<img>{% endif %}{% endfor %}", 1)
 # Qwen3.5
 MACRO = (
     "{% macro render(content) %}{% if content is string %}{{ content }}{% else %}{% for item in content %}"
@@ -44,12 +49,13 @@ USER_ONLY = (
     "{% else %}<{{ message.role }}>{{ message.content + '\n' }}{% endif %}{% endfor %}" + _END
 )
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + LOOP
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}
 PART_LIST = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", "note": "x"}]
 
 
 def render(source: str, messages: list[dict[str, Any]], content_format: ContentFormat = "auto", **fields: Any) -> str:
     request = ChatCompletionRequest.model_validate({"messages": messages, **fields})
-    return render_prompt(conversation_of(request), ChatTemplate(source), content_format)
+    return render_prompt(conversation_of(request), ChatTemplate(source), content_format, placeholder="<img>")
 
 
 def user(content: object) -> list[dict[str, Any]]:
@@ -116,3 +122,48 @@ def test_the_gateways_flag_forces_one_form() -> None:
     assert render(WRITTEN, user("Hi"), "openai") == "<user>[{'type': 'text', 'text': 'Hi'}]\n<assistant>"
     with pytest.raises(InvalidRequest, match="refuses the messages"):
         render(TEXT_ONLY, user("Hi"), "openai")
+
+
+def test_images_keep_their_places_among_the_texts() -> None:
+    assert render(IMAGES, user([PART_LIST[0], IMAGE, PART_LIST[0], IMAGE])) == "<user>One.<img>One.<img>\n<assistant>"
+    messages = [*user([IMAGE]), {"role": "assistant", "content": [PART_LIST[0], IMAGE]}]
+    assert render(IMAGES, messages, continue_final_message=True) == "<user><img>\n<assistant>One.<img>"
+
+
+@pytest.mark.parametrize("source", [TEXT_ONLY, WRITTEN])
+def test_images_come_before_the_text_for_a_template_that_reads_text(source: str) -> None:
+    messages = [*user([PART_LIST[0], IMAGE, IMAGE]), *user([IMAGE])]
+    assert render(source, messages) == "<user><img>\n<img>\nOne.\n<user><img>\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://a/b.png"}},
+        {"type": "image_url", "image_url": "https://a/b.png", "uuid": "1"},
+        {"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": "high"}, "uuid": None},
+    ],
+)
+def test_each_form_of_an_image_is_read(part: dict[str, Any]) -> None:
+    request = ChatCompletionRequest.model_validate({"messages": [*user("Hi"), *user([part])]})
+    assert image_parts(request.messages, "messages") == [ImagePart("https://a/b.png", "messages[1].content[0]")]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "image_url"}, "without the text of a URL"),
+        ({"type": "image_url", "image_url": {}}, "without the text of a URL"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "without the text of a URL"),
+        ({"type": "image_url", "image_url": ""}, "without the text of a URL"),
+        ({"type": "image_url", "image_url": "\ud800"}, "lone surrogate"),
+        ({"type": "image_url", "uuid": "1"}, "images are not found by uuid"),
+        ({"type": "input_audio", "input_audio": {}}, "'input_audio'"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, "'video_url'"),
+        ({"type": "file", "file": {}}, "'file'"),
+        ({"image_url": "x"}, "objects with a type"),
+    ],
+)
+def test_other_parts_are_refused(part: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ChatCompletionRequest.model_validate({"messages": user([part])})

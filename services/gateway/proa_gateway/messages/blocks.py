@@ -16,6 +16,33 @@ class TextBlock(BaseModel):
     text: Text
 
 
+class Base64Source(BaseModel):
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(pattern=r"^image/[a-z0-9.+-]+$", max_length=64)]
+    data: Annotated[str, Field(min_length=1)]
+
+    @property
+    def as_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(BaseModel):
+    type: Literal["url"]
+    url: Annotated[Text, Field(min_length=1)]
+
+    @property
+    def as_url(self) -> str:
+        return self.url
+
+
+class ImageBlock(BaseModel):
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source | UrlSource, Field(discriminator="type")],
+        known_types("base64", "url"),
+    ]
+
+
 class ThinkingBlock(BaseModel):
     """Reasoning of an earlier answer."""
 
@@ -49,21 +76,30 @@ TextBlocks = Annotated[list[_TextBlock], BeforeValidator(_as_blocks, json_schema
 """Text, or blocks of it."""
 
 
+_ResultBlock = Annotated[
+    Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
+    known_types("text", "image"),
+]
+_ResultBlocks = Annotated[
+    list[_ResultBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ResultBlock])
+]
+
+
 class ToolResultBlock(BaseModel):
     """The result of a call. `is_error`: the call failed; the model is told."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: TextBlocks = []
+    content: _ResultBlocks = []
     is_error: bool | None = None
 
 
 ContentBlock = Annotated[
     Annotated[
-        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
     ],
-    known_types("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    known_types("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 
 

@@ -1,12 +1,13 @@
 """Messages requests as the conversations and parameters that all APIs of chats share."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.messages.blocks import (
     ContentBlock,
+    ImageBlock,
     MessageParam,
     TextBlock,
     ThinkingBlock,
@@ -16,6 +17,7 @@ from proa_gateway.messages.blocks import (
     ToolUseBlock,
 )
 from proa_gateway.messages.protocol import CountTokensRequest, MessagesRequest
+from proa_gateway.openai.content_parts import ImagePart, joined
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.protocol import ChatMessage, GenerationRequest
 from proa_gateway.openai.tools import Tool, ToolChoice
@@ -41,7 +43,7 @@ def generation_request(body: MessagesRequest) -> GenerationRequest:
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
     """A last message of the assistant is continued. Raises `InvalidRequest` if there is no message with content."""
-    messages = [*_system(body), *(part for message in body.messages for part in _chat_messages(message))]
+    messages = [*_system(body), *_history(body.messages)]
     if not messages:
         raise InvalidRequest("messages: all of them are empty.", param="messages")
     continues = messages[-1].role == "assistant"
@@ -64,25 +66,45 @@ def _system(body: CountTokensRequest) -> list[ChatMessage]:
     return [_message(role="system", content="\n".join(block.text for block in body.system))]
 
 
-def _chat_messages(message: MessageParam) -> Iterator[ChatMessage]:
-    """Results of calls are messages of their own, before the text that comes with them."""
-    for block in message.content:
+def _history(messages: Iterable[MessageParam]) -> Iterator[ChatMessage]:
+    for index, message in enumerate(messages):
+        yield from _chat_messages(message, f"messages[{index}].content")
+
+
+def _chat_messages(message: MessageParam, path: str) -> Iterator[ChatMessage]:
+    """Results of calls are messages of their own, before the text that comes with them. Their images are messages of
+    the user, as in vLLM: most chat templates show no others."""
+    blocks = [(f"{path}[{index}]", block) for index, block in enumerate(message.content)]
+    for block_path, block in blocks:
         if isinstance(block, ToolResultBlock):
             yield _message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
-    if rest := [block for block in message.content if not isinstance(block, ToolResultBlock)]:
+            results = enumerate(block.content)
+            images = [_image(each, f"{block_path}.content[{i}]") for i, each in results if isinstance(each, ImageBlock)]
+            if images:
+                yield _message(role="user", content=images)
+    if rest := [(block_path, block) for block_path, block in blocks if not isinstance(block, ToolResultBlock)]:
         yield _chat_message(message.role, rest)
 
 
-def _chat_message(role: str, blocks: Sequence[ContentBlock]) -> ChatMessage:
-    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    fields: dict[str, Any] = {"role": role, "content": "\n".join(texts) if texts else None}
+def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> ChatMessage:
+    """`blocks`: with their paths in the body."""
+    parts = [
+        _image(block, path) if isinstance(block, ImageBlock) else block.text
+        for path, block in blocks
+        if isinstance(block, ImageBlock | TextBlock)
+    ]
+    thoughts = [block.thinking for _, block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [block for _, block in blocks if isinstance(block, ToolUseBlock)]
+    fields: dict[str, Any] = {"role": role, "content": joined(parts) if parts else None}
     if thoughts:
         fields["reasoning_content"] = "\n".join(thoughts)
     if calls:
         fields["tool_calls"] = [{"id": each.id, "function": _function(each)} for each in calls]
     return _message(**fields)
+
+
+def _image(block: ImageBlock, path: str) -> ImagePart:
+    return ImagePart(block.source.as_url, f"{path}.source")
 
 
 def _message(**fields: object) -> ChatMessage:
@@ -94,7 +116,7 @@ def _function(block: ToolUseBlock) -> dict[str, str]:
 
 
 def _result(block: ToolResultBlock) -> str:
-    text = "\n".join(part.text for part in block.content)
+    text = "\n".join(part.text for part in block.content if isinstance(part, TextBlock))
     return f"Error: {text}" if block.is_error else text
 
 

@@ -17,6 +17,8 @@ OnIgnored = Callable[[Sequence[str]], None]
 
 
 class _Handler(ConversationHandler):
+    prompt_param: ClassVar[str] = "messages"
+
     def __init__(
         self,
         body: CountTokensRequest,
@@ -39,7 +41,6 @@ class MessagesHandler(_Handler):
     route: ClassVar[str] = "/v1/messages"
     operation: ClassVar[str] = "chat"
     id_prefix: ClassVar[str] = "msg_"
-    prompt_param: ClassVar[str] = "messages"
     refused: ClassVar[Mapping[str, Refused]] = REFUSED
 
     def __init__(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.openai.content import ContentFormat, append_text, forms_of, text_of
+from proa_gateway.openai.content import ContentFormat, append_text, forms_of
+from proa_gateway.openai.content_parts import text_of
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.history import template_messages
 from proa_gateway.openai.protocol import ChatCompletionRequest
@@ -18,21 +19,33 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that switch reasoning on or off."""
 
 
-def render_prompt(conversation: Conversation, template: ChatTemplate, content_format: ContentFormat = "auto") -> str:
-    """Raises `InvalidRequest` if the template refuses the messages or does not use a field that is set."""
-    text = _render(conversation, template, content_format, opens_message=conversation.opens_message)
+def render_prompt(
+    conversation: Conversation,
+    template: ChatTemplate,
+    content_format: ContentFormat = "auto",
+    *,
+    placeholder: str = "",
+) -> str:
+    """`placeholder`: what stands for an image. Raises `InvalidRequest` if the template refuses the messages or does not
+    use a field that is set."""
+    text = _render(conversation, template, content_format, placeholder, opens_message=conversation.opens_message)
     return _cut_at_mark(text) if conversation.continues_message else text
 
 
 def generation_prompt(
-    conversation: Conversation, template: ChatTemplate, prompt: str, content_format: ContentFormat = "auto"
+    conversation: Conversation,
+    template: ChatTemplate,
+    prompt: str,
+    content_format: ContentFormat = "auto",
+    *,
+    placeholder: str = "",
 ) -> str:
     """The end of the prompt that begins the answer: what the template adds for it, or the message to be continued."""
     if conversation.continues_message:
         return text_of(conversation.messages[-1].content)
     if not conversation.opens_message:
         return ""
-    history = _render(conversation, template, content_format, opens_message=False)
+    history = _render(conversation, template, content_format, placeholder, opens_message=False)
     if prompt.startswith(history):
         return prompt[len(history) :]
     num_common = bisect(range(len(prompt)), False, key=lambda length: not history.startswith(prompt[: length + 1]))
@@ -40,10 +53,15 @@ def generation_prompt(
 
 
 def _render(
-    conversation: Conversation, template: ChatTemplate, content_format: ContentFormat, *, opens_message: bool
+    conversation: Conversation,
+    template: ChatTemplate,
+    content_format: ContentFormat,
+    placeholder: str,
+    *,
+    opens_message: bool,
 ) -> str:
     forms = forms_of(template, content_format)
-    messages = template_messages(conversation.messages, forms, keeps_null=template.tests_none)
+    messages = template_messages(conversation.messages, forms, placeholder=placeholder, keeps_null=template.tests_none)
     if conversation.continues_message:
         messages[-1]["content"] = append_text(messages[-1].get("content") or "", _MARK)
     variables = {**conversation.template_kwargs, **_variables(conversation, template)}

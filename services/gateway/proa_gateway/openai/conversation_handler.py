@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa.contract import SamplingParams
@@ -15,6 +15,7 @@ from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageConstraint
 from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
+from proa_gateway.openai.prompt_images import check_images, image_parts
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.openai.tools import check_tools
@@ -29,11 +30,13 @@ class ConversationSettings:
     formats: MessageFormats
     trusts_template: bool = False
     content_format: ContentFormat = "auto"
+    max_images: int = 16
 
 
 class ConversationHandler:
     """A subclass adds what is left of `EndpointHandler`: the class variables, `session_id` and `answer`."""
 
+    prompt_param: ClassVar[str]
     num_prompts = 1
 
     def __init__(
@@ -91,6 +94,9 @@ class ConversationHandler:
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         template = self._template(model)
+        if parts := image_parts(self.conversation.messages, self.prompt_param):
+            check_images(parts, model, self._settings.max_images)
+            raise UnsupportedField(f"{parts[0].param}: this gateway does not load images.", param=parts[0].param)
         text = render_prompt(self.conversation, template, self._settings.content_format)
         if self._on_ignored is not None:
             self._on_ignored(unused_variables(self.conversation, template))

@@ -37,8 +37,8 @@ def check_text(value: str) -> str:
     return value
 
 
-def _texts(value: object) -> object:
-    """Check all strings in a JSON value. Not recursive: clients may nest deeply."""
+def check_texts(value: object) -> object:
+    """`check_text` for all strings in a JSON value. Not recursive: clients may nest deeply."""
     rest = [value]
     while rest:
         entry = rest.pop()
@@ -54,7 +54,7 @@ def _texts(value: object) -> object:
 
 Text = Annotated[str, AfterValidator(check_text)]
 """A string that tokenizers accept: without the lone surrogates that JSON's escapes allow."""
-TemplateValue = Annotated[Any, AfterValidator(_texts)]
+TemplateValue = Annotated[Any, AfterValidator(check_texts)]
 """A JSON value that a chat template may write into the prompt."""
 
 
@@ -119,43 +119,6 @@ Prompts = Annotated[
     ),
 ]
 """One or more prompts, each a string or token ids."""
-
-
-def _content(value: object) -> str | list[dict[str, Any]] | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return check_text(value)
-    if not isinstance(value, list):
-        raise PydanticCustomError("invalid_type", "must be a string or a list of content parts")
-    return [_text_part(part) for part in value]
-
-
-def _text_part(part: object) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise PydanticCustomError("invalid_type", "must have content parts that are objects with a type")
-    if kind != "text":
-        raise PydanticCustomError(
-            "unsupported_parameter", "has a part of type {kind}: only text is supported", {"kind": repr(kind[:40])}
-        )
-    if not isinstance(part.get("text"), str):
-        raise PydanticCustomError("invalid_type", "has a text part without text")
-    _texts(part)
-    return part
-
-
-_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text"]}, "text": _STRING},
-    "required": ["type", "text"],
-}
-Content = Annotated[
-    str | list[dict[str, Any]] | None,
-    PlainValidator(_content),
-    WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _PART}, {"type": "null"}]}),
-]
-"""A message's text, or parts with texts. Other fields of a part are for chat templates."""
 
 
 def known_types(*types: str) -> BeforeValidator:

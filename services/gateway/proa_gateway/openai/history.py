@@ -30,15 +30,19 @@ class Arguments(dict[str, Any]):
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], forms: Mapping[str, ContentForms], *, keeps_null: bool = False
+    messages: Sequence[ChatMessage],
+    forms: Mapping[str, ContentForms],
+    *,
+    placeholder: str = "",
+    keeps_null: bool = False,
 ) -> list[dict[str, Any]]:
     """A result of a call gets the call's name. Reasoning has all of its names.
 
-    `forms`: of contents that the template reads, by role; other roles are as the user's.
+    `forms`: of contents that the template reads, by role; other roles are as the user's. `placeholder`: of images.
     `keeps_null`: messages of calls alone have a content, which is None; else they have none, as in transformers.
     """
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
-    return [_template_message(message, names, forms, keeps_null) for message in messages]
+    return [_template_message(message, names, forms, placeholder, keeps_null) for message in messages]
 
 
 def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str:
@@ -57,11 +61,16 @@ def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str
 
 
 def _template_message(
-    message: ChatMessage, names: Mapping[str, str], forms: Mapping[str, ContentForms], keeps_null: bool
+    message: ChatMessage,
+    names: Mapping[str, str],
+    forms: Mapping[str, ContentForms],
+    placeholder: str,
+    keeps_null: bool,
 ) -> dict[str, Any]:
     fields: dict[str, Any] = dict(message.model_extra or {})
     role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of `system`
-    fields |= {"role": role, "content": as_read(message.content, forms.get(role, forms["user"]))}
+    content = as_read(message.content, forms.get(role, forms["user"]), placeholder)
+    fields |= {"role": role, "content": content}
     name = message.name or names.get(message.tool_call_id or "")
     if name is not None:
         fields["name"] = name

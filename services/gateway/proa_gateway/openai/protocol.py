@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from proa.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from proa.text import Vocabulary
 from proa_gateway.openai.constraint_fields import ConstraintFields
+from proa_gateway.openai.content_parts import Content
 from proa_gateway.openai.fields import (
-    Content,
     LogitBias,
     Prompts,
     RepetitionDetection,

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from proa.contract import ModelInfo, PoolingParams, PoolingTask
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedTask
+from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField, UnsupportedTask
 from proa_gateway.openai.conversation_handler import ConversationSettings
+from proa_gateway.openai.prompt_images import image_parts
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.sampling import check_token_ids
 from proa_gateway.openai.serving_chat import ChatHandler
@@ -93,6 +94,8 @@ async def _chat_ids(
     if model.tokenizer.chat_template is None and request.chat_template is None:
         raise InvalidRequest(f"The model {model.name!r} has no chat template: use input.", param="messages")
     fields = ("messages", "add_special_tokens", "continue_final_message", "chat_template", "chat_template_kwargs")
+    if parts := image_parts(request.messages or (), "messages"):
+        raise UnsupportedField(f"{parts[0].param}: images are not supported here, only text.", param=parts[0].param)
     values = {name: getattr(request, name) for name in fields}
     opens = bool(request.add_generation_prompt)
     handler = ChatHandler(ChatCompletionRequest.model_construct(**values, add_generation_prompt=opens), settings)

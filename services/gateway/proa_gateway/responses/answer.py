@@ -14,7 +14,7 @@ from proa_gateway.openai.message_format import MessageFormat
 from proa_gateway.openai.message_sinks import MessageOutput, MessageStream
 from proa_gateway.parsing.events import MessageEvent
 from proa_gateway.responses.choice import ResponsesChoice
-from proa_gateway.responses.items import Fields
+from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.response import ended, failed
 
 Keep = Callable[[Fields], None]

@@ -8,7 +8,7 @@ from starlette.types import Message
 
 from proa_gateway.errors import GatewayError, InternalError
 from proa_gateway.responses.answer import Keep
-from proa_gateway.responses.items import Fields
+from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.response import failed
 from proa_gateway.streaming import ResponseWriter
 

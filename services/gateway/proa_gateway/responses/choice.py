@@ -7,8 +7,8 @@ import orjson
 from proa_gateway.deltas import Delta
 from proa_gateway.openai.envelope import Usage
 from proa_gateway.parsing.events import MessageEvent
-from proa_gateway.responses.items import Fields
 from proa_gateway.responses.output import Event, OutputItems
+from proa_gateway.responses.parts import Fields
 
 
 class ResponsesChoice:

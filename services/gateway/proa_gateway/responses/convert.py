@@ -3,19 +3,22 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from proa_gateway.openai.content_parts import Part
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.protocol import ChatMessage
 from proa_gateway.responses.items import CallItem, CallOutputItem, Item, MessageItem, ReasoningItem
+from proa_gateway.responses.parts import content_of
 from proa_gateway.responses.protocol import ResponsesRequest
 
 
-def conversation_of(body: ResponsesRequest, items: Sequence[Item]) -> Conversation:
-    """`items`: the input, after that of previous responses and their outputs."""
+def conversation_of(body: ResponsesRequest, history: Sequence[Item]) -> Conversation:
+    """`history`: the input of previous responses, and their outputs."""
+    items = [*history, *body.input]
     continues = _is_unfinished(items[-1])
     system = [_message("system", body.instructions)] if body.instructions else []
     selection = body.tool_choice
     return Conversation(
-        messages=[*system, *chat_messages(items)],
+        messages=[*system, *chat_messages(items, len(history))],
         tools=selection.tools([tool.tool() for tool in body.tools or ()]),
         tool_choice=selection.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -27,20 +30,22 @@ def conversation_of(body: ResponsesRequest, items: Sequence[Item]) -> Conversati
     )
 
 
-def chat_messages(items: Iterable[Item]) -> Iterator[ChatMessage]:
-    """Reasoning, text and calls of one answer, which are items of their own, become one message."""
+def chat_messages(items: Iterable[Item], num_before: int = 0) -> Iterator[ChatMessage]:
+    """Reasoning, text and calls of one answer, which are items of their own, become one message. `num_before`: how many
+    of the items come before those of the body."""
     answer = _Answer()
-    for item in items:
+    for index, item in enumerate(items, start=-num_before):
+        path = f"input[{index}]" if index >= 0 else ""
         if isinstance(item, CallOutputItem):
             yield from answer.take()
-            yield _message("tool", item.text, tool_call_id=item.call_id)
+            yield _message("tool", content_of(item.output, path and f"{path}.output"), tool_call_id=item.call_id)
         elif isinstance(item, MessageItem) and item.role != "assistant":
             yield from answer.take()
-            yield _message(item.role, item.text)
+            yield _message(item.role, content_of(item.content, path and f"{path}.content"))
         else:
             if answer.is_before(item):
                 yield from answer.take()
-            answer.add(item)
+            answer.add(item, path)
     yield from answer.take()
 
 
@@ -54,12 +59,12 @@ class _Answer:
         """Whether the item begins another message: reasoning comes first, then text, then calls."""
         return not isinstance(item, CallItem) and not self._fields.keys().isdisjoint({"content", "tool_calls"})
 
-    def add(self, item: Item) -> None:
+    def add(self, item: Item, path: str) -> None:
         if isinstance(item, ReasoningItem):
             earlier = self._fields.get("reasoning_content")
             self._fields["reasoning_content"] = f"{earlier}\n{item.text}" if earlier else item.text
         elif isinstance(item, MessageItem):
-            self._fields["content"] = item.text
+            self._fields["content"] = content_of(item.content, path and f"{path}.content")
         elif isinstance(item, CallItem):
             function = {"name": item.name, "arguments": item.arguments}
             self._fields.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
@@ -74,5 +79,5 @@ def _is_unfinished(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role == "assistant" and item.status in ("in_progress", "incomplete")
 
 
-def _message(role: str, content: str, **fields: object) -> ChatMessage:
+def _message(role: str, content: str | list[Part], **fields: object) -> ChatMessage:
     return ChatMessage.model_validate({"role": role, "content": content, **fields})

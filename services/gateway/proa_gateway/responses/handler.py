@@ -11,8 +11,9 @@ from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.responses.answer import Keep, ResponsesAnswer
 from proa_gateway.responses.choice import ResponsesChoice
 from proa_gateway.responses.convert import conversation_of
-from proa_gateway.responses.items import Fields, Item
+from proa_gateway.responses.items import Item
 from proa_gateway.responses.output import LogprobsOf, OutputItems
+from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.responses.response import new_response
 
@@ -38,7 +39,7 @@ class ResponsesHandler(ConversationHandler):
         background also when it has started."""
         super().__init__(
             body.generation_request(),
-            conversation_of(body, [*history, *body.input]),
+            conversation_of(body, history),
             settings,
             max_tokens=body.max_output_tokens,
             logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,

@@ -2,14 +2,14 @@
 
 import secrets
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.openai.fields import Text, known_types
+from proa_gateway.responses.parts import Fields, Parts, TextPart, output_text
 
-Fields = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -17,25 +17,9 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
-class TextPart(BaseModel):
-    """`annotations` and `logprobs` of earlier answers have no effect."""
-
-    type: Literal["input_text", "output_text"]
-    text: Text
-
-
 class ThoughtPart(BaseModel):
     type: Literal["reasoning_text", "summary_text"]
     text: Text
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-_TextPart = Annotated[TextPart, known_types("input_text", "output_text")]
-TextParts = Annotated[list[_TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[_TextPart])]
-"""Text, or parts of it."""
 
 
 class MessageItem(BaseModel):
@@ -43,19 +27,15 @@ class MessageItem(BaseModel):
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextParts
+    content: Parts
     id: Text | None = None
     status: Status | None = None
 
-    @property
-    def text(self) -> str:
-        return "\n".join(part.text for part in self.content)
-
     def listed(self) -> Fields:
-        if self.role == "assistant":
-            parts: list[Fields] = [output_text(part.text) for part in self.content]
-        else:
-            parts = [{"type": "input_text", "text": part.text} for part in self.content]
+        answers = self.role == "assistant"
+        parts = [
+            output_text(part.text) if answers and isinstance(part, TextPart) else part.listed() for part in self.content
+        ]
         return {"id": self.id or new_id("msg_"), "type": "message", "role": self.role, "content": parts}
 
 
@@ -79,16 +59,15 @@ class CallOutputItem(BaseModel):
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: TextParts
+    output: Parts
     id: Text | None = None
     status: Status | None = None
 
-    @property
-    def text(self) -> str:
-        return "\n".join(part.text for part in self.output)
-
     def listed(self) -> Fields:
-        fields = {"call_id": self.call_id, "output": self.text}
+        texts = [part.text for part in self.output if isinstance(part, TextPart)]
+        has_images = len(texts) < len(self.output)
+        output = [part.listed() for part in self.output] if has_images else "\n".join(texts)
+        fields = {"call_id": self.call_id, "output": output}
         return {"id": self.id or new_id("fco_"), "type": "function_call_output", **fields}
 
 
@@ -147,7 +126,3 @@ def parsed(items: Iterable[Fields]) -> list[Item]:
 def listed(items: Iterable[Item]) -> list[Fields]:
     """The items as clients get them, each with an id."""
     return [{**item.listed(), "status": item.status or "completed"} for item in items]
-
-
-def output_text(text: str, logprobs: Iterable[Fields] = ()) -> Fields:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

@@ -12,7 +12,8 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
-from proa_gateway.responses.items import Fields, Status, new_id, output_text
+from proa_gateway.responses.items import Status, new_id
+from proa_gateway.responses.parts import Fields, output_text
 
 LogprobsOf = Callable[[Sequence[TokenLogprobs]], list[Fields]]
 Event = tuple[str, Fields]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from proa.contract import SamplingParams
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.envelope import Usage
-from proa_gateway.responses.items import Fields
+from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.protocol import ResponsesRequest
 
 

@@ -13,7 +13,7 @@ from proa_gateway.generation_routes import ERRORS, generate, generation, on_igno
 from proa_gateway.http import error_responses
 from proa_gateway.responses.background import generate_unseen
 from proa_gateway.responses.handler import ResponsesHandler
-from proa_gateway.responses.items import Fields
+from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.protocol import ResponsesRequest
 from proa_gateway.responses.response import cancelled, new_response
 from proa_gateway.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS

@@ -8,7 +8,8 @@ import orjson
 from proa_gateway.errors import InvalidRequest, ResponseNotFound
 from proa_gateway.response_store import ResponseStore, StoredResponse
 from proa_gateway.responses.answer import Keep
-from proa_gateway.responses.items import Fields, Item, listed, parsed
+from proa_gateway.responses.items import Item, listed, parsed
+from proa_gateway.responses.parts import Fields
 
 
 class CallersResponses:

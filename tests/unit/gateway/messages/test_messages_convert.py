@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from proa.template_content import TEXT
 from proa_gateway.messages.convert import conversation_of, generation_request
 from proa_gateway.messages.protocol import MessagesRequest
+from proa_gateway.openai.content_parts import ImagePart
 from proa_gateway.openai.history import template_messages
 from proa_gateway.parsing.tool import NamedTool
 
@@ -49,6 +50,21 @@ def test_results_of_calls_come_before_the_text_beside_them() -> None:
     assert assistant["tool_calls"][0]["function"]["arguments"] == {"city": "Köln"}
     assert tool == {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "rain"}
     assert user == {"role": "user", "content": "And now?"}
+
+
+def test_images_stand_among_the_texts_and_after_the_results_of_calls() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    fetched = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}, "cache_control": None}
+    text = {"type": "text", "text": "Look."}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [text, fetched]}
+    messages = [{"role": "user", "content": [image, text, result]}]
+    tool, results, user = conversation_of(body(messages=messages)).messages
+    assert tool.content == "Look."
+    assert (results.role, results.content) == (
+        "user",
+        [ImagePart("https://a/b.png", "messages[0].content[2].content[1].source")],
+    )
+    assert user.content == [ImagePart("data:image/png;base64,AAAA", "messages[0].content[0].source"), text]
 
 
 def test_the_model_is_told_that_a_call_failed() -> None:
@@ -114,7 +130,8 @@ def test_parameters_have_the_names_of_openai() -> None:
     [
         ({"max_tokens": 0}, ("max_tokens",), "greater than or equal to 1"),
         ({"messages": []}, ("messages",), "at least 1"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, None, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, None, "'document'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}, None, "'file'"),
         ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, None, "an object with a type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, None, "only tools that the client runs"),
         ({"tool_choice": {"type": "tool"}}, ("tool_choice",), "must have a name"),

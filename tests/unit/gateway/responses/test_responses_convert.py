@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from proa_gateway.http import validation_error_object
-from proa_gateway.openai.content import Content
+from proa_gateway.openai.content_parts import ImagePart, Part
 from proa_gateway.responses.convert import chat_messages, conversation_of
 from proa_gateway.responses.items import listed, parsed
 from proa_gateway.responses.protocol import ResponsesRequest
@@ -22,7 +22,7 @@ def request(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"input": "Hi", **fields})
 
 
-def shape(*items: dict[str, Any]) -> list[tuple[str, Content | None, str | None, list[str]]]:
+def shape(*items: dict[str, Any]) -> list[tuple[str, str | list[Part] | None, str | None, list[str]]]:
     """Role, text, reasoning and ids of calls of each message."""
     return [
         (
@@ -73,16 +73,38 @@ def test_listed_items_have_ids_and_are_the_same_items() -> None:
     assert list(chat_messages(parsed(fields))) == list(chat_messages(items))
 
 
+def test_images_stand_among_the_texts_of_messages_and_results() -> None:
+    image = {"type": "input_image", "image_url": "https://a/b.png", "detail": "high"}
+    text = {"type": "input_text", "text": "Look."}
+    messages = shape({"role": "user", "content": [text, text, image]}, CALL, {**RESULT, "output": [image]})
+    assert messages[0][1] == [
+        {"type": "text", "text": "Look.\nLook."},
+        ImagePart("https://a/b.png", "input[0].content[2].image_url"),
+    ]
+    assert messages[2][1] == [ImagePart("https://a/b.png", "input[2].output[0].image_url")]
+
+
+def test_errors_about_images_of_earlier_responses_name_the_previous_response() -> None:
+    image = {"type": "input_image", "image_url": "data:,", "detail": None}
+    history = request(input=[{"role": "user", "content": [image]}]).input
+    first, second = conversation_of(request(input=[{"role": "user", "content": [image]}]), history).messages
+    assert first.content == [ImagePart("data:,", "previous_response_id")]
+    assert second.content == [ImagePart("data:,", "input[0].content[0].image_url")]
+
+
 def test_only_an_unfinished_message_is_continued() -> None:
     for status, continues in (("in_progress", True), ("incomplete", True), ("completed", False)):
         body = request(input=[{**TEXT, "status": status}])
-        conversation = conversation_of(body, body.input)
+        conversation = conversation_of(body, [])
         assert (conversation.continues_message, conversation.opens_message) == (continues, not continues)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}]}, "has a file_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "Field required"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": {}}]}]}, "valid string"),
         ({"input": [{"type": "computer_call"}]}, "has the type 'computer_call': only message, function_call"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "send the item itself"),
         ({"input": ["a"]}, "must be an object with a type"),

@@ -1,0 +1,122 @@
+"""The type of a message's content: a text, or parts with texts and images. Other parts are refused by their type."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from proa.template_content import text_part
+from proa_gateway.openai.fields import check_text, check_texts
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """`url`: a data URL, or one to fetch. `param`: the field that errors name; empty: the part's own place."""
+
+    url: str = field(repr=False)
+    param: str = ""
+
+
+TextPart = dict[str, Any]
+"""It has `text`; its other fields are for chat templates."""
+Part = TextPart | ImagePart
+
+
+def joined(parts: Iterable[str | ImagePart]) -> str | list[Part]:
+    """The content of texts and images: text if there are no images. Neighbouring texts are joined with newlines."""
+    content: list[Part] = []
+    for part in parts:
+        if isinstance(part, ImagePart):
+            content.append(part)
+        elif content and isinstance(last := content[-1], dict):
+            last["text"] += f"\n{part}"
+        else:
+            content += text_part(part)
+    return content if any(isinstance(part, ImagePart) for part in content) else text_of(content)
+
+
+def text_of(content: str | Sequence[Part] | None) -> str:
+    """Texts of parts are joined with newlines."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "\n".join(part["text"] for part in content if isinstance(part, dict))
+
+
+def image_url(value: object) -> str:
+    """Raises `PydanticCustomError` unless it is the text of a URL."""
+    if not isinstance(value, str) or not value:
+        raise PydanticCustomError("invalid_type", "has an image without the text of a URL")
+    return value if value.isascii() else check_text(value)  # data URLs are megabytes
+
+
+def _content(value: object) -> str | list[Part] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return check_text(value)
+    if not isinstance(value, list):
+        raise PydanticCustomError("invalid_type", "must be a string or a list of content parts")
+    return [_part(part) for part in value]
+
+
+def _part(part: object) -> Part:
+    if isinstance(part, ImagePart):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise PydanticCustomError("invalid_type", "must have content parts that are objects with a type")
+    if kind == "image_url":
+        return _image_part(part)
+    if kind != "text":
+        message = "has a part of type {kind}: only text and image_url are supported"
+        raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError("invalid_type", "has a text part without text")
+    check_texts(part)
+    return part
+
+
+def _image_part(part: dict[str, Any]) -> ImagePart:
+    """`image_url` is OpenAI's object with a `url`, or the URL itself, as in vLLM. OpenAI's `detail` and vLLM's `uuid`
+    have no effect: images have the model's resolution, and are known by their pixels."""
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, dict) else value
+    if url is None and part.get("uuid") is not None:
+        message = "has an image with a uuid and no URL: images are not found by uuid"
+        raise PydanticCustomError("unsupported_parameter", message)
+    return ImagePart(image_url(url))
+
+
+_STRING = {"type": "string"}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text"]}, "text": _STRING},
+    "required": ["type", "text"],
+}
+_IMAGE_PART = {
+    "type": "object",
+    "description": "A data URL with the image in base64, or an http(s) URL that the gateway may fetch.",
+    "properties": {
+        "type": {"enum": ["image_url"]},
+        "image_url": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {"url": _STRING, "detail": {"enum": ["auto", "low", "high", "original"]}},
+                    "required": ["url"],
+                },
+                _STRING,
+            ]
+        },
+    },
+    "required": ["type", "image_url"],
+}
+_PARTS = {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}
+Content = Annotated[
+    str | list[Part] | None,
+    PlainValidator(_content),
+    WithJsonSchema({"anyOf": [_STRING, _PARTS, {"type": "null"}]}),
+]
+"""A message's text, or its parts."""
