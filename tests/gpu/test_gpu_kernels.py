@@ -188,8 +188,10 @@ def test_inputs_of_decodes() -> None:
     block_tables = torch.randint(40, (3, 6, 2100), dtype=torch.int32)
     for width, counts in ((1, [1, 1, 1, 0]), (5, [5, 1, 3, 0])):
         rows = torch.tensor([[5, 0, 2, 0], [2801, 1, 38, 0], counts])
-        ours = decode_inputs(rows.cuda(), token_ids.cuda(), block_tables.cuda(), 4, width)
-        theirs = decode_inputs_reference(rows, token_ids, block_tables, 4, width)
+        deltas = -torch.arange(6) if width > 1 else None
+        on_gpu = None if deltas is None else deltas.cuda()
+        ours = decode_inputs(rows.cuda(), token_ids.cuda(), block_tables.cuda(), 4, width, on_gpu)
+        theirs = decode_inputs_reference(rows, token_ids, block_tables, 4, width, deltas)
         for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
             assert torch.equal(getattr(ours, name).cpu(), getattr(theirs, name)), name
         for row, seq_len in enumerate(theirs.seq_lens.tolist()):

@@ -243,9 +243,10 @@ def check_decode_inputs(dtype: torch.dtype) -> None:
     token_ids = torch.randint(500, (6, 90), dtype=torch.int32)
     block_tables = torch.randint(40, (3, 6, 23), dtype=torch.int32)
     for width, counts in ((1, [1, 1, 1, 0]), (3, [1, 2, 3, 0])):
-        rows = torch.tensor([[5, 0, 2, 0], [89, 2, 37, 0], counts])
-        ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_tables, 4, width)
-        theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_tables, 4, width)
+        rows = torch.tensor([[5, 1, 2, 0], [89, 3, 37, 0], counts])
+        deltas = -torch.arange(6) if width > 1 else None
+        ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_tables, 4, width, deltas)
+        theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_tables, 4, width, deltas)
         for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
         for row, seq_len in enumerate(theirs.seq_lens.tolist()):

@@ -12,10 +12,12 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.image_config import ImageConfig
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.drafter import Drafter
+from proa_engine.worker.image_encodings import ImageEncodings
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.lora_adapters import LoraAdapters
 from proa_engine.worker.model_runner import ModelRunner
@@ -96,6 +98,8 @@ class RunnerHarness:
         drafts: SpeculativeConfig | None = None,
         parallel: ParallelContext | None = None,
         loras: LoraAdapters | None = None,
+        images: ImageConfig | None = None,
+        encodings: ImageEncodings | None = None,
     ) -> None:
         self.model = model or FakeModel()
         self.batch = InputBatch(
@@ -107,6 +111,7 @@ class RunnerHarness:
             device=torch.device("cpu"),
             max_drafts=0 if drafts is None else drafts.num_speculative_tokens,
             loras=loras,
+            image_config=images,
         )
         shapes = graph_shapes(max_num_seqs, self.batch.max_drafts, with_loras=loras is not None)
         self.runner = ModelRunner(
@@ -117,6 +122,7 @@ class RunnerHarness:
             parallel=parallel,
             graphs=DecodeGraphs(shapes, torch.device("cpu")) if graphs else None,
             drafter=None if drafts is None else Drafter(drafts, self.batch),
+            encodings=encodings,
         )
         self.capture = FakeCapture()
         if graphs:

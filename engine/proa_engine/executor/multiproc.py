@@ -22,6 +22,7 @@ from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
+from proa_engine.worker.image_encodings import for_rank
 from proa_engine.worker.kv_cache import fewest
 
 # A lost rank breaks rank 0's collective at about the time its connection ends, and the connection's reason is better.
@@ -36,7 +37,12 @@ class MultiProcExecutor(UniProcExecutor):
         super().__init__(config, log)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._broadcast(wire.Step(scheduler_output))
+        if scheduler_output.encoder_inputs:
+            num_ranks = len(self._connections) + 1
+            for rank, connection in enumerate(self._connections, start=1):
+                connection.send(wire.encode(wire.Step(for_rank(scheduler_output, rank, num_ranks))))
+        else:
+            self._broadcast(wire.Step(scheduler_output))
         super().execute_model(scheduler_output)
 
     def sleep(self, level: int) -> None:

@@ -20,34 +20,45 @@ class DecodeInputs:
     position 0, written to no slot. A padding row also has an empty context."""
 
     input_ids: torch.Tensor  # [R * W] int64
-    positions: torch.Tensor  # [R * W] int64
+    positions: torch.Tensor  # [R * W] int64: for the rotation
     slot_mappings: torch.Tensor  # [tables, R * W] int64: -1 for padding
     seq_lens: torch.Tensor  # [R] int32: 0 for padding
     block_tables: torch.Tensor  # [tables, R, max_blocks] int32: valid up to the row's end
 
 
 def decode_inputs(
-    rows: torch.Tensor, token_ids: torch.Tensor, block_tables: torch.Tensor, block_size: int, width: int = 1
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    width: int = 1,
+    position_deltas: torch.Tensor | None = None,
 ) -> DecodeInputs:
     """rows [3, R] int64 are slots, ends and numbers of tokens: a row computes that many tokens, at most `width`, before
     its end. A padding row has no tokens and the end 0. token_ids [slots, length] int32 and block_tables
-    [tables, slots, max_blocks] int32 are by slot."""
-    if rows.is_cpu:
-        return decode_inputs_reference(rows, token_ids, block_tables, block_size, width)
-    return _decode_inputs_triton(rows, token_ids, block_tables, block_size, width)
+    [tables, slots, max_blocks] int32 are by slot. A token's position is its place among its request's tokens, plus
+    position_deltas [slots] int64 if there are any."""
+    function = decode_inputs_reference if rows.is_cpu else _decode_inputs_triton
+    return function(rows, token_ids, block_tables, block_size, width, position_deltas)
 
 
 def decode_inputs_reference(
-    rows: torch.Tensor, token_ids: torch.Tensor, block_tables: torch.Tensor, block_size: int, width: int = 1
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    width: int = 1,
+    position_deltas: torch.Tensor | None = None,
 ) -> DecodeInputs:
     slots, ends, num_tokens = (column[:, None] for column in rows)
     back = torch.arange(width, 0, -1)
     is_padding = back > num_tokens  # [R, W]
     place = (ends - back).masked_fill(is_padding, 0)
     blocks = block_tables[:, slots, place // block_size].long()
+    positions = place if position_deltas is None else (place + position_deltas[slots]).masked_fill(is_padding, 0)
     return DecodeInputs(
         input_ids=token_ids[slots, place].long().masked_fill(is_padding, 0).view(-1),
-        positions=place.view(-1),
+        positions=positions.view(-1),
         slot_mappings=(blocks * block_size + place % block_size).masked_fill(is_padding, -1).flatten(1),
         seq_lens=rows[1].int(),
         block_tables=block_tables.index_select(1, rows[0]),
@@ -55,7 +66,12 @@ def decode_inputs_reference(
 
 
 def _decode_inputs_triton(
-    rows: torch.Tensor, token_ids: torch.Tensor, block_tables: torch.Tensor, block_size: int, width: int = 1
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    width: int = 1,
+    position_deltas: torch.Tensor | None = None,
 ) -> DecodeInputs:
     num_rows, (num_tables, num_slots, max_blocks) = rows.shape[1], block_tables.shape
     assert rows.is_contiguous()
@@ -74,6 +90,7 @@ def _decode_inputs_triton(
         rows,
         token_ids,
         block_tables,
+        position_deltas,
         inputs.input_ids,
         inputs.positions,
         inputs.slot_mappings,
@@ -100,6 +117,7 @@ def decode_inputs_kernel(
     rows_ptr,  # [3, num_rows] int64
     token_ids_ptr,  # [slots, token_width] int32
     block_tables_ptr,  # [tables, slots, max_blocks] int32
+    position_deltas_ptr,  # [slots] int64, or None
     input_ids_ptr,  # [num_rows, WIDTH] int64
     positions_ptr,  # [num_rows, WIDTH] int64
     slot_mappings_ptr,  # [tables, num_rows, WIDTH] int64
@@ -138,5 +156,8 @@ def decode_inputs_kernel(
         if table == 0:
             token_id = tl.load(token_ids_ptr + slot * token_width + place, mask=is_token, other=0)
             tl.store(input_ids_ptr + out, token_id.to(tl.int64), mask=index < WIDTH)
-            tl.store(positions_ptr + out, place, mask=index < WIDTH)
+            position = place
+            if position_deltas_ptr is not None:
+                position += tl.where(is_token, tl.load(position_deltas_ptr + slot), 0)
+            tl.store(positions_ptr + out, position, mask=index < WIDTH)
             tl.store(seq_lens_ptr + row, end.to(tl.int32))

@@ -46,10 +46,11 @@ class ParallelContext:
         """Concatenate all ranks' x [..., N] in rank order, on every rank: [..., N * world_size]."""
         return x if self.world_size == 1 else torch.cat(self._all_gather(x), dim=-1)
 
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's x [...], on every rank; overwrites the other ranks' `x`, whose type and shape must equal it."""
+    def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Rank `source`'s x [...], on every rank; overwrites the other ranks' `x`, whose type and shape must equal
+        it."""
         if self.world_size > 1:
-            dist.broadcast(x, 0, group=self.group)
+            dist.broadcast(x, source, group=self.group)
         return x
 
     def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:

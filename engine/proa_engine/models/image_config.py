@@ -9,6 +9,9 @@ from proa.contract import ImageInput
 class ImageConfig:
     input: ImageInput
     embedding_width: int  # values that the encoder makes of one token
+    # Estimates, of which a CPU's memory is divided before anything is loaded.
+    num_parameters: int = 0  # of the encoder
+    token_values: int = 0  # that the encoder holds at its peak, for each token of an image
     # The decoder rotates by three positions a token. Those of an image's tokens are its first token's position plus
     # (0, row, column) of their squares; the token after it has the position of its first one plus max(rows, columns).
     has_three_positions: bool = False

@@ -18,19 +18,22 @@ class MemoryUsage:
     weights: int
     largest_step: int  # peak
     graphs: int
+    encoded_images: int
     other: int  # CUDA context, libraries, other processes
     reserve: int  # what gpu_memory_utilization excludes
 
     @property
     def available(self) -> int:
         """Bytes for the KV cache; negative if the rest takes more than there is."""
-        return self.total - self.weights - self.largest_step - self.graphs - self.other - self.reserve
+        taken = self.weights + self.largest_step + self.graphs + self.encoded_images + self.other + self.reserve
+        return self.total - taken
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
             "largest step": self.largest_step,
             "CUDA graphs": self.graphs,
+            "encoded images": self.encoded_images,
             "libraries and other processes": self.other,
             "reserve": self.reserve,
             "available for the KV cache": self.available,
@@ -64,8 +67,10 @@ def measure_memory(
     *,
     num_graphs: int,
     utilization: float,
+    encoded_images: int,
 ) -> MemoryUsage:
-    """Run both functions and measure what they take. Memory allocated before counts as weights."""
+    """Run both functions and measure what they take. Memory allocated before counts as weights. `encoded_images` is
+    the size of those that are kept between steps."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     weights = torch.cuda.memory_reserved()
@@ -79,7 +84,7 @@ def measure_memory(
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
     reserve = int(total * (1 - utilization))
-    return MemoryUsage(total, weights, largest_step, graphs, total - free - reserved, reserve)
+    return MemoryUsage(total, weights, largest_step, graphs, encoded_images, total - free - reserved, reserve)
 
 
 @contextmanager

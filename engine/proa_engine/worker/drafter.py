@@ -84,6 +84,8 @@ class Drafter:
         of_tokens = shift.index_select(0, token_rows)
         positions = arrays[rows.positions] + of_tokens
         arrays[rows.positions] = positions
+        if rows.rotary_positions is not None:  # only rows behind all images move, by as much in all three
+            arrays[rows.rotary_positions] = (arrays[rows.rotary_positions].view(3, -1) + of_tokens).view(-1)
         arrays[rows.token_positions] = arrays[rows.token_positions] + of_tokens
         first_blocks = arrays[rows.slots].index_select(0, token_rows) * self._batch.max_blocks
         arrays[rows.block_positions] = first_blocks + positions // self._batch.block_size

@@ -17,7 +17,9 @@ from torch import Tensor
 from proa.contract import PoolingParams, PoolingTask
 from proa_engine.core.types import NO_LORA, CachedRequestData, NewRequestData
 from proa_engine.kernels import sampling_params as columns
+from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingKind
+from proa_engine.worker.image_inputs import RequestImages, three_positions
 from proa_engine.worker.lora_adapters import LoraAdapters, LoraFill
 from proa_engine.worker.staging import IntArray, Packer
 from proa_engine.worker.token_rules import TokenRules
@@ -31,6 +33,7 @@ class PackedEdits:
     tokens: list[tuple[int, int]]  # flat start in the token table, staged index
     blocks: tuple[int, int] | None  # flat positions, ids
     params: tuple[int, int] | None  # slots, rows
+    position_deltas: int | None = None  # of the slots of `params`
     loras: Sequence[LoraFill] = ()
 
 
@@ -44,10 +47,11 @@ class BatchEdits:
     block_ids: list[int] = field(default_factory=list)
     param_slots: list[int] = field(default_factory=list)
     param_rows: list[list[float]] = field(default_factory=list)
+    position_deltas: list[int] = field(default_factory=list)  # of `param_slots`; empty: the model has none
     loras: list[LoraFill] = field(default_factory=list)
 
     def pack(self, packer: Packer) -> PackedEdits:
-        first_array, blocks, params = len(packer), None, None
+        first_array, blocks, params, deltas = len(packer), None, None, None
         if self.block_ids:
             blocks = (
                 packer.add(np.array(self.block_positions, np.int64)),
@@ -55,8 +59,10 @@ class BatchEdits:
             )
         if self.param_slots:
             params = packer.add(np.array(self.param_slots, np.int64)), packer.add_floats(np.array(self.param_rows))
+        if self.position_deltas:
+            deltas = packer.add(np.array(self.position_deltas, np.int64))
         tokens = [(start, packer.add(row)) for start, row in zip(self.token_starts, self.token_rows, strict=True)]
-        return PackedEdits(first_array, tokens, blocks, params, self.loras)
+        return PackedEdits(first_array, tokens, blocks, params, deltas, self.loras)
 
 
 class InputBatch:
@@ -76,8 +82,9 @@ class InputBatch:
         has_states: bool = False,
         loras: LoraAdapters | None = None,
         pooling_kinds: Mapping[PoolingTask, PoolingKind] | None = None,
+        image_config: ImageConfig | None = None,
     ) -> None:
-        """`loras` None: requests must have no adapter."""
+        """`loras` None: requests must have no adapter. `image_config` None: they must have no images."""
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.max_drafts = max_drafts  # draft tokens that a request may have in a step, beside its last token
@@ -103,6 +110,13 @@ class InputBatch:
         self.state_slots = np.zeros(max_num_seqs, np.int64)  # where each request's state is
         self.loras = loras
         self.lora_slots = np.full(max_num_seqs, NO_LORA, np.int64)  # of each request's adapter
+        self.images: dict[int, RequestImages] = {}  # by slot; only those of requests with images
+        self.image_ends = np.zeros(max_num_seqs, np.int64)  # prompt tokens up to the last image's end
+        self.image_config = image_config
+        # [slots] int64, for models with three positions: what is added to the places of tokens behind all images.
+        self.position_deltas: Tensor | None = None
+        if image_config is not None and image_config.has_three_positions:
+            self.position_deltas = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._num_blocks = [[0] * num_tables for _ in range(max_num_seqs)]
         self._eos_token_ids = eos_token_ids
         self._slots: dict[str, int] = {}
@@ -141,6 +155,7 @@ class InputBatch:
         if request.lora is not None:
             assert self.loras is not None, "the engine rejects adapters unless enable_lora is set"
             edits.loras += self.loras.assign(request.lora)
+        self._add_images(request, slot, edits)
         self._num_blocks[slot] = [0] * len(self._num_blocks[slot])
         self._append_blocks(slot, request.block_ids, edits)
 
@@ -160,6 +175,7 @@ class InputBatch:
             self.logprob_token_ids.pop(slot, None)
             self.rules.pop(slot, None)
             self.pooling.pop(slot, None)
+            self.images.pop(slot, None)
             self._free_slots.append(slot)
 
     def apply(self, edits: PackedEdits, arrays: Sequence[Tensor]) -> None:
@@ -175,6 +191,21 @@ class InputBatch:
         if edits.params is not None:
             slots, rows = edits.params
             self.params.index_copy_(0, arrays[slots], arrays[rows].view(torch.float64).view(-1, columns.NUM_COLUMNS))
+            if edits.position_deltas is not None:
+                assert self.position_deltas is not None
+                self.position_deltas.index_copy_(0, arrays[slots], arrays[edits.position_deltas])
+
+    def _add_images(self, request: NewRequestData, slot: int, edits: BatchEdits) -> None:
+        self.image_ends[slot] = 0
+        images: RequestImages | None = None
+        if request.images:
+            config = self.image_config
+            assert config is not None, "the engine rejects images that its model cannot read"
+            positions = three_positions(request.images, config.input.unit) if config.has_three_positions else None
+            images = self.images[slot] = RequestImages(request.images, positions)
+            self.image_ends[slot] = images.end
+        if self.position_deltas is not None:
+            edits.position_deltas.append(0 if images is None else images.delta)
 
     def _append_blocks(self, slot: int, block_ids: Sequence[Sequence[int]], edits: BatchEdits) -> None:
         """Append to the slot's tables. -1, a block that the request does not hold, is stored as 0 and never read."""

@@ -4,13 +4,14 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.base import CausalLM
+from proa_engine.models.base import CausalLM, ImageReader
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker.cache_memory import allocate_caches
 from proa_engine.worker.cache_plan import CachePlan
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.worker.drafter import Drafter
+from proa_engine.worker.image_encodings import ImageEncodings
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, num_parameters
 from proa_engine.worker.lora_adapters import LoraAdapters
@@ -30,6 +31,7 @@ def make_model_runner(
     max_model_len: int,
     plan: CachePlan,
     sizes: CacheSizes,
+    dtype: torch.dtype,
     cache_dtype: torch.dtype,
     device: torch.device,
     shapes: list[GraphShape],
@@ -52,10 +54,15 @@ def make_model_runner(
         has_states=plan.state_bytes > 0,
         loras=loras,
         pooling_kinds=model_config.pooling.kinds,
+        image_config=model_config.images,
     )
     sums: torch.Tensor | None = None
     if model_config.pooling.needs_sums:
         sums = torch.zeros(config.max_num_seqs, model_config.hidden_size, device=device)
+    encodings: ImageEncodings | None = None
+    if model_config.images is not None:
+        assert isinstance(model, ImageReader)
+        encodings = ImageEncodings(model.image_encoder, model_config.images, dtype, device, parallel)
     return ModelRunner(
         model,
         caches,
@@ -66,5 +73,6 @@ def make_model_runner(
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         pooler=Pooler(model, heads, sums),
+        encodings=encodings,
         tracer=tracer,
     )

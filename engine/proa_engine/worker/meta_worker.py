@@ -62,7 +62,7 @@ class MetaParallel(ParallelContext):
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def broadcast(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         return x
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:

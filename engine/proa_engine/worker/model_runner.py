@@ -9,13 +9,14 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.kernels.state_rows import StateRows
-from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
+from proa_engine.layers.attention_metadata import AttentionMetadata, ImageRows, table_rows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.drafter import Drafter
+from proa_engine.worker.image_encodings import ImageEncodings
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.pooler import Pooler
@@ -45,7 +46,7 @@ class ModelRunner:
 
     `prepare_inputs` is host work and may run while earlier steps compute. The other two are device work, in the order
     of the steps. `graphs` replay steps of decodes only, once captured. A `drafter` is needed if and only if the batch
-    may have draft tokens, a `pooler` if it may have pooled requests.
+    may have draft tokens, a `pooler` if it may have pooled requests, `encodings` if it may have images.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ModelRunner:
         drafter: Drafter | None = None,
         small_steps: SmallSteps | None = None,
         pooler: Pooler | None = None,
+        encodings: ImageEncodings | None = None,
         tracer: WorkerTracer | None = None,
     ) -> None:
         self.device = batch.token_ids.device
@@ -74,6 +76,7 @@ class ModelRunner:
         self._graphs = graphs
         self._drafter = drafter
         self._pooler = pooler
+        self._encodings = encodings
         self._small_steps = small_steps or SmallSteps(0)
         self._tracer = tracer
         self._forward_result: _ForwardResult | None = None
@@ -82,15 +85,22 @@ class ModelRunner:
         """Update the host side of the batch and lay out the step; None if it computes no tokens."""
         if self._tracer is not None:
             self._tracer.update(scheduler_output)
-        return self._input_builder.build(scheduler_output)
+        inputs = self._input_builder.build(scheduler_output)
+        if self._encodings is not None:
+            self._encodings.plan(scheduler_output)
+            if inputs is not None:
+                inputs.encoder_work = self._encodings.take()
+        return inputs
 
     def is_small(self, inputs: StepInputs) -> bool:
         """Whether the step, on a CPU, is too small to be worth waking another thread."""
-        return self._small_steps.include(inputs.num_tokens)
+        return not inputs.encoder_work and self._small_steps.include(inputs.num_tokens)
 
     @torch.inference_mode()
     def execute_model(self, inputs: StepInputs) -> None:
         """Run the model over the step's tokens and keep the hidden states for `sample_tokens`."""
+        if self._encodings is not None:
+            self._encodings.update(inputs.encoder_work)
         with self._small_steps.one_thread(inputs.num_tokens):
             arrays = list(self._staging.ship(inputs.arrays))
             self._batch.apply(inputs.edits, arrays)
@@ -174,6 +184,7 @@ class ModelRunner:
             batch.loras.use(None if rows.lora_slots is None else arrays[rows.lora_slots])
         block_tables = batch.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
         slot_mappings = blocks * batch.block_size + arrays[rows.block_offsets]
+        images, spans = self._images(rows, arrays)
         metadata = AttentionMetadata(
             query_start_loc=arrays[rows.query_start_loc].int(),
             seq_lens=arrays[rows.seq_lens].int(),
@@ -181,8 +192,21 @@ class ModelRunner:
             num_decodes=rows.num_decodes,
             states=None if rows.states is None else rows.states.on_device(arrays),
             token_types=None if rows.token_types is None else arrays[rows.token_types],
+            images=images,
+            spans=spans,
         )
-        return self._model(input_ids, arrays[rows.positions], self.caches, metadata)
+        positions = (
+            arrays[rows.positions] if rows.rotary_positions is None else arrays[rows.rotary_positions].view(3, -1)
+        )
+        return self._model(input_ids, positions, self.caches, metadata)
+
+    def _images(self, rows: TokenRows, arrays: list[Tensor]) -> tuple[ImageRows | None, Tensor | None]:
+        """The step's `AttentionMetadata.images` and `spans`."""
+        if rows.images is None:
+            return None, None
+        assert self._encodings is not None, "the model reads no images"
+        spans = None if rows.images.spans is None else arrays[rows.images.spans].view(2, -1).int()
+        return self._encodings.rows(rows.images, arrays), spans
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows` [columns, rows].
@@ -195,7 +219,9 @@ class ModelRunner:
         batch, num_rows, width = self._batch, rows.shape[1], shape.width
         if batch.loras is not None:
             batch.loras.use(rows[-1].repeat_interleave(width) if shape.has_loras else None)
-        inputs = decode_inputs(rows[:3], batch.token_ids, batch.block_tables, batch.block_size, width)
+        inputs = decode_inputs(
+            rows[:3], batch.token_ids, batch.block_tables, batch.block_size, width, batch.position_deltas
+        )
         starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
         metadata = AttentionMetadata(
             query_start_loc=starts,

@@ -3,6 +3,7 @@
 A step's rows are its requests: those of one token, then the others, in the scheduler's order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, pad_rows
 from proa_engine.worker.draft_inputs import DraftInputs, count_drafts, lay_out_drafts, token_moves
+from proa_engine.worker.image_encodings import EncoderWork
+from proa_engine.worker.image_inputs import ImageInputs, image_inputs, reads_images, rotary_positions
 from proa_engine.worker.input_batch import BatchEdits, InputBatch, PackedEdits
 from proa_engine.worker.pooling_inputs import PoolingInputs, pooling_inputs, token_types
 from proa_engine.worker.sampling_inputs import (
@@ -42,6 +45,8 @@ class TokenRows:
     states: StateInputs | None
     lora_slots: int | None  # -1: none; None: no token has one
     token_types: int | None
+    images: ImageInputs | None  # None: no token stands for an image
+    rotary_positions: int | None  # [3 * tokens]; None: `positions`
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class StepInputs:
     prompt_logprobs: PromptLogprobRows | None
     drafts: DraftInputs | None  # None: speculation is off
     pooling: PoolingInputs | None = None
+    encoder_work: Sequence[EncoderWork] = ()  # before the forward pass
 
 
 def build_step_inputs(
@@ -90,7 +96,7 @@ def build_step_inputs(
     num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
     lora_slots = _lora_slots(rows, batch)
     shape = None
-    if prompt_logprobs is None and pooling is None:
+    if prompt_logprobs is None and pooling is None and not (batch.images and reads_images(rows, batch)):
         shape = _graph_shape(counts, num_planned, graphs, has_loras=lora_slots is not None)
     segments = cut_into_segments(rows, scheduler_output.states, batch) if batch.has_states else None
     token_rows: TokenRows | DecodeRows
@@ -169,6 +175,8 @@ def _token_rows(
         states=None if segments is None else segments.pack(packer),
         lora_slots=None if lora_slots is None else packer.add(np.repeat(lora_slots, counts)),
         token_types=token_types(rows, positions, batch, packer) if batch.pooling else None,
+        images=image_inputs(rows, positions, batch, packer) if batch.images else None,
+        rotary_positions=rotary_positions(rows, positions, batch, packer) if batch.images else None,
     )
 
 

@@ -15,14 +15,18 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import LoraSlot, SchedulerOutput
 from proa_engine.kernels.sampling_params import LIMITS, PARAMETERS
 from proa_engine.kernels.token_bitmask import WORD
+from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import token_rules
+from proa_engine.worker.image_memory import image_of, largest_image
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
     GREEDY,
+    IMAGE_HASH,
     decode_step,
     finish_step,
+    image_step,
     pooling_examples,
     prefill_step,
 )
@@ -50,12 +54,15 @@ class WarmUp:
         pooling: PoolingConfig,
         generates: bool,
         lora: LoraSlot | None = None,
+        images: ImageConfig | None = None,
     ) -> None:
-        """`lora`: the adapter of all requests."""
+        """`lora`: the adapter of all requests. `images`: how the model reads them, if it does."""
         self._runner = runner
         self._device = runner.device
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self._images = images
+        self._encoder_cache_tokens = 0 if images is None else config.num_encoder_cache_tokens(images.input)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
@@ -67,10 +74,12 @@ class WarmUp:
         self._simplest: SamplingParams | PoolingParams = GREEDY if generates else self._pooled[0]
 
     def run(self) -> float:
-        """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget.
+        """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget
+        that also encodes as many images as are kept.
 
-        A CPU is timed with a shorter prefill, scaled up.
+        A CPU is timed with a shorter prefill and a smaller image, scaled up.
         """
+        encoding = self._time_encoding()
         self.run_every_kind()
         if self._device.type != "cpu":
             self.run_every_tiling()
@@ -78,12 +87,15 @@ class WarmUp:
         longest = _CPU_TIMED_TOKENS if self._device.type == "cpu" else budget
         num_tokens = min(longest, budget, self._max_model_len - 1)
         if not self._generates:
-            return self._run_alone([num_tokens], self._simplest) * budget / num_tokens
+            return self._run_alone([num_tokens], self._simplest) * budget / num_tokens + encoding
         prefill, decode = self._time_prefill(num_tokens), self._time_decode(num_tokens)
-        return max(prefill * budget / num_tokens, decode)
+        return max(prefill * budget / num_tokens, decode) + encoding
 
     def run_largest(self) -> None:
-        """Run the steps that take the most memory: the most tokens, then the most requests with every operation."""
+        """Run the steps that take the most memory: the largest image, the most tokens, then the most requests with
+        every operation."""
+        if self._images is not None:
+            self._run_image(*largest_image(self._images.input))
         for params in (self._simplest, *self._pooled):
             self._run_alone(self._long_prompts(self._max_num_batched_tokens), params)
         if not self._generates:
@@ -120,6 +132,29 @@ class WarmUp:
             self._run_alone(self._long_prompts(num_tokens), self._simplest)
             if num_tokens <= self._max_num_seqs:
                 self._run_alone([1] * num_tokens, self._simplest)
+
+    def _time_encoding(self) -> float:
+        """Seconds that the images of one step take to encode, at most; 0.0 if the model reads none."""
+        if self._images is None:
+            return 0.0
+        image_input = self._images.input
+        largest = largest_image(image_input)
+        sizes = [image_of(image_input, _CPU_TIMED_TOKENS)]
+        if self._device.type != "cpu":  # as `run_every_tiling`
+            most = image_input.num_tokens(*largest)
+            sizes = [*(image_of(image_input, 1 << power) for power in range(most.bit_length())), largest]
+        seconds = [self._run_image(*size) for size in dict.fromkeys(sizes)]
+        return seconds[-1] * self._encoder_cache_tokens / image_input.num_tokens(*sizes[-1])
+
+    def _run_image(self, height: int, width: int) -> float:
+        """Run a step with an image of this size in pixels; returns seconds."""
+        assert self._images is not None
+        most = min(self._max_num_batched_tokens, self._max_model_len - 1)
+        step = image_step(height, width, self._images.input, self._groups, most, self._simplest)
+        seconds = self._run(step)
+        finish = finish_step(list(step.num_scheduled_tokens))
+        self._runner.prepare_inputs(replace(finish, freed_images=[IMAGE_HASH]))
+        return seconds
 
     def _time_prefill(self, num_tokens: int) -> float:
         """Seconds of a prefill. Its request stays for `_time_decode`."""

@@ -1,12 +1,15 @@
 """Made-up steps, as a scheduler would send them: prefills, decodes and ends of requests that no client sent."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from proa.contract import PoolingParams, PoolingTask, SamplingParams
+from proa.contract import ImageInput, PoolingParams, PoolingTask, SamplingParams
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.types import (
     NO_STATE,
     CachedRequestData,
+    EncoderInput,
+    ImageSpan,
     LoraSlot,
     NewRequestData,
     SchedulerOutput,
@@ -16,6 +19,7 @@ from proa_engine.models.pooling_config import PoolingConfig
 
 GREEDY = SamplingParams(temperature=0.0)
 FIRST_TOKENS = 16  # of a short prompt
+IMAGE_HASH = b"warm-up"
 
 
 def pooling_examples(config: PoolingConfig) -> list[PoolingParams]:
@@ -52,6 +56,25 @@ def prefill_step(
     ]
     lengths_by_id = {request.request_id: len(request.token_ids) for request in requests}
     return _step(new=requests, scheduled=lengths_by_id, states=_states(lengths_by_id, groups))
+
+
+def image_step(
+    height: int,
+    width: int,
+    image_input: ImageInput,
+    groups: CacheGroups,
+    most_tokens: int,
+    params: SamplingParams | PoolingParams,
+) -> SchedulerOutput:
+    """A step that encodes an image of this size in pixels, and computes a prompt of its tokens if `most_tokens` are
+    enough, else one of `most_tokens` plain tokens."""
+    num_tokens = image_input.num_tokens(height, width)
+    step = prefill_step([min(num_tokens, most_tokens)], groups, params)
+    new = step.new_requests
+    if num_tokens <= most_tokens:
+        new = [replace(new[0], images=(ImageSpan(IMAGE_HASH, 0, num_tokens, height, width),))]
+    pixels = bytes(height * width * 3)
+    return replace(step, new_requests=new, encoder_inputs=[EncoderInput(IMAGE_HASH, height, width, pixels)])
 
 
 def first_pooled_steps(groups: CacheGroups, pooling: PoolingConfig, *, max_num_tokens: int) -> list[SchedulerOutput]:

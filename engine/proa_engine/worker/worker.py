@@ -26,6 +26,7 @@ from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
+from proa_engine.worker.image_memory import cpu_encoder_bytes, encoder_cache_bytes
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.lora_adapters import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import make_model_runner
@@ -92,6 +93,8 @@ class Worker:
         if self.device.type == "cpu":  # before ranks join, so that no rank has taken memory yet
             num_parameters = kv_cache.num_parameters(self.model_config)
             weight_bytes = num_parameters * self._dtype.itemsize // config.tensor_parallel_size
+            if self.model_config.images is not None:  # every rank has the whole encoder
+                weight_bytes += self.model_config.images.num_parameters * self._dtype.itemsize
             kv_cache.check_weights(weight_bytes, kv_cache.weights_room(read_memory(), self._ranks_here))
         if rendezvous is not None:
             self._parallel = distributed.join(rendezvous, self.device, store)
@@ -239,6 +242,7 @@ class Worker:
             max_model_len=self.max_model_len,
             plan=self._plan,
             sizes=sizes,
+            dtype=self._dtype,
             cache_dtype=self._cache_dtype,
             device=self.device,
             shapes=shapes,
@@ -260,6 +264,7 @@ class Worker:
             lora=lora,
             pooling=self.model_config.pooling,
             generates=self.model_config.has_lm_head,
+            images=self.model_config.images,
         )
 
     def _resolve_device(self) -> torch.device:
@@ -283,11 +288,13 @@ class Worker:
     def _sizes_that_fit(self, plan: CachePlan) -> CacheSizes:
         if self.device.type == "cuda":
             return kv_cache.divide(self._cuda_budget(), plan, self._config.max_num_seqs)
+        itemsize = self._dtype.itemsize
+        workspace = kv_cache.cpu_workspace(self._config, self.model_config, itemsize)
         budget = kv_cache.cpu_budget(
             read_memory(),
             utilization=self._config.gpu_memory_utilization,
             ranks_here=self._ranks_here,
-            workspace=kv_cache.cpu_workspace(self._config, self.model_config, self._dtype.itemsize),
+            workspace=workspace + cpu_encoder_bytes(self._config, self.model_config.images, itemsize),
         )
         return kv_cache.cpu_sizes(budget, self._config, plan, self.max_model_len)
 
@@ -301,6 +308,7 @@ class Worker:
             runner.capture_graphs if shapes else None,
             num_graphs=len(shapes),
             utilization=self._config.gpu_memory_utilization,
+            encoded_images=encoder_cache_bytes(self._config, self.model_config.images, self._dtype.itemsize),
         )
         self._log(str(usage))
         del runner

@@ -12,11 +12,19 @@ GIB = 2**30
 
 
 def test_the_kv_cache_gets_the_memory_that_nothing_else_takes() -> None:
-    usage = MemoryUsage(140 * GIB, weights=15 * GIB, largest_step=2 * GIB, graphs=GIB, other=3 * GIB, reserve=14 * GIB)
+    usage = MemoryUsage(
+        140 * GIB,
+        weights=15 * GIB,
+        largest_step=2 * GIB,
+        graphs=GIB,
+        encoded_images=GIB,
+        other=3 * GIB,
+        reserve=13 * GIB,
+    )
     assert usage.available == 105 * GIB
     assert str(usage) == (
-        "GPU memory 140.00 GiB: weights 15.00, largest step 2.00, CUDA graphs 1.00, "
-        "libraries and other processes 3.00, reserve 14.00, available for the KV cache 105.00"
+        "GPU memory 140.00 GiB: weights 15.00, largest step 2.00, CUDA graphs 1.00, encoded images 1.00, "
+        "libraries and other processes 3.00, reserve 13.00, available for the KV cache 105.00"
     )
 
 

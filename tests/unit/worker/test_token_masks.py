@@ -125,7 +125,7 @@ class FakeParallel(ParallelContext):
         super().__init__(rank, 2)
         object.__setattr__(self, "sent", sent)
 
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         sent: list[torch.Tensor] = self.__dict__["sent"]
         if self.rank:
             return x.copy_(sent.pop(0))

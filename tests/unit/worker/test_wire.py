@@ -7,7 +7,7 @@ import pytest
 
 from proa.contract import RepetitionDetectionParams, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.types import CachedRequestData, NewRequestData, SchedulerOutput
+from proa_engine.core.types import CachedRequestData, EncoderInput, ImageSpan, NewRequestData, SchedulerOutput
 from proa_engine.worker import wire
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 
@@ -30,6 +30,7 @@ SCHEDULER_OUTPUT = SchedulerOutput(
                 repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=2),
             ),
             trace_headers={"traceparent": "00-1-2-01"},
+            images=[ImageSpan(b"\xff\x00", 3, 6, 64, 96)],
         )
     ],
     cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=40, new_block_ids=[], new_token_ids=[3, 4])],
@@ -37,6 +38,8 @@ SCHEDULER_OUTPUT = SchedulerOutput(
     num_chunk_tokens={"ü": 2},
     finished_request_ids=["c"],
     preempted_request_ids=[],
+    freed_images=[b"\x80"],
+    encoder_inputs=[EncoderInput(b"\xff\x00", 1, 2, bytes(range(250, 256)))],
 )
 TO_WORKER: list[wire.ToWorker] = [
     wire.Init(EngineConfig(model="m", tensor_parallel_size=2, worker_sockets=("/run/1.sock",)), 2**62, 4711),
