@@ -193,6 +193,9 @@ class EngineMetrics:
             yield counter(f"vllm:{name}", text, self._labels, value)
         text = "Generated tokens that a grammar left no choice for, which were computed without being sampled."
         yield counter("proa_engine_grammar_forced_tokens", text, self._labels, stats.num_forced_tokens)
+        yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, stats.num_encoded_images)
+        text = "Images of requests that were found encoded."
+        yield counter("proa_engine_encoder_cache_hits", text, self._labels, stats.num_encoder_hits)
 
     def _render_histograms(self) -> Iterator[Metric]:
         for histogram in self._histograms:

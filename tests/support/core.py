@@ -18,8 +18,11 @@ from proa.contract import (
     SamplingParams,
 )
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
+from proa_engine.core.image_store import ImageStore
+from proa_engine.core.images import Images
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.loras import Loras
@@ -30,6 +33,7 @@ from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
 from support.fake_grammar import FakeGrammars, generate_constrained
+from support.fake_images import FakeEncodings, seen
 
 EOS = frozenset({0})
 
@@ -125,6 +129,9 @@ class CoreRun:
         trace_steps: Callable[[Executor], Executor] = untraced,
         max_loras: int = 0,
         max_cpu_loras: int = 0,
+        encoder_cache_size: int = 0,
+        attends_within: bool = False,
+        image_store_bytes: int = 10_000,
     ) -> None:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
@@ -135,6 +142,7 @@ class CoreRun:
             max_in_flight=2 if async_scheduling else 1,
             accept=accept,
             max_loras=max_loras,
+            encodings=FakeEncodings(encoder_cache_size, max_num_batched_tokens, attends_within=attends_within),
         )
         self.groups = CacheGroups(
             num_blocks=num_blocks,
@@ -170,6 +178,11 @@ class CoreRun:
             eos_token_ids=eos_token_ids,
             grammars=self.grammars,
             loras=self.loras,
+            images=Images(
+                ImageStore(image_store_bytes),
+                EncoderCache(encoder_cache_size, max_num_batched_tokens),
+                attends_within=attends_within,
+            ),
             last_token_tasks=LAST_TOKEN_TASKS,
             whole_prompts=whole_prompts,
         )
@@ -253,7 +266,7 @@ class CoreRun:
             tokens, _ = generate_constrained(request, self.eos_token_ids, self.max_model_len)
             return tokens[len(request.resumed_token_ids) :]
         tokens = generate(
-            request.prompt_token_ids,
+            seen(request.prompt_token_ids, request.images),
             request.sampling_params,
             self.eos_token_ids,
             self.max_model_len,
@@ -275,7 +288,7 @@ class CoreRun:
         assert request.pooling_params is not None
         (output,) = self.outputs[request.request_id]
         assert output.finish_reason is FinishReason.STOP
-        assert output.pooled == pool(request.prompt_token_ids, request.pooling_params.task)
+        assert output.pooled == pool(seen(request.prompt_token_ids, request.images), request.pooling_params.task)
         is_by_token = request.pooling_params.task is PoolingTask.TOKEN_EMBED
         assert output.num_pooled_rows == (len(request.prompt_token_ids) if is_by_token else 1)
         assert not output.new_token_ids

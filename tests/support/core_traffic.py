@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, PoolingTask
+from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask
 from proa_engine.core.kv_events import KvChanges
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
+from support.fake_images import insert_images, make_image, seen
 
 MAX_MODEL_LEN = 60
 
@@ -20,6 +22,18 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
     start = prefix[: rng.choice([rng.randint(0, len(prefix)), len(prefix)])]
     end = [rng.randrange(vocabulary) for _ in range(rng.randint(0 if start else 1, 12))]
     return [*start, *end]
+
+
+def random_images(rng: random.Random, prompt: Sequence[int], kinds: Sequence[tuple[int, int]]) -> tuple[Image, ...]:
+    """Images to be inserted into the prompt, of these names and numbers of tokens, each with pixels or without."""
+    images, num_tokens = list[Image](), 0
+    for offset in sorted(rng.choices(range(len(prompt) + 1), k=rng.choice([0, 1, 1, 2, 4]))):
+        image = make_image(*rng.choice(kinds), offset + num_tokens)
+        num_tokens += image.num_tokens
+        if len(prompt) + num_tokens > MAX_MODEL_LEN - 10:
+            break
+        images.append(image if rng.random() < 0.8 else replace(image, pixels=b""))
+    return tuple(images)
 
 
 def follow_up(rng: random.Random, request: EngineCoreRequest) -> list[int]:
@@ -45,9 +59,14 @@ def random_grammar(rng: random.Random) -> Grammar:
 
 
 def random_request(
-    rng: random.Random, request_id: str, prompt: list[int], grammar_share: float = 0.0, lora_digest: str = ""
+    rng: random.Random,
+    request_id: str,
+    prompt: list[int],
+    grammar_share: float = 0.0,
+    lora_digest: str = "",
+    images: tuple[Image, ...] = (),
 ) -> EngineCoreRequest:
-    """With the adapter of this content, whose name is the part before `@`."""
+    """With the adapter of this content, whose name is the part before `@`, and with images in the prompt."""
     max_tokens = rng.choice([None, 1, 2, rng.randint(1, 30)])
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -62,25 +81,31 @@ def random_request(
     request = make_request(
         request_id, prompt, priority=rng.randint(-2, 2), cache_salt=rng.choice(["", "", "salt"]), **params
     )
+    request = replace(request, images=images)
     output, reason = expected_output(request)
     # Another engine may have died between the last token and the end, if only this engine knows that it is the end.
     most = len(output) - (reason is not FinishReason.COMPLETE or len(output) == max_tokens)
     if rng.random() < 0.1 and most > 0 and len(prompt) + most < MAX_MODEL_LEN:
         resumed = output[: rng.randint(1, most)]
-        return make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
+        resumed_request = make_request(request_id, prompt, priority=request.priority, resumed=resumed, **params)
+        return replace(resumed_request, images=images)
     return request
 
 
-def random_pooled(rng: random.Random, request_id: str, prompt: list[int]) -> EngineCoreRequest:
-    salt = rng.choice(["", "", "salt"])
-    return make_pooled(request_id, prompt, rng.choice(list(PoolingTask)), priority=rng.randint(-2, 2), cache_salt=salt)
+def random_pooled(
+    rng: random.Random, request_id: str, prompt: list[int], images: tuple[Image, ...] = ()
+) -> EngineCoreRequest:
+    salt, task = rng.choice(["", "", "salt"]), rng.choice(list(PoolingTask))
+    request = make_pooled(request_id, prompt, task, priority=rng.randint(-2, 2), cache_salt=salt)
+    return replace(request, images=images)
 
 
 def expected_output(request: EngineCoreRequest) -> tuple[list[int], FinishReason | None]:
     """The output of the request alone, with its end if it has a grammar."""
     params = request.sampling_params
     if params.grammar is None:
-        return generate(request.prompt_token_ids, params, EOS, MAX_MODEL_LEN, request.lora_digest), None
+        prompt = seen(request.prompt_token_ids, request.images)
+        return generate(prompt, params, EOS, MAX_MODEL_LEN, request.lora_digest), None
     if params.grammar.text in ("invalid", "busy"):
         return [], None
     return generate_constrained(request, EOS, MAX_MODEL_LEN)
@@ -147,8 +172,9 @@ class Traffic:
         follow_up_share: float = 0.0,
         pooled_share: float = 0.0,
         lora_digests: Sequence[str] = (),
+        image_kinds: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Requests have each of `lora_digests` as often as none."""
+        """Requests have each of `lora_digests` as often as none. `image_kinds` are names and numbers of tokens."""
         self.run = run
         self.rng = rng
         self.abort_share = abort_share
@@ -159,13 +185,21 @@ class Traffic:
         ]
         self.coming: list[EngineCoreRequest] = []  # the next one last
         for index in range(num_requests):
-            follows = self.coming and rng.random() < follow_up_share
-            prompt = follow_up(rng, rng.choice(self.coming)) if follows else random_prompt(rng, prefixes)
+            images: tuple[Image, ...] = ()
+            if self.coming and rng.random() < follow_up_share:
+                followed = rng.choice(self.coming)
+                prompt = follow_up(rng, followed)
+                images = tuple(image for image in followed.images if image.end <= len(prompt))
+            else:
+                prompt = random_prompt(rng, prefixes)
+                if image_kinds:
+                    images = random_images(rng, prompt, image_kinds)
+                    prompt = insert_images(prompt, images)
             if pooled_share and rng.random() < pooled_share:
-                self.coming.insert(0, random_pooled(rng, f"r{index}", prompt))
+                self.coming.insert(0, random_pooled(rng, f"r{index}", prompt, images))
             else:
                 digest = rng.choice(["", *lora_digests])
-                self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share, digest))
+                self.coming.insert(0, random_request(rng, f"r{index}", prompt, grammar_share, digest, images))
         grammars = [request.sampling_params.grammar for request in self.coming]
         run.grammars.known = {grammar.text for grammar in grammars if grammar is not None and rng.random() < 0.3}
         run.grammars.known -= {"invalid", "busy"}

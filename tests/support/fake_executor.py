@@ -17,6 +17,7 @@ from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import (
     CachedRequestData,
     Drafts,
+    ImageSpan,
     LoraSlot,
     ModelRunnerOutput,
     NewRequestData,
@@ -24,7 +25,9 @@ from proa_engine.core.types import (
     SchedulerOutput,
     StateSteps,
 )
+from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
+from support.fake_images import FakeEncodings, seen
 
 _MODULUS = 2**61 - 1
 VOCAB_SIZE = 61
@@ -106,6 +109,7 @@ class FakeModelConfig:
     has_lm_head: bool = True
     is_encoder: bool = False
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    images: ImageConfig | None = None
 
 
 @dataclass
@@ -125,6 +129,7 @@ class FakeRow:
     drafts: Drafts = NO_DRAFTS
     pooling: PoolingParams | None = None
     sum: int = 0  # of a pooled request's contexts
+    images: Sequence[ImageSpan] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -194,6 +199,7 @@ class FakeExecutor:
     lora_slots: dict[int, int] = field(default_factory=dict)  # ids, by slot
     lora_reads: list[tuple[int, str, Future[str]]] = field(default_factory=list)  # adapters that are being read
     num_slot_fills: int = 0
+    encodings: FakeEncodings = field(default_factory=lambda: FakeEncodings(0, 0, attends_within=False))
     num_in_flight: int = 0
     is_shut_down: bool = False
     _started: SchedulerOutput | None = None
@@ -215,6 +221,7 @@ class FakeExecutor:
         self.num_in_flight += 1
         assert self.num_in_flight <= self.max_in_flight, "too many steps in flight"
         self._apply(plan)
+        self.encodings.apply(plan)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self._write(request_id, num_tokens)
         for request_id in plan.num_scheduled_tokens:
@@ -245,6 +252,7 @@ class FakeExecutor:
         self.log.append(("sleep", level))
         self._cache = []
         self.lora_slots = {}
+        self.encodings.clear()
 
     def wake_up(self) -> None:
         assert not self._cache, "the executor is awake"
@@ -302,7 +310,7 @@ class FakeExecutor:
     def _add(self, new: NewRequestData) -> None:
         assert new.request_id not in self.rows, f"{new.request_id} is new twice"
         contexts, context = list[int](), first_context(self._fill_slot(new.lora))
-        for token_id in new.token_ids:
+        for token_id in seen(new.token_ids, new.images):
             context = fingerprint(context, token_id)
             contexts.append(context)
         self.rows[new.request_id] = FakeRow(
@@ -314,6 +322,7 @@ class FakeExecutor:
             new.lora,
             new.num_computed_tokens,
             pooling=new.pooling_params,
+            images=new.images,
         )
         assert len(new.block_ids) == 1 + len(self.windows)
         self._poison(table[new.num_computed_tokens // self.block_size :] for table in new.block_ids)
@@ -370,6 +379,7 @@ class FakeExecutor:
         row.num_computed_tokens = min(row.start + num_tokens, len(row.contexts))
         self._check_drafts(request_id, row, num_tokens - (row.num_computed_tokens - row.start))
         row.num_planned_tokens = end
+        self.encodings.read(request_id, row.images, row.start, row.num_computed_tokens)
         for position in range(row.start, row.start + num_tokens):
             is_right = position < row.num_computed_tokens
             for index, table in enumerate(row.tables):

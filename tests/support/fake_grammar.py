@@ -12,6 +12,7 @@ from typing import Any
 from proa.contract import EngineCoreRequest, FinishReason, Grammar
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady, Part
 from support.fake_executor import VOCAB_SIZE, choose, fingerprint, first_context
+from support.fake_images import seen
 
 WORDS = -(-VOCAB_SIZE // 32)
 NEVER = 10_000
@@ -101,7 +102,7 @@ def generate_constrained(
     request: EngineCoreRequest, eos_token_ids: frozenset[int], limit: int
 ) -> tuple[list[int], FinishReason]:
     """What the request must produce, resumed tokens included, said without any scheduling."""
-    params, prompt = request.sampling_params, request.prompt_token_ids
+    params, prompt = request.sampling_params, seen(request.prompt_token_ids, request.images)
     assert params.grammar is not None
     cursor = GrammarCursor(params.grammar, FakeMatcher(params.grammar.text, eos_token_ids))
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)

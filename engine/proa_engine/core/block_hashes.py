@@ -20,8 +20,8 @@ class BlockHashes:
         """Hash of the request's block `index`, whose tokens are known and whose earlier blocks are hashed."""
         hashes = request.block_hashes
         if index == len(hashes):
-            start = index * self._block_size
+            start, end = index * self._block_size, (index + 1) * self._block_size
             parent = hashes[-1] if hashes else self._root
-            token_ids = request.token_ids[start : start + self._block_size]
-            hashes.append(self._hash_block(parent, token_ids, request.extra_keys))
+            keys = request.images.extra_keys(request.extra_keys, start, end)
+            hashes.append(self._hash_block(parent, request.token_ids[start:end], keys))
         return hashes[index]

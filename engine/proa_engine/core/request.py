@@ -7,6 +7,7 @@ from enum import IntEnum
 from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, extra_keys
 from proa_engine.core.block_pool import Block
 from proa_engine.core.lora_slots import Adapter
+from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
 
 
 class RequestStatus(IntEnum):
@@ -56,6 +57,7 @@ class Request:
         "extra_keys",
         "first_columns",
         "has_output",
+        "images",
         "lora",
         "max_num_tokens",
         "num_cached_tokens",
@@ -91,6 +93,7 @@ class Request:
         # Of its blocks' hashes, beside their tokens.
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
         self.lora: Adapter | None = None
+        self.images: RequestImages | NoImages = NO_IMAGES
         self.trace_headers = request.trace_headers
         self.order = order  # unique; lower is scheduled first and preempted last
         self.status = RequestStatus.WAITING

@@ -8,6 +8,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask
 from proa_engine.core import admission
 from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
 from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.images import Images
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
 from proa_engine.core.pooling import PoolingRequest, WholePromptRequest
@@ -37,6 +38,7 @@ class RequestAdmission:
         eos_token_ids: frozenset[int],
         grammars: Grammars | None,
         loras: Loras,
+        images: Images,
         last_token_tasks: frozenset[PoolingTask],
         whole_prompts: bool,
         forced: ForcedCounter,
@@ -47,6 +49,7 @@ class RequestAdmission:
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
         self._loras = loras
+        self._images = images
         self._last_token_tasks = last_token_tasks
         self._make_pooled = WholePromptRequest if whole_prompts else PoolingRequest
         self._forced = forced if config.compute_forced_tokens and not config.num_speculative_tokens else None
@@ -58,7 +61,7 @@ class RequestAdmission:
             return rejection
         adapter = self._loras.find(request)
         made = self._make_request(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
-        made.lora = adapter
+        made.lora, made.images = adapter, self._images.of(request)
         if isinstance(made, ConstrainedRequest):
             return self._hold(made, request, now, on_ready)
         self._table.add(made, now)
@@ -95,6 +98,9 @@ class RequestAdmission:
         if num_waiting >= self._config.max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
             return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
+        if missing := self._images.missing(request):
+            message = f"the engine has not kept {len(missing)} of the request's images; send their pixels"
+            return Rejection(request.request_id, request.client_index, "failed_precondition", message, missing)
         return None
 
     def _make_request(self, request: EngineCoreRequest) -> Request:

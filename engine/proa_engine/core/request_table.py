@@ -96,6 +96,7 @@ class RequestTable:
         request = self.running.pop()
         self._kv_cache_manager.free(request)
         self._loras.stop(request)
+        request.images.release()
         request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
         self.waiting.push(request)
@@ -110,6 +111,7 @@ class RequestTable:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
             self._loras.stop(request)
+            request.images.release()
             self._finished_ids.append(request.request_id)
         elif before is RequestStatus.WAITING_FOR_GRAMMAR:
             del self.pending[request.request_id]
@@ -139,6 +141,7 @@ class RequestTable:
         assert all(request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in waiting)
         assert self.running == sorted(self.running, key=_order)
         assert not any(request.tables or request.state or request.num_computed_tokens for request in waiting)
+        assert not any(request.images.held for request in waiting)
         assert all(0 <= request.num_placeholders <= request.max_placeholders for request in self.by_id.values())
         self._kv_cache_manager.check_integrity(self.running)
         self._loras.check_integrity(self.running, self.by_id.values())

@@ -48,6 +48,7 @@ class Operations:
                 if self._is_asleep:
                     self._executor.wake_up()
                     self._scheduler.loras.slots.clear()
+                    self._scheduler.encoder_cache.clear()
                 self._is_asleep, self.sleep_level = False, 0
                 self._settle()
                 operation.done.set_result(None)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter
 from proa_engine.core.grammar import GrammarReady, Grammars
+from proa_engine.core.images import Images
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
@@ -39,11 +40,12 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         grammars: Grammars | None = None,
         loras: Loras | None = None,
+        images: Images | None = None,
         last_token_tasks: frozenset[PoolingTask] = frozenset(),
         whole_prompts: bool = False,
     ) -> None:
-        """`grammars` None: requests must have no grammar; `loras` None: no adapter. `last_token_tasks` need the last
-        token's hidden state only.
+        """`grammars` None: requests must have no grammar; `loras` None: no adapter; `images` None: no images.
+        `last_token_tasks` need the last token's hidden state only.
 
         Raises `ValueError` if the model cannot have drafts.
         """
@@ -51,6 +53,8 @@ class Scheduler:
         self.config = config
         self.grammars = grammars
         self.loras = loras or Loras()
+        images = images or Images()
+        self.encoder_cache = images.cache
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
@@ -62,6 +66,7 @@ class Scheduler:
             eos_token_ids=eos_token_ids,
             grammars=grammars,
             loras=self.loras,
+            images=images,
             last_token_tasks=last_token_tasks,
             whole_prompts=whole_prompts,
             forced=self._forced,
@@ -96,6 +101,8 @@ class Scheduler:
             spec_decode_num_draft_tokens=self._drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
             num_forced_tokens=self._forced.num_tokens,
+            num_encoded_images=self.encoder_cache.num_encoded,
+            num_encoder_hits=self.encoder_cache.num_hits,
         )
 
     @property
@@ -151,13 +158,16 @@ class Scheduler:
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache, as after a change of weights."""
+        """Empty the prefix cache and the encoder cache, as after a change of weights."""
         self._manager.reset_prefix_cache(self._table.running)
+        self.encoder_cache.reset()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the state is inconsistent. For tests: it takes longer than a step."""
         assert len(self._table.running) <= self._max_running
         self._table.check_integrity()
+        held = [request.images.held for request in self._table.running]
+        self.encoder_cache.check_integrity([image_hash for image_hash in held if image_hash is not None])
 
     def _append(
         self, request: Request, token_ids: Sequence[int], result: ModelRunnerOutput, now: float
@@ -191,6 +201,7 @@ class Scheduler:
             num_tokens = request.num_uncomputed_tokens
             if num_tokens > 1:  # a chunk leaves one token for each request behind it
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_before - 1))
+            num_tokens = request.images.limit(request.num_computed_tokens, num_tokens)
             if num_tokens == 0:
                 continue
             num_slots = request.num_computed_tokens + num_tokens
@@ -210,11 +221,14 @@ class Scheduler:
             if request is None or not request.fits(plan.budget):
                 break
             hit = self._manager.get_computed_blocks(request)
+            budget = request.images.limit(hit.num_tokens, plan.budget)
+            if budget == 0:
+                break
             block_ids = self._manager.allocate_slots(request, request.num_slots_to_start, hit)
             if block_ids is None:
                 break
             self._table.start(request, hit.num_tokens, now)
-            plan.add_new(request, min(request.num_uncomputed_tokens, plan.budget), block_ids)
+            plan.add_new(request, min(request.num_uncomputed_tokens, budget), block_ids)
 
     def _grow(self, request: Request, num_slots: int, now: float) -> list[list[int]] | None:
         """Allocate `num_slots` in total, preempting the last requests. Returns None if that includes this request."""
@@ -229,4 +243,6 @@ class Scheduler:
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
         if plan.has_tokens or finished_ids or preempted_ids:
             self._num_steps += 1
-        return plan.seal(self._num_steps, self._decode_ids.of(plan.decodes), finished_ids, preempted_ids, states)
+        freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=plan.has_tokens)
+        decode_ids = self._decode_ids.of(plan.decodes)
+        return plan.seal(self._num_steps, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs)

@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
-from proa_engine.core.types import CachedRequestData, LoraSlot, NewRequestData, SchedulerOutput, StateSteps
+from proa_engine.core.types import (
+    CachedRequestData,
+    EncoderInput,
+    LoraSlot,
+    NewRequestData,
+    SchedulerOutput,
+    StateSteps,
+)
 
 
 class IdColumn:
@@ -69,6 +76,7 @@ class StepPlan:
             lora=_lora_slot(request),
             pooling_params=request.pooling_params,
             trace_headers=request.trace_headers,
+            images=request.images.spans,
         )
         self._new.append(data)
         self._add(request, num_tokens)
@@ -80,6 +88,8 @@ class StepPlan:
         finished_request_ids: list[str],
         preempted_request_ids: list[str],
         states: Mapping[str, StateSteps],
+        freed_images: list[bytes],
+        encoder_inputs: list[EncoderInput],
     ) -> SchedulerOutput:
         """The step for the executor."""
         return SchedulerOutput(
@@ -92,6 +102,8 @@ class StepPlan:
             preempted_request_ids=preempted_request_ids,
             grammar_rows=self._grammar_rows() if self._constrained else [],
             states=states,
+            freed_images=freed_images,
+            encoder_inputs=encoder_inputs,
         )
 
     def _grammar_rows(self) -> list[int]:
@@ -106,6 +118,7 @@ class StepPlan:
             self._budget -= num_tokens
             self._chunks.append(request)
             self._num_chunk_tokens[request.request_id] = num_tokens
+        request.images.claim(request, num_tokens)
         request.schedule(num_tokens)
 
 

@@ -14,7 +14,9 @@ from proa.contract import (
 )
 from proa_engine.core.kv_events import KvEventBatch
 
-RejectionCode = Literal["resource_exhausted", "invalid_argument", "already_exists", "unavailable", "not_found"]
+RejectionCode = Literal[
+    "resource_exhausted", "invalid_argument", "already_exists", "unavailable", "not_found", "failed_precondition"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Rejection:
     client_index: int
     code: RejectionCode
     message: str  # a sentence for the user
+    missing_images: Sequence[bytes] = ()  # hashes, with the code "failed_precondition"
 
 
 class PlainTokens(NamedTuple):

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proa.contract import EngineCoreRequest, PoolingTask, SamplingParams
+from proa.contract import EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
 
+HASH_BYTES = 16
 _UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second one is a message without any
 
 
@@ -18,6 +19,8 @@ class ModelLimits:
     pooling_only: bool = False  # the model generates no tokens
     embedding_size: int = 0
     max_loras: int = 0  # different adapters in one step; 0: no adapters
+    images: ImageInput | None = None  # None: the engine reads none
+    max_image_tokens: int = 0  # of one image
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
@@ -28,6 +31,7 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     check_pooling_params(request, limits)
     if request.lora_name and not limits.max_loras:
         raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
+    check_images(request, limits)
 
 
 def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits, *, num_output_tokens: int = 1) -> None:
@@ -84,6 +88,34 @@ def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> Non
         raise ValueError(f"dimensions must be at most {limits.embedding_size}, got {params.dimensions}")
 
 
+def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
+    """Check the sizes of images and their places in the prompt. Whether a hash is that of the pixels is not checked."""
+    if not request.images:
+        return
+    if limits.images is None:
+        raise ValueError("this engine reads no images: its model has no image encoder, or it was not loaded")
+    end = 0
+    for index, image in enumerate(request.images):
+        name = f"image {index}"
+        _check_image(name, image, limits.images)
+        if image.num_tokens > limits.max_image_tokens:
+            raise ValueError(
+                f"{name} has {image.num_tokens} tokens, and the engine encodes images of at most "
+                f"{limits.max_image_tokens}; make the image smaller, or start the engine with a larger "
+                "--encoder-cache-size and --max-num-batched-tokens"
+            )
+        if image.offset < end or image.end > len(request.prompt_token_ids):
+            raise ValueError(
+                f"{name} has the prompt's tokens from {image.offset} to {image.end - 1}, which must follow the image "
+                f"before it and be inside the prompt of {len(request.prompt_token_ids)} tokens"
+            )
+        token_id = limits.images.token_id
+        others = set(request.prompt_token_ids[image.offset : image.end]) - {token_id}
+        if others:
+            raise ValueError(f"the prompt's tokens of {name} must all be {token_id}, got {sorted(others)[:3]}")
+        end = image.end
+
+
 def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
     """Check that resumed tokens are in the vocabulary and leave at least one token to generate."""
     resumed = request.resumed_token_ids
@@ -94,6 +126,30 @@ def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
     if resumed and len(request.prompt_token_ids) + len(resumed) >= limits.max_model_len:
         raise ValueError(
             f"prompt and resumed_token_ids fill the model's maximum context length of {limits.max_model_len} tokens"
+        )
+
+
+def _check_image(name: str, image: Image, images: ImageInput) -> None:
+    """Check an image by itself."""
+    height, width = image.height, image.width
+    if len(image.hash) != HASH_BYTES:
+        raise ValueError(f"the hash of {name} must have {HASH_BYTES} bytes, got {len(image.hash)}")
+    if not height or not width or height % images.unit or width % images.unit:
+        raise ValueError(f"height and width of {name} must be multiples of {images.unit} pixels, got {height}x{width}")
+    if images.side and (height, width) != (images.side, images.side):
+        raise ValueError(f"{name} must have {images.side}x{images.side} pixels, got {height}x{width}")
+    if not images.side and not images.min_pixels <= height * width <= images.max_pixels:
+        raise ValueError(
+            f"{name} must have {images.min_pixels} to {images.max_pixels} pixels, got {height}x{width} = "
+            f"{height * width}"
+        )
+    if image.pixels and len(image.pixels) != height * width * 3:
+        raise ValueError(
+            f"the pixels of {name} must be {height * width * 3} bytes of RGB, or empty, got {len(image.pixels)}"
+        )
+    if image.num_tokens != images.num_tokens(height, width):
+        raise ValueError(
+            f"{name} of {height}x{width} pixels has {images.num_tokens(height, width)} tokens, got {image.num_tokens}"
         )
 
 

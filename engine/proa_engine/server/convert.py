@@ -132,7 +132,13 @@ def outputs_to_pb(outputs: EngineCoreOutputs) -> service_pb2.SessionResponse:
 
 
 def rejected_to_pb(handle: int, error: EngineError) -> service_pb2.SessionResponse:
-    rejected = Rejected(handle=handle, code=status_number(error), message=str(error), retryable=error.retryable)
+    rejected = Rejected(
+        handle=handle,
+        code=status_number(error),
+        message=str(error),
+        retryable=error.retryable,
+        missing_images=error.missing_images,
+    )
     return service_pb2.SessionResponse(rejected=to_pb(service_pb2.Rejected, rejected))
 
 

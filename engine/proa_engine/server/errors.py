@@ -8,6 +8,7 @@ EngineError
 ├── NoPrefixCache       KV events requested, but prefix caching is off
 ├── NotReady            the model is still loading
 ├── LoraNotLoaded       the request's adapter is not loaded; another engine may have it
+├── ImagesMissing       the request has images without pixels that the engine has not kept
 ├── Sleeping            the engine sleeps until an operator wakes it up; another engine may take the request
 ├── Draining            the engine is shutting down and admits no new requests
 └── EngineDead          the engine has failed
@@ -15,15 +16,19 @@ EngineError
 `LoraError` of the core, of an operation on adapters, has status codes too.
 """
 
+from collections.abc import Sequence
+
 import grpc
 
 from proa_engine.core.lora_store import LoraError, LoraExists, LoraInvalid, LoraNotFound, TooManyLoras
+from proa_engine.core.types import Rejection
 
 
 class EngineError(Exception):
     """An error for the caller; the message is a sentence. `retryable`: another engine may take the request."""
 
     retryable = False
+    missing_images: Sequence[bytes] = ()  # hashes of images that the engine accepts with their pixels
 
 
 class InvalidRequest(EngineError):
@@ -54,6 +59,10 @@ class LoraNotLoaded(EngineError):
     retryable = True
 
 
+class ImagesMissing(EngineError):
+    retryable = True
+
+
 class Sleeping(EngineError):
     retryable = True
 
@@ -74,6 +83,7 @@ STATUS_CODES: dict[type[EngineError] | type[LoraError], grpc.StatusCode] = {
     NoPrefixCache: grpc.StatusCode.FAILED_PRECONDITION,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     LoraNotLoaded: grpc.StatusCode.NOT_FOUND,
+    ImagesMissing: grpc.StatusCode.FAILED_PRECONDITION,
     Sleeping: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     EngineDead: grpc.StatusCode.UNAVAILABLE,
@@ -90,7 +100,14 @@ REJECTIONS: dict[str, type[EngineError]] = {
     "already_exists": RequestIdInUse,
     "not_found": LoraNotLoaded,
     "unavailable": Sleeping,
+    "failed_precondition": ImagesMissing,
 }
+
+
+def rejection_error(rejection: Rejection) -> EngineError:
+    error = REJECTIONS[rejection.code](rejection.message)
+    error.missing_images = rejection.missing_images
+    return error
 
 
 def status_code(error: EngineError | LoraError) -> grpc.StatusCode:

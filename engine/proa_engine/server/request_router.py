@@ -14,13 +14,13 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, Sche
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.server.errors import (
-    REJECTIONS,
     Draining,
     EngineError,
     InvalidRequest,
     NoPrefixCache,
     NotReady,
     RequestIdInUse,
+    rejection_error,
     status_code,
 )
 from proa_engine.server.kv_events import KvEventPublisher, KvSubscription
@@ -179,7 +179,7 @@ class RequestRouter:
         for rejection in outputs.rejections:
             self._engine.observer.on_rejected(rejection.request_id, rejection.code, rejection.message)
             if (stream := self._streams.get(rejection.client_index)) is not None:
-                stream.output.reject(rejection.request_id, REJECTIONS[rejection.code](rejection.message))
+                stream.output.reject(rejection.request_id, rejection_error(rejection))
             self._forget(rejection.request_id)
 
     async def operate(self, operation: Operation[T]) -> T:

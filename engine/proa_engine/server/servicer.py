@@ -13,6 +13,7 @@ from proa_engine.core.operations import ResetPrefixCache, WakeUp
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, status_code
 from proa_engine.server.generate_call import GenerateCall
+from proa_engine.server.pixels import check_pixels
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session
 
@@ -29,7 +30,9 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
     async def Generate(self, request: service_pb2.GenerateRequest, context: Context) -> None:
         async with _status_on_error(context), GenerateCall(self._router) as call:
             metadata = context.invocation_metadata() or ()
-            call.submit(convert.request_from_pb(request.request, now=time.time(), metadata=metadata))
+            converted = convert.request_from_pb(request.request, now=time.time(), metadata=metadata)
+            await check_pixels(converted)
+            call.submit(converted)
             while (output := await call.next_output()) is not None:
                 await context.write(convert.generate_to_pb(output))
 

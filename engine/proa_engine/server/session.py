@@ -15,6 +15,7 @@ from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
 from proa_engine.server.pending import PendingOutputs
+from proa_engine.server.pixels import check_pixels
 from proa_engine.server.plain_columns import HandleColumn
 from proa_engine.server.request_router import RequestRouter
 
@@ -120,18 +121,19 @@ class Session:
         async for message in messages:
             match convert.session_message_from_pb(message, now=time.time()):
                 case convert.Add(handle, request):
-                    self._add(handle, request)
+                    await self._add(handle, request)
                 case convert.AbortHandles(handles):
                     self._router.abort([self._forget(handle) for handle in handles if handle in self._request_ids])
                 case convert.Open():
                     raise InvalidRequest("a session is opened once")
 
-    def _add(self, handle: int, request: EngineCoreRequest | InvalidRequest) -> None:
+    async def _add(self, handle: int, request: EngineCoreRequest | InvalidRequest) -> None:
         if handle in self._request_ids:
             raise InvalidRequest(f"handle {handle} belongs to an unfinished request of this session")
         try:
             if isinstance(request, InvalidRequest):
                 raise request
+            await check_pixels(request)
             self._router.submit(self._stream_id, request)
         except EngineError as error:
             self._send_control(convert.rejected_to_pb(handle, error))

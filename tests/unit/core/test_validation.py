@@ -1,15 +1,17 @@
 """Validation of requests against a model's limits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from proa.contract import Grammar, PoolingParams, PoolingTask, SamplingParams
+from proa.contract import EngineCoreRequest, Grammar, Image, PoolingParams, PoolingTask, SamplingParams
 from proa.contract.pb import from_pb
 from proa.engine.v1 import core_pb2
 from proa_engine.core.validation import ModelLimits, check_request
 from support.core import make_pooled, make_request
+from support.fake_images import IMAGE_INPUT
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=10, max_logprobs=5)
 
@@ -111,3 +113,68 @@ def test_a_model_without_an_output_layer_accepts_only_pooled_requests() -> None:
     check_request(make_pooled(), limits)
     with pytest.raises(ValueError, match="this model generates no tokens"):
         check_request(make_request(), limits)
+
+
+IMAGE_LIMITS = replace(
+    LIMITS,
+    max_model_len=20,
+    images=replace(IMAGE_INPUT, token_id=99, unit=2, min_pixels=4, max_pixels=24),
+    max_image_tokens=4,
+)
+IMAGE = Image(hash=bytes(16), offset=1, num_tokens=2, height=2, width=4, pixels=bytes(24))
+
+
+def with_images(*images: Image, prompt: Sequence[int] = (1, 99, 99, 2, 99, 99, 3)) -> EngineCoreRequest:
+    return replace(make_request(prompt=prompt), images=images)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        with_images(IMAGE),
+        with_images(IMAGE, replace(IMAGE, offset=4, pixels=b"")),
+        with_images(IMAGE, replace(IMAGE, offset=3), prompt=[1, 99, 99, 99, 99]),
+        with_images(prompt=[99, 99]),
+        with_images(replace(IMAGE, offset=0, num_tokens=4, height=4, pixels=b""), prompt=[99] * 4),
+    ],
+)
+def test_accepts_images(request_: EngineCoreRequest) -> None:
+    check_request(request_, IMAGE_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (with_images(replace(IMAGE, hash=b"")), "the hash of image 0 must have 16 bytes, got 0"),
+        (with_images(replace(IMAGE, height=3)), "height and width of image 0 must be multiples of 2 pixels, got 3x4"),
+        (with_images(replace(IMAGE, height=0)), "height and width of image 0 must be multiples of 2 pixels, got 0x4"),
+        (with_images(replace(IMAGE, height=2, width=14)), "image 0 must have 4 to 24 pixels, got 2x14 = 28"),
+        (with_images(replace(IMAGE, pixels=b"123")), "the pixels of image 0 must be 24 bytes of RGB, or empty, got 3"),
+        (with_images(replace(IMAGE, num_tokens=1)), "image 0 of 2x4 pixels has 2 tokens, got 1"),
+        (
+            with_images(replace(IMAGE, num_tokens=6, height=2, width=12, pixels=b"")),
+            "image 0 has 6 tokens, and the engine encodes images of at most 4",
+        ),
+        (
+            with_images(IMAGE, replace(IMAGE, offset=2)),
+            "image 1 has the prompt's tokens from 2 to 3, which must follow",
+        ),
+        (with_images(replace(IMAGE, offset=6)), "tokens from 6 to 7, .* be inside the prompt of 7 tokens"),
+        (with_images(replace(IMAGE, offset=2)), r"the prompt's tokens of image 0 must all be 99, got \[2\]"),
+    ],
+)
+def test_rejects_invalid_images(request_: EngineCoreRequest, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_request(request_, IMAGE_LIMITS)
+
+
+def test_rejects_images_of_another_size_than_all_images_of_the_model() -> None:
+    limits = replace(IMAGE_LIMITS, images=replace(IMAGE_INPUT, token_id=99, unit=2, side=4))
+    check_request(with_images(replace(IMAGE, num_tokens=4, height=4, pixels=b""), prompt=[1, *[99] * 4]), limits)
+    with pytest.raises(ValueError, match="image 0 must have 4x4 pixels, got 2x4"):
+        check_request(with_images(IMAGE), limits)
+
+
+def test_rejects_images_if_the_engine_reads_none() -> None:
+    with pytest.raises(ValueError, match="this engine reads no images"):
+        check_request(with_images(IMAGE), LIMITS)

@@ -1,0 +1,103 @@
+"""RequestImages: the images of one request, and how far a step can compute it because of them."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+from proa.contract import Image, image_keys
+from proa_engine.core.encoder_cache import EncoderCache
+from proa_engine.core.types import ImageSpan
+
+Keys = tuple[bytes | str, ...]
+
+
+class _Computed(Protocol):
+    """The part of `Request` that is needed here."""
+
+    num_computed_tokens: int
+    num_slots: int
+
+
+class NoImages:
+    """The images of a request without any."""
+
+    spans: Sequence[ImageSpan] = ()
+    held: bytes | None = None
+
+    def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
+        return keys
+
+    def limit(self, start: int, num_tokens: int) -> int:
+        return num_tokens
+
+    def claim(self, request: _Computed, num_tokens: int) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+class RequestImages:
+    """Images of a prompt, by ascending offset and all with pixels, encoded in steps that compute their tokens.
+
+    `attends_within`: the tokens of an image attend to all of it, so that one step must compute them.
+    """
+
+    def __init__(self, images: Sequence[Image], cache: EncoderCache, *, attends_within: bool) -> None:
+        self.spans = tuple(
+            ImageSpan(each.hash, each.offset, each.num_tokens, each.height, each.width) for each in images
+        )
+        self.held: bytes | None = None  # hash of the image of which the scheduled steps compute a part
+        self._images = images
+        self._ends = [image.end for image in images]
+        self._cache = cache
+        self._attends_within = attends_within
+
+    def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
+        """Of the hash of the block of tokens `start` … `end` - 1, whose other extra keys are `keys`."""
+        return *keys, *image_keys(self._touching(start, end), start, end)
+
+    def limit(self, start: int, num_tokens: int) -> int:
+        """How many of these tokens, from `start` on, the step can compute.
+
+        They end before an image that is not encoded and cannot be encoded in this step. With `attends_within`, they
+        also end before an image whose last token is not among them.
+        """
+        end = start + num_tokens
+        images = self._touching(start, end)
+        num_available = self._cache.num_available(images)
+        if num_available < len(images):
+            end = max(images[num_available].offset, start)
+        elif self._attends_within and images and images[-1].end > end:
+            end = max(images[-1].offset, start)
+        return end - start
+
+    def claim(self, request: _Computed, num_tokens: int) -> None:
+        """Read the images of the request's next tokens in this step, and hold one of which it computes only a part."""
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        before, self.held = self.held, None
+        for image in self._touching(start, end):
+            self._cache.use(image, begins=before is None or image.offset >= start)
+            if image.end > end:
+                self._cache.hold(image.hash)
+                self.held = image.hash
+        if before is not None:
+            self._cache.release(before)
+        if end < self._ends[-1]:
+            request.num_slots = end  # so that it is scheduled with its images, not as a decode
+
+    def release(self) -> None:
+        """Hold no image any more: the request is preempted or has finished."""
+        if self.held is not None:
+            self._cache.release(self.held)
+            self.held = None
+
+    def _touching(self, start: int, end: int) -> Sequence[Image]:
+        """The images that have any of these tokens."""
+        first = last = bisect_right(self._ends, start)
+        while last < len(self._images) and self._images[last].offset < end:
+            last += 1
+        return self._images[first:last]
+
+
+NO_IMAGES = NoImages()
