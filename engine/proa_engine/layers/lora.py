@@ -13,6 +13,9 @@ from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.skinny_gemm import SkinnyGemm
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
+# Parts of models whose decoder is not all: encoders, and what fits their outputs to the decoder.
+_ENCODERS = {"visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision", "audio_tower"}
+
 
 @dataclass(frozen=True, slots=True)
 class LoraSegment:
@@ -61,13 +64,16 @@ class LoraProducts:
 
 @dataclass(frozen=True, slots=True)
 class LoraMethod:
-    """`inner`, with adapters for linear layers. Experts and matrices that are not multiplied as such have none."""
+    """`inner`, with adapters for linear layers of the decoder. Experts and matrices that are not multiplied as such
+    have none, nor has an encoder of images."""
 
     inner: LinearMethod
     products: LoraProducts
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         loaded, tokens = self.inner.load(projections, bias), self.products.tokens
+        if _is_in_encoder(projections[0].weights.prefix):  # its rows are not the step's tokens
+            return loaded
         product = LoraLinear(loaded, self.products.add(projections), tokens)
         gated = None if loaded.gated is None else product.gated
         return LoadedLinear(product, _form_without_lora(loaded.input_form, tokens), gated)
@@ -145,6 +151,11 @@ def _segments(projections: Sequence[Projection]) -> tuple[LoraSegment, ...]:
 
 
 def module_name(prefix: str) -> str:
-    """A module's name from `layers.` on: what is before it depends on the checkpoint and on who wrote it."""
-    start = prefix.find("layers.")
+    """The name of a module of the decoder from `layers.` on: what is before it depends on the checkpoint and on who
+    wrote it. An encoder's modules keep their names, so that none has the name of one of the decoder."""
+    start = -1 if _is_in_encoder(prefix) else prefix.find("layers.")
     return prefix[max(start, 0) :]
+
+
+def _is_in_encoder(prefix: str) -> bool:
+    return not _ENCODERS.isdisjoint(prefix.split("."))

@@ -9,9 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
-from proa_engine.layers.lora import LoraSegment
+from proa_engine.layers.linear import Unquantized
+from proa_engine.layers.lora import LoraMethod, LoraProducts, LoraSegment
+from proa_engine.layers.weights import Projection, Slice, Weights
+from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.loader import resolve_lora
 from proa_engine.models.lora_checkpoint import open_lora, unchanged
+from proa_engine.worker.lora_adapters import LoraAdapters
 
 MODULE = "layers.0.mlp.up_proj"
 SEGMENT = LoraSegment(MODULE, out_features=6, in_features=4, rows=(), columns=None)
@@ -63,3 +67,31 @@ def test_an_adapter_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> 
         pass
     with pytest.raises(LoraInvalid, match="changed while it was read"), unchanged(tmp_path):
         read(tmp_path, b=torch.ones(6, 3), a=torch.ones(3, 4))
+
+
+TOWERS = ["model.visual.blocks.0.attn.proj", "vision_tower.vision_model.encoder.layers.0.mlp.up_proj"]
+
+
+@pytest.mark.parametrize("module", [*TOWERS, "model.vision_tower.encoder.layers.0.mlp.up_proj"])
+def test_matrices_for_an_image_encoder_are_refused_and_do_not_pass_for_the_decoders(
+    tmp_path: Path, module: str
+) -> None:
+    save_file(
+        {f"base_model.model.{module}.lora_{name}.weight": matrix for name, matrix in (("A", A), ("B", B))},
+        tmp_path / "adapter_model.safetensors",
+    )
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 8}))
+    products = LoraProducts(1, 16, torch.float32, torch.device("cpu"))
+    products.segments.append((SEGMENT,))
+    with pytest.raises(LoraInvalid, match=f"has matrices for {module}, to which this model cannot apply adapters"):
+        LoraAdapters(products).load(1, str(tmp_path))
+
+
+@pytest.mark.parametrize("module", TOWERS)
+def test_an_image_encoders_layers_get_no_adapters(module: str) -> None:
+    products = LoraProducts(1, 16, torch.float32, torch.device("cpu"))
+    weights = Weights(RandomWeights(0, torch.float32, torch.device("cpu")), LoraMethod(Unquantized(), products))
+    for prefix, count in ((module, 0), (f"model.language_model.{MODULE}", 1)):
+        projection = Projection(weights / prefix, 6, 4, Slice(0, 0, 6))
+        assert projection.weights.method.load([projection], None).product(A).shape == (2, 6)
+        assert len(products.adapters) == count
