@@ -11,7 +11,7 @@ MAX_PARTS = 50_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_NEEDED = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 MAX_JPEG_SEGMENTS = 1000  # before the first scan: EXIF data and profiles of many megabytes take 64 KiB each
-MAX_JPEG_SCANS = 100  # each passes over all of a progressive image; encoders write 10 or so
+MAX_JPEG_SCANS = 32  # each passes over all of a progressive image; encoders write 10, or 18 for CMYK
 _JPEG_APP0, _JPEG_APP1, _JPEG_APP14, _JPEG_APP15, _JPEG_COMMENT, _JPEG_SCAN = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
 
 
@@ -81,6 +81,7 @@ def _strip_gif(data: bytes) -> bytes:
     while data[start : start + 1] == b"!":
         begin = start
         start += 2
+        num_parts = _count(num_parts, MAX_PARTS)
         while start < len(data) and (size := data[start]):
             start += 1 + size
             num_parts = _count(num_parts, MAX_PARTS)

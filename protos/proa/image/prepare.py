@@ -27,11 +27,7 @@ def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> Prepar
     """`data` is a file. The first frame of an animated image is taken, turned as its EXIF orientation says, and put on
     white where it is transparent. Raises `ImageError`. To be run in a thread: Pillow releases the GIL."""
     try:
-        image, orientation = open_image(data, limits)
-        check_size(image, limits)
-        resized(*orientation.turned(image.height, image.width), input)  # raises before pixels are decoded
-        image.load()
-        return _prepare(orientation.apply(to_rgb(image)), input)
+        return _prepare(_decode(data, input, limits), input)
     except ImageError:
         raise
     except Exception as error:  # Pillow raises errors of any kind for damaged files
@@ -43,6 +39,14 @@ def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> Prepar
 def prepare_pillow(image: Image.Image, input: ImageInput) -> PreparedImage:
     """As `prepare_image`, of an image that the caller has opened or made; without limits."""
     return _prepare(to_rgb(ImageOps.exif_transpose(image)), input)
+
+
+def _decode(data: bytes, input: ImageInput, limits: ImageLimits) -> Image.Image:
+    """The upright image in mode RGB."""
+    image, orientation = open_image(data, limits)
+    check_size(image, limits)
+    resized(*orientation.turned(image.height, image.width), input)  # raises before pixels are decoded
+    return orientation.apply(to_rgb(image))
 
 
 def _prepare(image: Image.Image, input: ImageInput) -> PreparedImage:
