@@ -28,7 +28,7 @@ ONLY = {
     ],
     "PIL": [PROTOS / "image"],
     "llguidance": [PROTOS / "grammar", ENGINE / "grammar"],
-    "aiohttp": [GATEWAY / "batch/client.py"],
+    "aiohttp": [GATEWAY / "batch/client.py", GATEWAY / "images/fetch.py"],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",

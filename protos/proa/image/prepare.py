@@ -1,5 +1,7 @@
 """From the bytes of an image to the pixels that an engine reads."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from PIL import Image, ImageOps
@@ -26,19 +28,32 @@ class PreparedImage:
 def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> PreparedImage:
     """`data` is a file. The first frame of an animated image is taken, turned as its EXIF orientation says, and put on
     white where it is transparent. Raises `ImageError`. To be run in a thread: Pillow releases the GIL."""
-    try:
+    with _as_image_error():
         return _prepare(_decode(data, input, limits), input)
-    except ImageError:
-        raise
-    except Exception as error:  # Pillow raises errors of any kind for damaged files
-        raise ImageError(
-            f"the image cannot be read, its file may be damaged: {error or type(error).__name__}"
-        ) from error
+
+
+def num_pixels(data: bytes, limits: ImageLimits) -> int:
+    """Of an image before it is resized; decodes its header alone. Raises `ImageError`."""
+    with _as_image_error():
+        image, _ = open_image(data, limits)
+        check_size(image, limits)
+        return image.width * image.height
 
 
 def prepare_pillow(image: Image.Image, input: ImageInput) -> PreparedImage:
     """As `prepare_image`, of an image that the caller has opened or made; without limits."""
     return _prepare(to_rgb(ImageOps.exif_transpose(image)), input)
+
+
+@contextmanager
+def _as_image_error() -> Iterator[None]:
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:  # Pillow raises errors of any kind for damaged files
+        reason = str(error) or type(error).__name__
+        raise ImageError(f"the image cannot be read, its file may be damaged: {reason}") from error
 
 
 def _decode(data: bytes, input: ImageInput, limits: ImageLimits) -> Image.Image:

@@ -9,6 +9,7 @@ from proa.lora_module import LoraModule
 from proa.options import check_options, option
 from proa.tls import TlsFiles
 from proa_gateway.cors import Cors
+from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
 
 _ADDRESS = re.compile(r".+:[0-9]+")
@@ -194,6 +195,7 @@ class GatewayConfig:
         "", "path under which a proxy serves the API, if the proxy does not remove it", metavar="PATH", parse=_root_path
     )
     cors: Cors = option(Cors(), "web pages of other origins")
+    images: ImageOptions = option(ImageOptions(), "images in requests")
     deadlines: Deadlines = option(Deadlines(), "time limits in seconds")
     tls: TlsFiles | None = option(None, "TLS to the engines (default: plaintext)")
 

@@ -25,6 +25,8 @@ from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.grammars import Grammars
+from proa_gateway.images.fetch import ImageFetcher
+from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.constrainer import Constrainer
@@ -57,6 +59,7 @@ class Gateway:
     conversation_settings: ConversationSettings
     responses: ResponseStore
     background: BackgroundTasks
+    images: ImageLoader
     extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -89,6 +92,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     with (
         ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor,
         ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar") as grammar_executor,
+        ThreadPoolExecutor(config.images.image_threads, thread_name_prefix="image") as image_executor,
     ):
         models = ModelRegistry(executor, folder=config.tokenizer, loras=LoraRegistry(config.lora_modules))
         pool = EnginePool(
@@ -110,6 +114,11 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             tracer=tracer,
             metrics=metrics,
             router=router,
+        )
+        fetcher = ImageFetcher(
+            config.images.allowed_media_domains,
+            timeout=config.images.image_fetch_timeout,
+            max_bytes=config.images.max_image_bytes,
         )
         background = BackgroundTasks()
         tasks = [
@@ -133,6 +142,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     max_responses=config.max_stored_responses, max_bytes=config.max_stored_response_bytes
                 ),
                 background=background,
+                images=ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics),
                 conversation_settings=ConversationSettings(
                     MessageFormats(config.tool_call_parser, config.reasoning_parser),
                     config.trust_request_chat_template,
@@ -146,6 +156,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             await asyncio.gather(*tasks, return_exceptions=True)
             await discovery.close()
             await pool.close()
+            await fetcher.close()
             await asyncio.get_running_loop().run_in_executor(executor, tracer.shutdown)
 
 

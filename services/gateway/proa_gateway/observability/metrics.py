@@ -21,6 +21,7 @@ from proa_gateway.observability.vllm_metrics import (
     VllmMetrics,
 )
 
+IMAGE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
@@ -113,6 +114,16 @@ class GatewayMetrics:
         )
         self._key_requests = counter("proa_gateway_key_requests", "Generation requests per API key.", "key", "status")
         self._key_tokens = counter("proa_gateway_key_tokens", "Tokens of an API key's ended requests.", "key", "type")
+        self._images = counter(
+            "proa_gateway_images",
+            "Images of requests, by outcome: prepared, cached, refused, overloaded, cancelled.",
+            "outcome",
+        )
+        self._image_time = histogram(
+            "proa_gateway_image_seconds",
+            "Time to fetch, decode and resize an image, for images that are used.",
+            IMAGE_BUCKETS,
+        )
         registry.register(self)
 
     def watch(self, engines: Collection[Engine], index: Index) -> None:
@@ -208,6 +219,13 @@ class GatewayMetrics:
         """Count one sequence's cached prompt tokens, as the gateway expected and as the engine reported."""
         self._cache_hits.labels("gateway").inc(expected)
         self._cache_hits.labels("engine").inc(reported)
+
+    def observe_image(self, outcome: str, seconds: float) -> None:
+        """`outcome`: `prepared`, `cached` (known by its file), `refused`, `overloaded` or `cancelled` (client gone, or
+        another image of the request was refused)."""
+        self._images.labels(outcome).inc()
+        if outcome in ("prepared", "cached"):
+            self._image_time.observe(seconds)
 
     def render(self) -> bytes:
         """Return all metrics of the registry in the Prometheus text format, `text/plain; version=0.0.4`."""

@@ -1,0 +1,130 @@
+"""ImageLoader: the prepared images of a request, from their URLs. Decodes on threads of its own."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from proa.contract import ImageInput
+from proa.image.error import ImageError
+from proa.image.prepare import PreparedImage, num_pixels, prepare_image
+from proa_gateway.errors import InvalidRequest, Overloaded
+from proa_gateway.images.cache import ImageCache, ImageKey
+from proa_gateway.images.config import ImageOptions
+from proa_gateway.images.data_url import is_data_url, read_data_url
+
+T = TypeVar("T")
+
+MIN_LARGE = 16_000_000
+"""Pixels of an image that is large. One of them is decoded at a time: decoding takes up to 20 bytes a pixel, and a
+second for the largest."""
+MAX_WAITING_BYTES = 256 * 1024 * 1024  # of files that wait to be decoded
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    url: str
+    param: str  # where the request has it, for errors: messages.0.content.1.image_url
+
+
+class Fetcher(Protocol):
+    async def fetch(self, url: str) -> bytes:
+        """Raises `ImageError`."""
+        ...
+
+
+class Metrics(Protocol):
+    def observe_image(self, outcome: str, seconds: float) -> None: ...
+
+
+class ImageLoader:
+    """Equal images that are prepared at the same time are prepared once."""
+
+    def __init__(self, options: ImageOptions, *, fetcher: Fetcher, executor: Executor, metrics: Metrics) -> None:
+        self._options = options
+        self._fetcher = fetcher
+        self._executor = executor
+        self._metrics = metrics
+        self._cache = ImageCache(options.image_cache_bytes)
+        self._pending: dict[ImageKey, asyncio.Task[PreparedImage]] = {}
+        self._large = asyncio.Semaphore(1)
+        self._num_waiting_bytes = 0
+
+    async def load(self, sources: Sequence[ImageSource], input: ImageInput) -> tuple[PreparedImage, ...]:
+        """In the order of `sources`. Raises `InvalidRequest`, which names the first image that is not used, or
+        `Overloaded`."""
+        if len(sources) > (limit := self._options.limit_mm_per_prompt.image):
+            message = f"At most {limit} images may be in one prompt, this one has {len(sources)}."
+            raise InvalidRequest(message, param=sources[limit].param)
+        tasks = [asyncio.create_task(self._load(source, input)) for source in sources]
+        try:
+            return tuple([await task for task in tasks])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self, source: ImageSource, input: ImageInput) -> PreparedImage:
+        started = time.perf_counter()
+        outcome = "cancelled"
+        try:
+            image, outcome = await self._get(source.url, input)
+            return image
+        except ImageError as error:
+            outcome = "refused"
+            message = str(error)
+            raise InvalidRequest(f"{message[0].upper()}{message[1:]}.", param=source.param) from error
+        except Overloaded:
+            outcome = "overloaded"
+            raise
+        finally:
+            self._metrics.observe_image(outcome, time.perf_counter() - started)
+
+    async def _get(self, url: str, input: ImageInput) -> tuple[PreparedImage, str]:
+        """The image, and whether it was `cached` or `prepared`."""
+        if is_data_url(url):
+            data = await self._run(lambda: read_data_url(url, self._options.max_image_bytes))
+        else:
+            data = await self._fetcher.fetch(url)
+        key = ImageKey(await self._run(lambda: hashlib.sha256(data).digest()), input)
+        if (image := self._cache.get(key)) is not None:
+            return image, "cached"
+        # Shielded: other requests may wait for the same task.
+        return await asyncio.shield(self._pending.get(key) or self._start(key, data)), "prepared"
+
+    def _start(self, key: ImageKey, data: bytes) -> asyncio.Task[PreparedImage]:
+        task = self._pending[key] = asyncio.create_task(self._prepare(key, data))
+        task.add_done_callback(lambda _: self._ended(key, task))
+        return task
+
+    def _ended(self, key: ImageKey, task: asyncio.Task[PreparedImage]) -> None:
+        del self._pending[key]
+        if not task.cancelled():
+            task.exception()  # marks it as seen: all who waited may be gone
+
+    async def _prepare(self, key: ImageKey, data: bytes) -> PreparedImage:
+        limits = self._options.limits
+        async with self._waiting(len(data)):
+            is_large = await self._run(lambda: num_pixels(data, limits)) > MIN_LARGE
+            async with self._large if is_large else nullcontext():
+                image = await self._run(lambda: prepare_image(data, key.input, limits))
+        self._cache.add(key, image)
+        return image
+
+    @asynccontextmanager
+    async def _waiting(self, num_bytes: int) -> AsyncIterator[None]:
+        """Raises `Overloaded`."""
+        if self._num_waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+            raise Overloaded("Too many images wait to be decoded.")
+        self._num_waiting_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_waiting_bytes -= num_bytes
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
