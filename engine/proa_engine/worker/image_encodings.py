@@ -17,7 +17,7 @@ from proa_engine.worker.image_inputs import ImageInputs
 
 
 class EncoderWork(NamedTuple):
-    """What one plan of the core changes: it forgets, then it encodes."""
+    """What a step does before its forward pass: it forgets images, then it encodes some."""
 
     freed: list[bytes]  # hashes
     images: list[EncoderInput]
@@ -38,7 +38,7 @@ def for_rank(scheduler_output: SchedulerOutput, rank: int, world_size: int) -> S
 
 
 class ImageEncodings:
-    """`plan` and `take` are host work, for each step; `update` and `rows` are device work, in the order of the steps.
+    """Its methods are device work, in the order of the steps.
 
     All ranks have the encoder's weights. They share the images of a step in turns and then send each other the results,
     so every rank has the same bits, and no rank gets pixels that another one encodes. One image is encoded by rank 0
@@ -59,26 +59,12 @@ class ImageEncodings:
         self._dtype = dtype
         self._device = device
         self._parallel = parallel
-        self._planned: list[EncoderWork] = []
         self._encoded: dict[bytes, Tensor] = {}  # by hash: [tokens, embedding_width]
 
-    def plan(self, scheduler_output: SchedulerOutput) -> None:
-        """Note what the next step with tokens does before its forward pass."""
-        if scheduler_output.freed_images or scheduler_output.encoder_inputs:
-            self._planned.append(EncoderWork(scheduler_output.freed_images, scheduler_output.encoder_inputs))
-
-    def take(self) -> Sequence[EncoderWork]:
-        """What was noted since the last call."""
-        if not self._planned:
-            return ()
-        planned, self._planned = self._planned, []
-        return planned
-
-    def update(self, work: Sequence[EncoderWork]) -> None:
-        for freed, images in work:
-            for image_hash in freed:
-                self._encoded.pop(image_hash, None)
-            self._encode(images)
+    def update(self, work: EncoderWork) -> None:
+        for image_hash in work.freed:
+            self._encoded.pop(image_hash, None)
+        self._encode(work.images)
 
     def rows(self, inputs: ImageInputs, arrays: Sequence[Tensor]) -> ImageRows:
         """A step's tokens of images. `arrays` are its staged arrays."""

@@ -7,13 +7,13 @@ from proa_engine.config import EngineConfig
 from proa_engine.models.image_config import ImageConfig
 
 
-def largest_image(image_input: ImageInput) -> tuple[int, int]:
-    """Height and width in pixels of an image with the most tokens, or nearly: a whole number of rows is as long."""
-    return image_of(image_input, image_input.max_tokens)
+def most_image_tokens(config: EngineConfig, images: ImageInput, max_model_len: int) -> int:
+    """Of the largest image that is encoded: others are rejected."""
+    return min(images.max_tokens, config.num_encoder_cache_tokens(images), max_model_len)
 
 
 def image_of(image_input: ImageInput, num_tokens: int) -> tuple[int, int]:
-    """Height and width in pixels of an image of about `num_tokens` tokens, as many as it may have, near a square."""
+    """Height and width in pixels of an image of about `num_tokens` tokens, if it may have as many, near a square."""
     if image_input.side:
         return image_input.side, image_input.side
     least = -(-image_input.min_pixels // image_input.unit**2)
@@ -27,9 +27,9 @@ def encoder_cache_bytes(config: EngineConfig, images: ImageConfig | None, dtype_
     return 0 if images is None else config.num_encoder_cache_tokens(images.input) * images.embedding_width * dtype_bytes
 
 
-def cpu_encoder_bytes(config: EngineConfig, images: ImageConfig | None, dtype_bytes: int) -> int:
+def cpu_encoder_bytes(config: EngineConfig, images: ImageConfig | None, max_model_len: int, dtype_bytes: int) -> int:
     """Estimated bytes of the encoded images that are kept, and of encoding the largest one."""
     if images is None:
         return 0
-    largest = images.input.max_tokens * images.token_values * dtype_bytes
-    return encoder_cache_bytes(config, images, dtype_bytes) + largest
+    most = most_image_tokens(config, images.input, max_model_len)
+    return encoder_cache_bytes(config, images, dtype_bytes) + most * images.token_values * dtype_bytes

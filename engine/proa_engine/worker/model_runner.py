@@ -16,7 +16,7 @@ from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.drafter import Drafter
-from proa_engine.worker.image_encodings import ImageEncodings
+from proa_engine.worker.image_encodings import EncoderWork, ImageEncodings
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.pooler import Pooler
@@ -86,20 +86,19 @@ class ModelRunner:
         if self._tracer is not None:
             self._tracer.update(scheduler_output)
         inputs = self._input_builder.build(scheduler_output)
-        if self._encodings is not None:
-            self._encodings.plan(scheduler_output)
-            if inputs is not None:
-                inputs.encoder_work = self._encodings.take()
+        if inputs is not None and (scheduler_output.freed_images or scheduler_output.encoder_inputs):
+            inputs.encoder_work = EncoderWork(scheduler_output.freed_images, scheduler_output.encoder_inputs)
         return inputs
 
     def is_small(self, inputs: StepInputs) -> bool:
         """Whether the step, on a CPU, is too small to be worth waking another thread."""
-        return not inputs.encoder_work and self._small_steps.include(inputs.num_tokens)
+        return inputs.encoder_work is None and self._small_steps.include(inputs.num_tokens)
 
     @torch.inference_mode()
     def execute_model(self, inputs: StepInputs) -> None:
         """Run the model over the step's tokens and keep the hidden states for `sample_tokens`."""
-        if self._encodings is not None:
+        if inputs.encoder_work is not None:
+            assert self._encodings is not None, "the model reads no images"
             self._encodings.update(inputs.encoder_work)
         with self._small_steps.one_thread(inputs.num_tokens):
             arrays = list(self._staging.ship(inputs.arrays))

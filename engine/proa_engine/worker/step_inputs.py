@@ -3,7 +3,6 @@
 A step's rows are its requests: those of one token, then the others, in the scheduler's order.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,7 +73,7 @@ class StepInputs:
     prompt_logprobs: PromptLogprobRows | None
     drafts: DraftInputs | None  # None: speculation is off
     pooling: PoolingInputs | None = None
-    encoder_work: Sequence[EncoderWork] = ()  # before the forward pass
+    encoder_work: EncoderWork | None = None  # before the forward pass
 
 
 def build_step_inputs(

@@ -18,7 +18,7 @@ from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import token_rules
-from proa_engine.worker.image_memory import image_of, largest_image
+from proa_engine.worker.image_memory import image_of, most_image_tokens
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,
@@ -62,7 +62,7 @@ class WarmUp:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._images = images
-        self._encoder_cache_tokens = 0 if images is None else config.num_encoder_cache_tokens(images.input)
+        self._most_image_tokens = 0 if images is None else most_image_tokens(config, images.input, max_model_len)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._max_logprobs = max(config.max_logprobs, 0)  # to the host; a device always computes its most
@@ -75,7 +75,7 @@ class WarmUp:
 
     def run(self) -> float:
         """Run a step of each kind and shape; returns the seconds of the longest, a prefill of the full token budget
-        that also encodes as many images as are kept.
+        that also encodes the most images.
 
         A CPU is timed with a shorter prefill and a smaller image, scaled up.
         """
@@ -95,7 +95,7 @@ class WarmUp:
         """Run the steps that take the most memory: the largest image, the most tokens, then the most requests with
         every operation."""
         if self._images is not None:
-            self._run_image(*largest_image(self._images.input))
+            self._run_image(*image_of(self._images.input, self._most_image_tokens))
         for params in (self._simplest, *self._pooled):
             self._run_alone(self._long_prompts(self._max_num_batched_tokens), params)
         if not self._generates:
@@ -137,14 +137,13 @@ class WarmUp:
         """Seconds that the images of one step take to encode, at most; 0.0 if the model reads none."""
         if self._images is None:
             return 0.0
-        image_input = self._images.input
-        largest = largest_image(image_input)
-        sizes = [image_of(image_input, _CPU_TIMED_TOKENS)]
+        image_input, most = self._images.input, self._most_image_tokens
+        counts = [min(_CPU_TIMED_TOKENS, most)]
         if self._device.type != "cpu":  # as `run_every_tiling`
-            most = image_input.num_tokens(*largest)
-            sizes = [*(image_of(image_input, 1 << power) for power in range(most.bit_length())), largest]
-        seconds = [self._run_image(*size) for size in dict.fromkeys(sizes)]
-        return seconds[-1] * self._encoder_cache_tokens / image_input.num_tokens(*sizes[-1])
+            counts = [*(1 << power for power in range(most.bit_length())), most]
+        sizes = list(dict.fromkeys(image_of(image_input, count) for count in counts))
+        seconds = [self._run_image(*size) for size in sizes]
+        return seconds[-1] * max(self._max_num_batched_tokens, most) / image_input.num_tokens(*sizes[-1])
 
     def _run_image(self, height: int, width: int) -> float:
         """Run a step with an image of this size in pixels; returns seconds."""
@@ -152,8 +151,10 @@ class WarmUp:
         most = min(self._max_num_batched_tokens, self._max_model_len - 1)
         step = image_step(height, width, self._images.input, self._groups, most, self._simplest)
         seconds = self._run(step)
-        finish = finish_step(list(step.num_scheduled_tokens))
-        self._runner.prepare_inputs(replace(finish, freed_images=[IMAGE_HASH]))
+        request_ids = list(step.num_scheduled_tokens)
+        self._runner.prepare_inputs(finish_step(request_ids))
+        self._run(replace(self._prefill_step([1], self._simplest), freed_images=[IMAGE_HASH]))
+        self._runner.prepare_inputs(finish_step(request_ids))
         return seconds
 
     def _time_prefill(self, num_tokens: int) -> float:

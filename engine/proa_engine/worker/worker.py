@@ -83,6 +83,8 @@ class Worker:
             auto_config.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
         self.model_config = ModelConfig.from_folder(self._folder, config.quantization, config.runner)
+        if config.language_model_only:
+            self.model_config = replace(self.model_config, images=None)
         check_speculation(config.num_speculative_tokens, is_recurrent=self.model_config.is_recurrent)
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
@@ -294,7 +296,8 @@ class Worker:
             read_memory(),
             utilization=self._config.gpu_memory_utilization,
             ranks_here=self._ranks_here,
-            workspace=workspace + cpu_encoder_bytes(self._config, self.model_config.images, itemsize),
+            workspace=workspace
+            + cpu_encoder_bytes(self._config, self.model_config.images, self.max_model_len, itemsize),
         )
         return kv_cache.cpu_sizes(budget, self._config, plan, self.max_model_len)
 

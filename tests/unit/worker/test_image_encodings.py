@@ -18,11 +18,12 @@ from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import wire
 from proa_engine.worker.image_encodings import EncoderWork, ImageEncodings, for_rank
 from proa_engine.worker.image_inputs import ImageInputs, ImagePart
-from proa_engine.worker.image_memory import cpu_encoder_bytes, encoder_cache_bytes, image_of, largest_image
+from proa_engine.worker.image_memory import cpu_encoder_bytes, encoder_cache_bytes, image_of, most_image_tokens
 from proa_engine.worker.warmup import WarmUp
 from support.images import UNIT, WIDTH, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
 
+GREEDY = SamplingParams(temperature=0)
 CPU = torch.device("cpu")
 IMAGES = [span(0, 1, columns, bytes([columns])) for columns in (1, 2, 3)]
 INPUTS = [encoder_input(image, image.hash[0]) for image in IMAGES]
@@ -54,32 +55,29 @@ def embeddings(encodings: ImageEncodings, *parts: ImagePart) -> Tensor:
 
 def test_parts_are_concatenated_in_order() -> None:
     encodings, _ = make_encodings()
-    encodings.update([EncoderWork([], INPUTS)])
+    encodings.update(EncoderWork([], INPUTS))
     rows = embeddings(encodings, ImagePart(IMAGES[2].hash, 1, 3), ImagePart(IMAGES[0].hash, 0, 1))
     assert rows.tolist() == [[3, 3, 3, 0, 1, 2], [3, 3, 3, 0, 2, 2], [1, 1, 1, 0, 0, 0]]
 
 
 def test_a_freed_image_is_forgotten_and_may_be_encoded_again_in_the_same_plan() -> None:
     encodings, encoder = make_encodings()
-    encodings.update([EncoderWork([], INPUTS[:2])])
-    encodings.update([EncoderWork([IMAGES[0].hash, IMAGES[1].hash], INPUTS[:1])])
+    encodings.update(EncoderWork([], INPUTS[:2]))
+    encodings.update(EncoderWork([IMAGES[0].hash, IMAGES[1].hash], INPUTS[:1]))
     assert encoder.num_calls == 3
     assert embeddings(encodings, ImagePart(IMAGES[0].hash, 0, 1)).tolist() == [[1, 1, 1, 0, 0, 2]]
     with pytest.raises(KeyError):
         embeddings(encodings, ImagePart(IMAGES[1].hash, 0, 1))
 
 
-def test_images_are_freed_with_the_next_step_that_has_tokens_and_not_before() -> None:
-    """Steps in flight may still read them."""
+def test_the_runner_frees_and_encodes_before_a_step() -> None:
     encodings, _ = make_encodings()
     harness = RunnerHarness(max_num_seqs=2, images=image_config(has_three_positions=False), encodings=encodings)
-    plan = harness.schedule({"a": ([1, 2], 2, SamplingParams(temperature=0))})
+    plan = harness.schedule({"a": ([1, 2], 2, GREEDY)})
     harness.run(harness.runner.prepare_inputs(with_images(plan, {"a": IMAGES[:1]}, INPUTS[:1])))
-    assert (
-        harness.runner.prepare_inputs(with_images(harness.schedule(finished=["a"]), {}, (), [IMAGES[0].hash])) is None
-    )
-    assert embeddings(encodings, ImagePart(IMAGES[0].hash, 0, 1)).numel()
-    harness.step({"b": ([1, 2], 2, SamplingParams(temperature=0))})
+    assert embeddings(encodings, ImagePart(IMAGES[0].hash, 0, 1)).tolist() == [[1, 1, 1, 0, 0, 0]]
+    plan = harness.schedule(known={"a": 2})
+    harness.run(harness.runner.prepare_inputs(with_images(plan, {}, (), [IMAGES[0].hash])))
     assert not encodings._encoded
 
 
@@ -89,8 +87,7 @@ def test_ranks_share_the_images_of_a_step_and_have_the_same_results() -> None:
     plan = with_images(RunnerHarness().schedule(), {}, INPUTS)
     with ThreadPoolExecutor(2) as threads:
         for rank, (encodings, _) in enumerate(ranks):
-            encodings.plan(for_rank(plan, rank, 2))
-            threads.submit(encodings.update, encodings.take())
+            threads.submit(encodings.update, EncoderWork([], for_rank(plan, rank, 2).encoder_inputs))
     assert [encoder.num_calls for _, encoder in ranks] == [2, 1]
     parts = [ImagePart(image.hash, 0, image.num_tokens) for image in IMAGES]
     assert torch.equal(*(embeddings(encodings, *parts) for encodings, _ in ranks))
@@ -109,9 +106,8 @@ def test_a_rank_is_sent_the_pixels_that_it_encodes_and_no_others() -> None:
 
 def test_sizes_of_images_are_within_the_models_limits() -> None:
     config = image_config()
-    assert largest_image(config.input) == (10 * UNIT, 10 * UNIT)
     assert image_of(config.input, 12) == (3 * UNIT, 4 * UNIT)
-    assert image_of(config.input, 1000) == largest_image(config.input)
+    assert image_of(config.input, 1000) == (10 * UNIT, 10 * UNIT)
     assert image_of(replace(config.input, min_pixels=16 * UNIT**2), 1) == (4 * UNIT, 4 * UNIT)
     assert image_of(replace(config.input, side=8), 1000) == (8, 8)
 
@@ -119,8 +115,10 @@ def test_sizes_of_images_are_within_the_models_limits() -> None:
 def test_kept_images_and_the_largest_one_take_memory() -> None:
     config, images = EngineConfig(model="unused", max_num_batched_tokens=300), replace(image_config(), token_values=50)
     assert encoder_cache_bytes(config, images, 2) == 300 * WIDTH * 2
-    assert cpu_encoder_bytes(config, images, 2) == 300 * WIDTH * 2 + 100 * 50 * 2
-    assert encoder_cache_bytes(config, None, 2) == cpu_encoder_bytes(config, None, 2) == 0
+    assert cpu_encoder_bytes(config, images, 256, 2) == 300 * WIDTH * 2 + 100 * 50 * 2
+    assert encoder_cache_bytes(config, None, 2) == cpu_encoder_bytes(config, None, 256, 2) == 0
+    assert most_image_tokens(config, images.input, 80) == 80
+    assert most_image_tokens(replace(config, encoder_cache_size=70), images.input, 80) == 70
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [64, 200])
