@@ -1,0 +1,187 @@
+"""Tiny models with images: random weights, a byte-level tokenizer with the family's special tokens, a chat template.
+
+And their greedy tokens by `transformers` for chats with images, which Pillow resizes.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+
+from support.greedy import MARGIN, Expected
+from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
+
+QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_PATCH = 8
+_TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": None,
+}
+_VISION: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": _PATCH,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 36,
+    "initializer_range": 0.1,
+}
+
+
+def make_image_model(folder: Path, model_type: str, seed: int = 0) -> Path:
+    """Write a model of `qwen3_vl`, `qwen3_5` or `gemma3` to `folder`; returns it."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+
+    config = AutoConfig.for_model(model_type, **_fields(model_type))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():  # what starts as constants, make it matter
+            if parameter.dim() == 1 or name.endswith("mm_input_projection_weight"):
+                parameter.data += 0.1 * torch.randn(parameter.shape)
+    model.generation_config = GenerationConfig(eos_token_id=[EOS_TOKEN_ID])
+    model.save_pretrained(folder)
+    _write_tokenizer(folder, model_type)
+    _image_processor(model_type).save_pretrained(folder)
+    return folder
+
+
+def chat_tokens(folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[Image.Image]) -> list[int]:
+    """The prompt of a conversation with `{"type": "image"}` parts, as the library's processor writes it."""
+    return _inputs(folder, messages, images)["input_ids"][0].tolist()
+
+
+@torch.inference_mode()
+def greedy_chat(
+    folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[Image.Image], num_tokens: int
+) -> Expected:
+    """By `transformers` in float32, beyond end tokens."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    inputs = _inputs(folder, messages, images)
+    output = model.generate(
+        **inputs,
+        do_sample=False,
+        min_new_tokens=num_tokens,
+        max_new_tokens=num_tokens,
+        eos_token_id=VOCAB_SIZE * 2,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    best = [logits[0].topk(2).values for logits in output.logits]
+    unsure = (step for step, (first, second) in enumerate(best) if float(first - second) < MARGIN)
+    return Expected(tokens, next(unsure, num_tokens))
+
+
+def _inputs(folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    from transformers import AutoTokenizer
+
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text: Any = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    is_gemma = model_type == "gemma3"
+    placeholder, token = (GEMMA_TOKENS[0], GEMMA_TOKENS[2]) if is_gemma else (QWEN_TOKENS[2],) * 2
+    features: dict[str, torch.Tensor] = {}
+    if images:
+        found = _image_processor(model_type)(list(images), return_tensors="pt")
+        kept = ("pixel_values",) if is_gemma else ("pixel_values", "image_grid_thw")
+        features = {name: found[name] for name in kept}
+    counts = [16] * len(images) if is_gemma else [int(grid.prod()) // 4 for grid in features.get("image_grid_thw", ())]
+    first, *others = text.split(placeholder)
+    before, after = ("\n\n<start_of_image>", "<end_of_image>\n\n") if is_gemma else ("", "")
+    text = first + "".join(before + token * count + after + other for count, other in zip(counts, others, strict=True))
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    token_id: Any = tokenizer.convert_tokens_to_ids(token)
+    types = ids.eq(token_id).long()
+    return {"input_ids": ids, "token_type_ids" if is_gemma else "mm_token_type_ids": types, **features}
+
+
+def _fields(model_type: str) -> dict[str, Any]:
+    if model_type == "gemma3":
+        vision = {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "patch_size": _PATCH,
+            "initializer_range": 0.1,
+        }
+        text = _TEXT | {"vocab_size": VOCAB_SIZE + 3, "sliding_window": 24, "query_pre_attn_scalar": 16}
+        text |= {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        ids = {"boi_token_index": VOCAB_SIZE, "eoi_token_index": VOCAB_SIZE + 1, "image_token_index": VOCAB_SIZE + 2}
+        return {
+            "text_config": text,
+            "vision_config": vision,
+            "mm_tokens_per_image": 16,
+            "tie_word_embeddings": False,
+        } | ids
+    text = _TEXT | {"vocab_size": VOCAB_SIZE + len(QWEN_TOKENS)}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
+    vision = _VISION
+    if model_type == "qwen3_5":
+        text |= {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "rope_parameters": rope | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+        }
+    else:
+        text |= {"rope_parameters": rope | {"mrope_section": [4, 2, 2]}}
+        vision = _VISION | {"deepstack_visual_indexes": [0, 2]}
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids = {name: VOCAB_SIZE + index for index, name in enumerate(names)}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False} | ids
+
+
+def _write_tokenizer(folder: Path, model_type: str) -> None:
+    write_tokenizer(folder)
+    is_gemma = model_type == "gemma3"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(GEMMA_TOKENS if is_gemma else QWEN_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    image = "<start_of_image>" if is_gemma else "<|vision_start|><|image_pad|><|vision_end|>"
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE.replace("IMAGE", image)}))
+
+
+def _image_processor(model_type: str) -> Any:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    if model_type == "gemma3":
+        return Gemma3ImageProcessorPil(size={"height": 64, "width": 64}, image_seq_length=16)
+    mean = [0.5, 0.5, 0.5]
+    size = {"shortest_edge": (4 * _PATCH) ** 2, "longest_edge": (16 * _PATCH) ** 2}
+    return Qwen2VLImageProcessorPil(
+        patch_size=_PATCH, merge_size=2, temporal_patch_size=2, size=size, image_mean=mean, image_std=mean
+    )
