@@ -10,8 +10,9 @@ from tqdm.auto import tqdm
 
 from proa.contract import PoolingParams, PoolingTask, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.llm_engine import LLMEngine, Prompt, are_token_ids
+from proa_engine.llm_engine import LLMEngine
 from proa_engine.llm_pooling import cosine_scores, make_output, pairs, params_of_task
+from proa_engine.llm_prompts import Message, Prompt, TokenizedPrompt, are_token_ids
 from proa_engine.lora_request import LoRARequest
 from proa_engine.outputs import RequestOutput
 from proa_engine.pooling_outputs import (
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-Message = Mapping[str, Any]
 LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 
 
@@ -42,16 +42,26 @@ class LLM:
     outputs[0].outputs[0].text
     """
 
-    def __init__(self, model: str, *, speculative_config: Mapping[str, Any] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        limit_mm_per_prompt: Mapping[str, int] | None = None,
+        **config: Any,
+    ) -> None:
         """Load `model`. `config` are the other fields of `EngineConfig`, `speculative_config` those of
-        `SpeculativeConfig`.
+        `SpeculativeConfig`. `limit_mm_per_prompt`: `{"image": N}`, the images of a prompt (default: any number).
 
         Raises `TypeError` for an argument that is not a field, and `ValueError` for one out of range or for a model
         that cannot be loaded.
         """
         speculative = None if speculative_config is None else SpeculativeConfig.from_mapping(speculative_config)
         arguments = {"max_waiting_requests": sys.maxsize} | config  # a batch may be of any size
-        self.llm_engine = LLMEngine(EngineConfig(model=model, speculative_config=speculative, **arguments))
+        self.llm_engine = LLMEngine(
+            EngineConfig(model=model, speculative_config=speculative, **arguments),
+            max_images=(limit_mm_per_prompt or {}).get("image"),
+        )
         self._ids = itertools.count()
 
     def generate(
@@ -64,30 +74,17 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for all prompts in one batch, and return the outputs in the order of the prompts.
 
-        A prompt is text, token ids, or a mapping with one of them as `prompt` or `prompt_token_ids`. `sampling_params`:
-        one for all prompts, one for each, or None for the defaults. Requests without a seed draw one each from the
-        engine's seed. `lora_request`: the adapter of all prompts, one or None for each, or None; adapters that are not
-        loaded are loaded first. Raises `ValueError`, before anything runs, if the model cannot serve one of the
-        requests.
+        A prompt is text, token ids, or a mapping with one of them as `prompt` or `prompt_token_ids`, and images as
+        `multi_modal_data`: `{"image": image}` or `{"image": [image, …]}`, of Pillow. Text then has the model's
+        placeholder for each image, token ids have its token once or as often as the image has tokens.
+
+        `sampling_params`: one for all prompts, one for each, or None for the defaults. Requests without a seed draw one
+        each from the engine's seed. `lora_request`: the adapter of all prompts, one or None for each, or None; adapters
+        that are not loaded are loaded first.
+
+        Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
         """
-        batch = _batch(prompts)
-        each = _one_each(sampling_params, len(batch))
-        loras = _loras(lora_request, len(batch))
-        now = time.time()
-        ids = [str(next(self._ids)) for _ in batch]
-        prepared = [
-            self.llm_engine.prepare(request_id, prompt, params, 0, now, "" if lora is None else lora.lora_name)
-            for request_id, prompt, params, lora in zip(ids, batch, each, loras, strict=True)
-        ]
-        self.llm_engine.load_loras(lora for lora in loras if lora is not None)
-        for state, requests in prepared:
-            self.llm_engine.submit(state, requests)
-        try:
-            finished = self._run(len(batch), use_tqdm)
-        except BaseException:
-            self.llm_engine.abort_request(ids)
-            raise
-        return [finished[request_id] for request_id in ids]
+        return self._generate(_batch(prompts), sampling_params, use_tqdm, lora_request)
 
     def chat(
         self,
@@ -100,19 +97,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate the next assistant message of one conversation or several, with the model's chat template.
 
-        `tools`: functions that the model may call, in the form of the OpenAI API. Calls stay in the text, in the
+        Messages may have parts with images: `{"type": "image_pil", "image_pil": image}`, or an `image_url` with a data
+        URL. `tools`: functions that the model may call, in the form of the OpenAI API. Calls stay in the text, in the
         model's own format. `lora_request` as in `generate`.
 
         Raises `ValueError` as `generate` does, and if the model has no tokenizer, no chat template, or one without
         tools where tools are given.
         """
-        tokenizer = self.llm_engine.tokenizer
-        if tokenizer is None:
-            raise ValueError("chat needs a tokenizer")
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        token_ids = [tokenizer.apply_chat_template(conversation, tools) for conversation in conversations]
-        prompts = [{"prompt_token_ids": ids} for ids in token_ids]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+        prompts = [self.llm_engine.tokenize_chat(conversation, tools) for conversation in conversations]
+        return self._generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def encode(
         self,
@@ -177,6 +171,31 @@ class LLM:
             token_ids, start = engine.tokenizer.encode_pair(*pair)
             batch.append((token_ids, PoolingParams(task=PoolingTask.CLASSIFY, second_segment_start=start)))
         return self._pool(batch, lambda rows: ScoringOutput(float(rows)), None, use_tqdm)
+
+    def _generate(
+        self,
+        batch: Sequence[Prompt | TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        lora_request: LoraRequests,
+    ) -> list[RequestOutput]:
+        each = _one_each(sampling_params, len(batch))
+        loras = _loras(lora_request, len(batch))
+        now = time.time()
+        ids = [str(next(self._ids)) for _ in batch]
+        prepared = [
+            self.llm_engine.prepare(request_id, prompt, params, 0, now, "" if lora is None else lora.lora_name)
+            for request_id, prompt, params, lora in zip(ids, batch, each, loras, strict=True)
+        ]
+        self.llm_engine.load_loras(lora for lora in loras if lora is not None)
+        for state, requests in prepared:
+            self.llm_engine.submit(state, requests)
+        try:
+            finished = self._run(len(batch), use_tqdm)
+        except BaseException:
+            self.llm_engine.abort_request(ids)
+            raise
+        return [finished[request_id] for request_id in ids]
 
     def _pool(
         self,

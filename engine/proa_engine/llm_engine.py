@@ -4,14 +4,13 @@ import gc
 import itertools
 import logging
 import random
-import reprlib
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any
 
 from proa.contract import (
     EngineCoreOutput,
@@ -33,12 +32,11 @@ from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.grammar import NO_LIMITS
+from proa_engine.llm_prompts import Message, Prompt, PromptTokenizer, TokenizedPrompt
 from proa_engine.lora_request import LoRARequest, paths_by_name
 from proa_engine.output_processor import OutputProcessor, RequestState
 from proa_engine.outputs import RequestOutput
 from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _log = logging.getLogger(__name__)
 
@@ -62,9 +60,13 @@ class LLMEngine:
         self,
         config: EngineConfig,
         *,
+        max_images: int | None = None,
         load: Callable[[EngineConfig, Callable[[str], None]], EngineParts] = load_for_batches,
     ) -> None:
-        """Load the model. Raises `ValueError`, with a sentence for the user, if that fails."""
+        """Load the model. `max_images`: of a prompt; None: any number.
+
+        Raises `ValueError`, with a sentence for the user, if that fails.
+        """
         parts = load(config, _log.info)
         self._core = parts.core
         self._limits = parts.limits
@@ -72,6 +74,7 @@ class LLMEngine:
         self._admission = Limits(parts.limits.max_model_len, parts.executor.cache_groups.capacity)
         files = read_tokenizer_files(parts.tokenizer_folder)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
+        self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images)
         self._processor = OutputProcessor(self.tokenizer)
         self._check_grammar = lru_cache(maxsize=1024)(check)  # a batch has few different ones
         self._max_loras = config.max_loaded_loras
@@ -91,9 +94,8 @@ class LLMEngine:
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
     ) -> None:
-        """Queue a request. `prompt` is text, token ids, or a mapping with one of them as `prompt` or
-        `prompt_token_ids`. Requests with a lower `priority` are scheduled first. `arrival_time` is in Unix seconds.
-        The adapter of `lora_request` is loaded first, if it is not.
+        """Queue a request. `prompt` is as in `LLM.generate`. Requests with a lower `priority` are scheduled first.
+        `arrival_time` is in Unix seconds. The adapter of `lora_request` is loaded first, if it is not.
 
         Raises `ValueError` if the model cannot serve the request, or if the id belongs to an unfinished one.
         """
@@ -105,7 +107,7 @@ class LLMEngine:
     def prepare(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: Prompt | TokenizedPrompt,
         params: SamplingParams,
         priority: int,
         arrival_time: float,
@@ -114,14 +116,15 @@ class LLMEngine:
         """Check a request and return the arguments for `submit`. Raises `ValueError` as `add_request` does."""
         if request_id in self._processor:
             raise ValueError(f"request_id {request_id!r} belongs to an unfinished request")
-        text, token_ids = self._tokenize(prompt)
+        tokenized = prompt if isinstance(prompt, TokenizedPrompt) else self._prompts.tokenize(prompt)
         params = replace(params)  # a copy, as the caller may change its own
         requests, choices = [], []
         for index, choice_params in enumerate(self._params_of_choices(params)):
             core_id = f"{request_id}/{next(self._serial)}"  # unique: the caller may reuse an id that the core still has
             request = EngineCoreRequest(
                 request_id=core_id,
-                prompt_token_ids=token_ids,
+                prompt_token_ids=tokenized.token_ids,
+                images=tokenized.images,
                 sampling_params=choice_params,
                 priority=priority,
                 arrival_time=arrival_time,
@@ -131,19 +134,31 @@ class LLMEngine:
             if (reason := refusal(request, self._admission)) is not None:
                 raise ValueError(reason)
             requests.append(request)
-            choices.append(self._processor.make_choice(core_id, index, token_ids, choice_params))
+            choices.append(self._processor.make_choice(core_id, index, tokenized.token_ids, choice_params))
         state = RequestState(
-            request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, choices=choices
+            request_id=request_id,
+            prompt=tokenized.text,
+            prompt_token_ids=tokenized.token_ids,
+            params=params,
+            choices=choices,
         )
         return state, requests
+
+    def tokenize_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> TokenizedPrompt:
+        """The prompt for the assistant's next message, for `prepare`. Raises as `PromptTokenizer.tokenize_chat`."""
+        return self._prompts.tokenize_chat(messages, tools)
 
     def prepare_pooled(
         self, prompt: Prompt, params: PoolingParams, arrival_time: float, lora_name: str = ""
     ) -> EngineCoreRequest:
         """Check a pooled request and return it for `pool`. Raises `ValueError` if the model cannot serve it."""
+        tokenized = self._prompts.tokenize(prompt)
         request = EngineCoreRequest(
             request_id=f"pooled/{next(self._serial)}",
-            prompt_token_ids=self._tokenize(prompt)[1],
+            prompt_token_ids=tokenized.token_ids,
+            images=tokenized.images,
             sampling_params=SamplingParams(),
             pooling_params=params,
             arrival_time=arrival_time,
@@ -251,17 +266,6 @@ class LLMEngine:
             raise ValueError(str(error)) from error
         self._lora_paths[name] = path
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
-        if are_token_ids(content):
-            return None, list(content)
-        if not isinstance(content, str):
-            given = reprlib.repr(prompt)
-            raise ValueError(f"a prompt must be text, token ids, or have prompt or prompt_token_ids, got {given}")
-        if self.tokenizer is None:
-            raise ValueError("a prompt of text needs a tokenizer; give prompt_token_ids instead")
-        return content, self.tokenizer.encode(content)
-
     def _params_of_choices(self, params: SamplingParams) -> Iterable[SamplingParams]:
         """Parameters of each of the `n` choices, with its key, and what is made with the tokenizer; only the first has
         prompt logprobs."""
@@ -304,7 +308,3 @@ def _shut_down(parts: EngineParts) -> None:
     """Stop threads and workers, free the device, and undo the `gc.freeze` of `load_engine`."""
     parts.shutdown()
     gc.unfreeze()
-
-
-def are_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    return isinstance(prompt, list | tuple) and all(isinstance(token_id, int) for token_id in prompt)

@@ -60,7 +60,14 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """The token ids that prompt for the assistant's next message. `tools`: in the form of the OpenAI API.
+        """The token ids of `render_chat`."""
+        return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The text that prompts for the assistant's next message, with special tokens. `tools`: in the form of the
+        OpenAI API.
 
         Raises `ValueError` if the model has no chat template, if the template ignores tools that are given, or if it
         raises for these messages.
@@ -69,8 +76,7 @@ class Tokenizer:
             raise ValueError("the model has no chat template")
         if tools and "tools" not in self._chat_template.variables:
             raise ValueError("the model's chat template does not use tools")
-        text = self._chat_template.render(messages, {"tools": tools} if tools else {})
-        return self.encode(text, add_special_tokens=False)
+        return self._chat_template.render(messages, {"tools": tools} if tools else {})
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word at the start of a text and after a space, without duplicates."""

@@ -40,8 +40,10 @@ def num_pixels(data: bytes, limits: ImageLimits) -> int:
         return image.width * image.height
 
 
-def prepare_pillow(image: Image.Image, input: ImageInput) -> PreparedImage:
-    """As `prepare_image`, of an image that the caller has opened or made; without limits."""
+def prepare_pillow(image: object, input: ImageInput) -> PreparedImage:
+    """As `prepare_image`, of a `PIL.Image.Image` that the caller has opened or made; without limits."""
+    if not isinstance(image, Image.Image):
+        raise ImageError(f"an image must be a PIL.Image.Image, got {type(image).__name__}")
     return _prepare(to_rgb(ImageOps.exif_transpose(image)), input)
 
 
