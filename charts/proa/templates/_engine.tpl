@@ -108,6 +108,17 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
+{{- /* Arguments of an engine for images. Context: the pool */ -}}
+{{- define "proa.engine.imageArguments" -}}
+- --mm-processor-cache-gb={{ .images.processorCacheGb }}
+{{- with .images.encoderCacheSize }}
+- --encoder-cache-size={{ int . }}
+{{- end }}
+{{- if .images.languageModelOnly }}
+- --language-model-only
+{{- end }}
+{{- end -}}
+
 {{- /* Arguments of the gateway: the adapters of all pools */ -}}
 {{- define "proa.gateway.loraArguments" -}}
 {{- $arguments := list -}}

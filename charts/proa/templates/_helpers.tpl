@@ -100,3 +100,14 @@ capabilities: {drop: [ALL]}
   {{- end }}
 {{- end }}
 {{- end -}}
+
+{{- /* Arguments of the gateway for images. Context: gateway.images */ -}}
+{{- define "proa.gateway.imageArguments" -}}
+- --image-fetch-timeout={{ .fetchTimeoutSeconds }}
+- --max-image-bytes={{ int .maxBytes }}
+- --max-image-pixels={{ int .maxPixels }}
+- {{ printf "--limit-mm-per-prompt=%s" (dict "image" (int .maxPerPrompt) | toJson) | squote }}
+{{- range .allowedMediaDomains }}
+- --allowed-media-domains={{ . }}
+{{- end }}
+{{- end -}}

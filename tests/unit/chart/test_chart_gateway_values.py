@@ -51,6 +51,13 @@ CASES = {
     "gateway.apiKeys.existingSecret": Case(
         value="keys", at=(*GATEWAY_POD, "volumes"), contains={"name": "keys", "secret": {"secretName": "keys"}}
     ),
+    "gateway.images.allowedMediaDomains": Case(
+        value=["cats.example"], at=ARGUMENTS, contains="--allowed-media-domains=cats.example"
+    ),
+    "gateway.images.fetchTimeoutSeconds": Case(value=2.5, at=ARGUMENTS, contains="--image-fetch-timeout=2.5"),
+    "gateway.images.maxBytes": Case(value=5_000_000, at=ARGUMENTS, contains="--max-image-bytes=5000000"),
+    "gateway.images.maxPixels": Case(value=9_000_000, at=ARGUMENTS, contains="--max-image-pixels=9000000"),
+    "gateway.images.maxPerPrompt": Case(value=0, at=ARGUMENTS, contains='--limit-mm-per-prompt={"image":0}'),
     "gateway.extraArgs": Case(value=["--log-level=debug"], at=ARGUMENTS, contains="--log-level=debug"),
     "gateway.env": Case(
         value=[{"name": "A", "value": "b"}], at=(*GATEWAY, "env"), contains={"name": "A", "value": "b"}

@@ -69,6 +69,15 @@ def test_the_gateway_connects_to_engines_dns_and_the_api_server() -> None:
     assert ports(api_server) == {443, 6443}
 
 
+def test_the_gateway_fetches_images_of_allowed_domains_from_public_addresses() -> None:
+    values = {"gateway.images.allowedMediaDomains": ["cats.example"], "networkPolicy.gateway.egress": []}
+    *_, images = policy("gateway", values)["egress"]
+    assert ports(images) == {80, 443}
+    assert [peer["ipBlock"]["cidr"] for peer in images["to"]] == ["0.0.0.0/0", "::/0"]
+    refused = {address for peer in images["to"] for address in peer["ipBlock"]["except"]}
+    assert {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10"} <= refused
+
+
 def test_traces_are_allowed_to_listed_peers_if_configured() -> None:
     collector = {"otel.OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317", "networkPolicy.otlp.to": [FRIEND]}
     for component in ("gateway", "engine"):

@@ -41,6 +41,11 @@ CASES = {
         value="/a", at=(*ENGINE, "volumeMounts"), contains={"name": "adapters", "mountPath": "/a", "readOnly": True},
         also={"enginePool.lora.volume.claimName": "adapters"},
     ),
+    "enginePool.images.languageModelOnly": Case(value=True, at=ARGUMENTS, contains="--language-model-only"),
+    "enginePool.images.encoderCacheSize": Case(
+        value=20_000_000, at=ARGUMENTS, contains="--encoder-cache-size=20000000"
+    ),
+    "enginePool.images.processorCacheGb": Case(value=0.5, at=ARGUMENTS, contains="--mm-processor-cache-gb=0.5"),
     "enginePool.huggingFace.tokenSecret": Case(
         value="hub", at=(*ENGINE, "env"),
         contains={"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
