@@ -1,11 +1,16 @@
 """Models that `transformers` runs: equal logits, refusals by name, loading, and the published list."""
 
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from transformers import GPT2LMHeadModel
 
 from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.linear import Unquantized
@@ -15,12 +20,13 @@ from proa_engine.models import registry
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.transformers_adapter.fields import build_on_meta
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
 from proa_engine.models.transformers_adapter.products import use_products
 from support.paged_model import PagedModel
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
 from support.transformers_sweep import judge, read_page
-from support.transformers_types import model_types
+from support.transformers_types import model_types, tiny_config
 
 # The whole list: tests/system/test_transformers_sweep.py.
 SLICE = ("cohere2", "deepseek_v2", "gpt2", "gpt_neox", "mixtral", "opt", "phi", "stablelm", "starcoder2")
@@ -183,3 +189,26 @@ def test_merged_layers_compute_what_each_computes(biases: tuple[bool, ...]) -> N
                 torch.testing.assert_close(getattr(layers, name)(given), wanted)
         layers.q_proj(x)
         torch.testing.assert_close(layers.k_proj(other), expected["k_proj"][1])
+
+
+def test_models_are_built_one_at_a_time() -> None:
+    building: list[object] = []
+    most = 0
+
+    @contextmanager
+    def recorded() -> Iterator[None]:
+        nonlocal most
+        building.append(None)
+        most = max(most, len(building))
+        time.sleep(0.01)  # long enough for the other threads to come here
+        yield
+        building.pop()
+
+    fields = tiny_config("gpt2").to_dict() | {"architectures": ["GPT2LMHeadModel"]}
+    with (
+        mock.patch.object(GPT2LMHeadModel, "get_init_context", lambda *arguments: [torch.device("meta"), recorded()]),
+        ThreadPoolExecutor(4) as threads,
+    ):
+        for built in [threads.submit(build_on_meta, fields, torch.float32) for _ in range(4)]:
+            assert isinstance(built.result(), GPT2LMHeadModel)
+    assert most == 1

@@ -5,6 +5,7 @@ Raises ValueError, naming the field, for what is not supported, before any weigh
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -122,15 +123,19 @@ def read_options(fields: Mapping[str, Any]) -> AdaptedOptions:
     )
 
 
+# The library replaces methods of its classes, and the process's default type, while it builds a model.
+_BUILDING = Lock()
+
+
 def build_on_meta(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The model of `transformers`, without memory for its tensors."""
+    """The model of `transformers`, without memory for its tensors. From any thread."""
     import transformers
     from transformers.utils.generic import ContextManagers
 
     config = read_config(fields)
     config._attn_implementation = "eager"
     model_class = getattr(transformers, fields["architectures"][0])
-    with ContextManagers(model_class.get_init_context(dtype, False, False, False)):
+    with _BUILDING, ContextManagers(model_class.get_init_context(dtype, False, False, False)):
         model = model_class(config)
     refuse_states(model)
     return model.eval()
