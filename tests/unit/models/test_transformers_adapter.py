@@ -206,7 +206,9 @@ def test_models_are_built_one_at_a_time() -> None:
 
     fields = tiny_config("gpt2").to_dict() | {"architectures": ["GPT2LMHeadModel"]}
     with (
-        mock.patch.object(GPT2LMHeadModel, "get_init_context", lambda *arguments: [torch.device("meta"), recorded()]),
+        mock.patch.object(
+            GPT2LMHeadModel, "get_init_context", side_effect=lambda *_: [torch.device("meta"), recorded()]
+        ),
         ThreadPoolExecutor(4) as threads,
     ):
         for built in [threads.submit(build_on_meta, fields, torch.float32) for _ in range(4)]:
