@@ -64,24 +64,25 @@ class EncoderCache:
                 num_input_tokens += image.num_tokens
         return len(images)
 
-    def use(self, image: Image, *, begins: bool) -> None:
-        """Read an available image in this step, which encodes it if it must. `begins`: the request did not read it
-        before."""
-        encoding = self._encodings.pop(image.hash, None)
-        if encoding is None:
-            self._make_room(image.num_tokens)
-            encoding = _Encoding(image.num_tokens)
-        self._encodings[image.hash] = encoding
-        if image.hash not in self._in_step:
-            self._in_step.add(image.hash)
-            self.hold(image.hash)
-        if encoding.is_encoded:
-            self.num_hits += begins
-            return
-        encoding.is_encoded = True
-        self.num_encoded += 1
-        self._num_input_tokens += image.num_tokens
-        self._inputs.append(EncoderInput(image.hash, image.height, image.width, image.pixels))
+    def use(self, images: Sequence[Image], *, continues: bool) -> None:
+        """Read available images in this step, and encode those that are not. `continues`: the request has computed a
+        part of the first one."""
+        for image in images:
+            if image.hash in self._encodings:  # before any is evicted, so that none of these is
+                self._hold_for_step(image.hash)
+        for index, image in enumerate(images):
+            if image.hash not in self._encodings:
+                self._make_room(image.num_tokens)
+                self._encodings[image.hash] = _Encoding(image.num_tokens)
+                self._hold_for_step(image.hash)
+            encoding = self._encodings[image.hash]
+            if encoding.is_encoded:
+                self.num_hits += index > 0 or not continues
+                continue
+            encoding.is_encoded = True
+            self.num_encoded += 1
+            self._num_input_tokens += image.num_tokens
+            self._inputs.append(EncoderInput(image.hash, image.height, image.width, image.pixels))
 
     def hold(self, image_hash: bytes) -> None:
         """Keep an image until `release`."""
@@ -133,6 +134,12 @@ class EncoderCache:
         assert self._num_tokens == sum(each.num_tokens for each in self._encodings.values()) <= self._capacity
         assert self._num_held_tokens == sum(self._encodings[image_hash].num_tokens for image_hash in holds)
         assert all(each.is_encoded or each.num_holds for each in self._encodings.values())
+
+    def _hold_for_step(self, image_hash: bytes) -> None:
+        self._encodings[image_hash] = self._encodings.pop(image_hash)  # the most recently used
+        if image_hash not in self._in_step:
+            self._in_step.add(image_hash)
+            self.hold(image_hash)
 
     def _make_room(self, num_tokens: int) -> None:
         unheld = (image_hash for image_hash, encoding in self._encodings.items() if not encoding.num_holds)

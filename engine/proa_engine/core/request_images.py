@@ -75,12 +75,11 @@ class RequestImages:
     def claim(self, request: _Computed, num_tokens: int) -> None:
         """Read the images of the request's next tokens in this step, and hold one of which it computes only a part."""
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-        before, self.held = self.held, None
-        for image in self._touching(start, end):
-            self._cache.use(image, begins=before is None or image.offset >= start)
-            if image.end > end:
-                self._cache.hold(image.hash)
-                self.held = image.hash
+        images, before = self._touching(start, end), self.held
+        self._cache.use(images, continues=before is not None)
+        self.held = images[-1].hash if images and images[-1].end > end else None
+        if self.held is not None:
+            self._cache.hold(self.held)
         if before is not None:
             self._cache.release(before)
         if end < self._ends[-1]:
