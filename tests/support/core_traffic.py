@@ -10,7 +10,7 @@ from proa_engine.core.kv_events import KvChanges
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
-from support.fake_images import insert_images, make_image, seen
+from support.fake_images import IMAGE_TOKEN, make_image, seen
 
 MAX_MODEL_LEN = 60
 
@@ -24,16 +24,33 @@ def random_prompt(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> list
     return [*start, *end]
 
 
-def random_images(rng: random.Random, prompt: Sequence[int], kinds: Sequence[tuple[int, int]]) -> tuple[Image, ...]:
-    """Images to be inserted into the prompt, of these names and numbers of tokens, each with pixels or without."""
-    images, num_tokens = list[Image](), 0
-    for offset in sorted(rng.choices(range(len(prompt) + 1), k=rng.choice([0, 1, 1, 2, 4]))):
-        image = make_image(*rng.choice(kinds), offset + num_tokens)
-        num_tokens += image.num_tokens
-        if len(prompt) + num_tokens > MAX_MODEL_LEN - 10:
-            break
-        images.append(image if rng.random() < 0.8 else replace(image, pixels=b""))
-    return tuple(images)
+class ImagePrompts:
+    """Random prompts with images of these names and numbers of tokens. They begin with a few stems, so that hits end
+    inside and behind images."""
+
+    def __init__(self, rng: random.Random, prefixes: Sequence[Sequence[int]], kinds: Sequence[tuple[int, int]]) -> None:
+        self._rng = rng
+        self._kinds = kinds
+        self._stems = [self._insert(prefix, ()) for prefix in prefixes]
+
+    def make(self) -> tuple[list[int], tuple[Image, ...]]:
+        """A prompt and its images, each with pixels or without."""
+        stem, images = self._rng.choice(self._stems)
+        end = [self._rng.randrange(VOCAB_SIZE) for _ in range(self._rng.randint(1, 6))]
+        prompt, images = self._insert([*stem, *end], images)
+        return prompt, tuple(image if self._rng.random() < 0.8 else replace(image, pixels=b"") for image in images)
+
+    def _insert(self, prompt: Sequence[int], images: tuple[Image, ...]) -> tuple[list[int], tuple[Image, ...]]:
+        """The prompt with further images behind those that it has, as far as there is room."""
+        offset, token_ids = images[-1].end if images else 0, list(prompt)
+        for _ in range(self._rng.choice([0, 1, 1, 2, 3])):
+            offset = self._rng.randint(offset, len(token_ids))
+            image = make_image(*self._rng.choice(self._kinds), offset)
+            if len(token_ids) + image.num_tokens > MAX_MODEL_LEN - 10:
+                break
+            token_ids[offset:offset] = [IMAGE_TOKEN] * image.num_tokens
+            images, offset = (*images, image), image.end
+        return token_ids, images
 
 
 def follow_up(rng: random.Random, request: EngineCoreRequest) -> list[int]:
@@ -183,6 +200,7 @@ class Traffic:
         prefixes = [
             [rng.randrange(vocabulary) for _ in range(length)] for vocabulary in (2, 61) for length in (5, 16, 28)
         ]
+        with_images = ImagePrompts(rng, prefixes, image_kinds) if image_kinds else None
         self.coming: list[EngineCoreRequest] = []  # the next one last
         for index in range(num_requests):
             images: tuple[Image, ...] = ()
@@ -190,11 +208,10 @@ class Traffic:
                 followed = rng.choice(self.coming)
                 prompt = follow_up(rng, followed)
                 images = tuple(image for image in followed.images if image.end <= len(prompt))
+            elif with_images is not None and rng.random() < 0.8:
+                prompt, images = with_images.make()
             else:
                 prompt = random_prompt(rng, prefixes)
-                if image_kinds:
-                    images = random_images(rng, prompt, image_kinds)
-                    prompt = insert_images(prompt, images)
             if pooled_share and rng.random() < pooled_share:
                 self.coming.insert(0, random_pooled(rng, f"r{index}", prompt, images))
             else:
