@@ -117,13 +117,13 @@ class LLM:
         lora_request: LoRARequest | None = None,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Compute numbers of all prompts in one batch: `pooling_task` is "embed", "token_embed", "classify" or
-        "token_logprobs", and may be left out where `pooling_params` have a task.
+        """Compute numbers of all prompts in one batch: `pooling_task` is "embed", "token_embed", "classify",
+        "token_classify" or "token_logprobs", and may be left out where `pooling_params` have a task.
 
         Raises `ValueError`, before anything runs, if the model cannot serve one of the requests.
         """
         params = params_of_task(pooling_task, pooling_params)
-        by_token = params.task is PoolingTask.TOKEN_EMBED
+        by_token = params.task.is_by_token
         batch = [(prompt, params) for prompt in _batch(prompts)]
         return self._pool(batch, lambda rows: PoolingOutput(rows if by_token else rows[0]), lora_request, use_tqdm)
 

@@ -1,4 +1,4 @@
-"""The files of a model's tokenizer, and their digest. Engines with equal digests have the same tokenizer."""
+"""The files of a model's tokenizer and prompts, and their digest. Engines with equal digests have the same ones."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Final
 
 FILE_NAMES: Final = (
     "chat_template.jinja",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "special_tokens_map.json",
     "tokenizer.json",

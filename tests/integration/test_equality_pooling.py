@@ -133,6 +133,19 @@ def test_log_probabilities_of_tokens_equal_those_of_transformers(tmp_path: Path,
 
 
 @torch.inference_mode()
+def test_labels_of_every_token_equal_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder = make_tiny_model(tmp_path, "qwen3", auto_class="AutoModelForSequenceClassification", num_labels=3)
+    with build_core(folder, **PRESSED) as engine:
+        results = run(engine, requests(PoolingParams(task=PoolingTask.TOKEN_CLASSIFY)))
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    for number, prompt in enumerate(PROMPTS):
+        expected = model.score(model.model(torch.tensor([prompt])).last_hidden_state)[0].softmax(-1)
+        torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize(("num_labels", "activate"), [(3, None), (1, None), (3, False)])
 def test_labels_equal_those_of_transformers(tmp_path: Path, num_labels: int, activate: bool | None) -> None:
     from transformers import AutoModelForSequenceClassification

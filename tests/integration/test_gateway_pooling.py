@@ -14,15 +14,16 @@ import pytest
 from openai import BadRequestError
 
 from proa.engine.v1 import core_pb2
+from proa_gateway.pooling.number_formats import to_bytes
 from proa_gateway.pooling.serving import MAX_RUNNING
-from support.fake_engine import LABELS, FakeEngine, pool, prompt_ids
+from support.fake_engine import LABELS, FakeEngine, pool, prompt_ids, tokenizer_files
 from support.gateway import RunningGateway, chat_body, running_gateway, until
 from support.otlp import OtlpReceiver
 from support.tokenizers import byte_level_tokenizer
 
 EMBED, TOKEN_EMBED = core_pb2.POOLING_TASK_EMBED, core_pb2.POOLING_TASK_TOKEN_EMBED
-CLASSIFY = core_pb2.POOLING_TASK_CLASSIFY
-ALL = (EMBED, TOKEN_EMBED, CLASSIFY)
+CLASSIFY, TOKEN_CLASSIFY = core_pb2.POOLING_TASK_CLASSIFY, core_pb2.POOLING_TASK_TOKEN_CLASSIFY
+ALL = (EMBED, TOKEN_EMBED, CLASSIFY, TOKEN_CLASSIFY)
 
 
 @pytest.fixture
@@ -123,12 +124,69 @@ async def test_pooling_has_the_values_of_every_task(gateway: RunningGateway) -> 
         ("embed", values_of(ids)[0]),
         ("token_embed", values_of(ids, TOKEN_EMBED)),
         ("classify", values_of(ids, CLASSIFY)[0]),
+        ("token_classify", values_of(ids, TOKEN_CLASSIFY)),
     ):
         body = await post(gateway, "/pooling", input="Hi there", task=task)
         assert body["data"] == [{"index": 0, "object": "pooling", "data": expected}]
         encoded = await post(gateway, "/pooling", input="Hi there", task=task, encoding_format="base64")
-        flat = [value for row in expected for value in row] if task == "token_embed" else expected
+        flat = [value for row in expected for value in row] if task.startswith("token") else expected
         assert array("f", b64decode(encoded["data"][0]["data"])).tolist() == flat
+
+
+async def test_bytes_are_described_by_a_header(gateway: RunningGateway) -> None:
+    ids = [ids_of(text) for text in ("one", "Hi there")]
+    rows = [values_of(each, TOKEN_EMBED) for each in ids]
+    expected = [
+        to_bytes(b"".join(array("f", row).tobytes() for row in each), "bfloat16", big_endian=True) for each in rows
+    ]
+    fields = {"input": ids, "task": "token_embed", "embed_dtype": "bfloat16", "endianness": "big"}
+    response = await gateway.http.post("/pooling", json=fields | {"encoding_format": "bytes"})
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.content == b"".join(expected)
+    metadata = json.loads(response.headers["metadata"])
+    places = [response.content[place["start"] : place["end"]] for place in metadata["data"]]
+    assert places == expected
+    assert [place["shape"] for place in metadata["data"]] == [[len(each), len(each[0])] for each in rows]
+    assert metadata["usage"]["prompt_tokens"] == sum(map(len, ids))
+    only = await gateway.http.post("/pooling", json=fields | {"encoding_format": "bytes_only"})
+    assert (only.content, "metadata" in only.headers) == (response.content, False)
+    text = await post(gateway, "/pooling", **fields, encoding_format="base64")
+    assert [b64decode(each["data"]) for each in text["data"]] == expected
+
+
+async def test_coheres_embeddings_have_every_type(gateway: RunningGateway) -> None:
+    texts = ["one two", "three"]
+    values = [values_of(ids_of(text))[0] for text in texts]
+    bits = [sum((value >= 0) << (7 - index) for index, value in enumerate(each)) for each in values]
+    body = await post(gateway, "/v2/embed", texts=texts, embedding_types=["float", "base64", "binary", "ubinary"])
+    found = body["embeddings"]
+    assert found["float"] == values
+    assert [array("f", b64decode(text)).tolist() for text in found["base64"]] == values
+    assert found["ubinary"] == [[packed] for packed in bits]
+    assert found["binary"] == [[packed - 128] for packed in bits]
+    assert (body["texts"], body["response_type"]) == (texts, "embeddings_by_type")
+    units = {"input_tokens": sum(len(ids_of(text)) for text in texts), "image_tokens": 0}
+    assert body["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in texts]
+    assert (await post(gateway, "/v2/embed", inputs=inputs))["embeddings"] == {"float": values}
+
+
+async def test_coheres_inputs_are_cut_where_truncate_says(gateway: RunningGateway, engine: FakeEngine) -> None:
+    ids = ids_of("one two three four")
+    for truncate, kept in ((None, ids[:2]), ("END", ids[:2]), ("START", ids[-2:])):
+        await post(gateway, "/v2/embed", texts=["one two three four"], max_tokens=2, truncate=truncate)
+        assert prompt_ids(engine.requests[-1]) == kept
+
+
+async def test_input_type_names_a_prompt_of_the_models_files() -> None:
+    prompts = {"query": "Find: ", "document": ""}
+    files = tokenizer_files() | {"config_sentence_transformers.json": json.dumps({"prompts": prompts}).encode()}
+    async with FakeEngine(pooling_tasks=ALL, files=files) as engine, running_gateway(engine) as gateway:
+        for name, text in (("query", "Find: Hi"), ("document", "Hi"), (None, "Hi")):
+            await post(gateway, "/v2/embed", texts=["Hi"], input_type=name)
+            assert prompt_ids(engine.requests[-1]) == ids_of(text)
+        response = await gateway.http.post("/v2/embed", json={"texts": ["Hi"], "input_type": "classification"})
+        assert "supported: document, query" in response.json()["error"]["message"]
 
 
 async def test_classes_have_a_label_and_probabilities(gateway: RunningGateway, engine: FakeEngine) -> None:
@@ -211,13 +269,27 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/pooling", {"input": [[2] * 4000] * 250, "dimensions": 17}, 400, "dimensions must not be above"),
     ("/v1/embeddings", {"input": "a", "dimensions": 10**6}, 400, "dimensions must not be above the model's 8"),
     ("/v1/embeddings", {"input": "a", "dimensions": 0}, 400, "dimensions"),
-    ("/v1/embeddings", {"input": "a", "encoding_format": "bytes"}, 400, "encoding_format"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
+    ("/v1/embeddings", {"input": ["a"] * 257, "encoding_format": "bytes"}, 400, "use bytes_only"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5000}, 400, "truncate_prompt_tokens must not be"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
-    ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, 400, "embed_dtype is not supported: values are"),
+    ("/v1/embeddings", {"input": "a", "embed_dtype": "float64"}, 400, "embed_dtype"),
+    ("/v2/embed", {}, 400, "either texts or inputs"),
+    ("/v2/embed", {"texts": ["a"], "inputs": ["a"]}, 400, "either texts or inputs"),
+    ("/v2/embed", {"texts": []}, 400, "texts"),
+    ("/v2/embed", {"texts": ["a", ""]}, 400, "Input 1 has no tokens"),
+    ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, 400, "embedding_types"),
+    ("/v2/embed", {"texts": ["a"], "input_type": "query"}, 400, "Unsupported input_type 'query'"),
+    ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension must not be above the model's 8"),
+    ("/v2/embed", {"texts": ["a"], "output_dimension": 4, "embedding_types": ["binary"]}, 400, "a multiple of 8"),
+    ("/v2/embed", {"texts": ["a " * 5000], "truncate": "NONE"}, 400, "maximum context length is 4096"),
+    ("/v2/embed", {"texts": ["a b c"], "truncate": "NONE", "max_tokens": 2}, 400, "max_tokens is 2"),
+    ("/v2/embed", {"images": ["data:image/png;base64,"], "texts": ["a"]}, 400, "images is not supported"),
+    ("/v1/embeddings", {"input": "a", "padding": "max_length"}, 400, "padding is not supported: inputs are not padded"),
+    ("/v1/embeddings", {"input": "a", "late_chunking_params": {"chunk_size": 5}}, 400, "late_chunking_params"),
     ("/v1/embeddings", {"input": "a", "stream": True}, 400, "stream is not supported: there is one response"),
     ("/v1/embeddings", {"input": "a", "model": "other"}, 404, "The model 'other' does not exist"),
-    ("/pooling", {"input": "a", "task": "token_classify"}, 400, "task"),
+    ("/pooling", {"input": "a", "task": "plugin"}, 400, "task"),
     ("/pooling", {"input": "a", "task": "classify", "dimensions": 2}, 400, "dimensions is only for embeddings"),
     ("/classify", {"input": "a", "softmax": True}, 400, "softmax is not supported: use use_activation"),
 ]
@@ -241,8 +313,12 @@ async def test_a_response_of_too_many_values_is_refused() -> None:
 
 async def test_models_without_the_task_are_named_with_what_they_have() -> None:
     async with FakeEngine() as engine, running_gateway(engine) as gateway:
-        for path in ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank"):
-            fields = {"/score": {"text_1": "a", "text_2": "b"}, "/rerank": {"query": "a", "documents": ["b"]}}
+        for path in ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank"):
+            fields = {
+                "/v2/embed": {"texts": ["a"]},
+                "/score": {"text_1": "a", "text_2": "b"},
+                "/rerank": {"query": "a", "documents": ["b"]},
+            }
             response = await gateway.http.post(path, json=fields.get(path, {"input": "a"}))
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_task", "model")
@@ -308,6 +384,7 @@ async def test_invocations_are_sent_to_the_endpoint_of_their_fields(gateway: Run
 async def test_responses_are_as_the_openapi_document_describes_them(gateway: RunningGateway) -> None:
     document = (await gateway.http.get("/openapi.json")).json()
     bodies: dict[str, list[dict[str, Any]]] = {
+        "/v2/embed": [{"texts": ["a"]}, {"inputs": ["a"], "embedding_types": ["base64", "binary", "ubinary"]}],
         "/v1/embeddings": [{"input": "a"}, {"input": "a", "encoding_format": "base64"}],
         "/pooling": [{"input": "a", "task": "token_embed"}, {"input": "a", "task": "classify"}],
         "/classify": [{"input": ["a", "b"]}],

@@ -1,10 +1,22 @@
-"""What vLLM's tests of embeddings use of its helpers for models."""
+"""What vLLM's tests of embeddings use of its helpers: for models, and to read values that are bytes."""
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+
+ENDIANNESS = ("native", "big", "little")
+EMBED_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 
 
 @dataclass(frozen=True)
@@ -35,3 +47,36 @@ def check_embeddings_close(
 
 def run_embedding_correctness_test(*_: object, **__: object) -> None:
     raise AssertionError("the test compares with the checkpoint that it names")
+
+
+@dataclass(frozen=True)
+class MetadataItem:
+    """Where the values of an input are in the bytes."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: Sequence[int]
+
+
+def build_metadata_items(embed_dtype: str, endianness: str, shape: Sequence[int], n_request: int) -> list[MetadataItem]:
+    size = math.prod(shape) * EMBED_DTYPES[embed_dtype].itemsize
+    return [
+        MetadataItem(index, embed_dtype, endianness, index * size, (index + 1) * size, shape)
+        for index in range(n_request)
+    ]
+
+
+def binary2tensor(binary: bytes, shape: Sequence[int], embed_dtype: str, endianness: str) -> torch.Tensor:
+    dtype = EMBED_DTYPES[embed_dtype]
+    words = np.frombuffer(binary, dtype=f"u{dtype.itemsize}")
+    if endianness not in ("native", sys.byteorder):
+        words = words.byteswap()
+    return torch.frombuffer(bytearray(words.tobytes()), dtype=dtype).reshape(*shape)
+
+
+def decode_pooling_output(items: Sequence[MetadataItem], body: bytes) -> list[torch.Tensor]:
+    parts = [(body[item.start : item.end], item) for item in sorted(items, key=lambda item: item.index)]
+    return [binary2tensor(part, item.shape, item.embed_dtype, item.endianness) for part, item in parts]

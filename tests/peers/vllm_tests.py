@@ -109,7 +109,9 @@ def _starts_a_server(item: pytest.Function) -> bool:
 def run_inside(arguments: list[str]) -> int:
     """Run the unpacked tests, which are in the current folder."""
     sys.path[:0] = [".", str(Path(__file__).parents[1])]
-    vllm_model, vllm_stubs = importlib.import_module("peers.vllm_model"), importlib.import_module("peers.vllm_stubs")
+    vllm_model, vllm_pooling, vllm_stubs = (
+        importlib.import_module(f"peers.vllm_{name}") for name in ("model", "pooling", "stubs")
+    )
     vllm_model.write_model()
     transformers.AutoTokenizer.from_pretrained = vllm_model.load_tokenizer  # type: ignore[method-assign]
     huggingface_hub.snapshot_download = lambda *_, **__: str(vllm_model.FOLDER)  # type: ignore[assignment]
@@ -118,6 +120,8 @@ def run_inside(arguments: list[str]) -> int:
         ["vllm", "rapidfuzz", "openai_harmony", "gpt_oss", "PIL"],
         {
             "vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer},
+            "vllm.entrypoints.pooling.utils": vars(vllm_pooling),
+            "vllm.utils.serial_utils": vars(vllm_pooling),
             "vllm.config": {"ModelConfig": vllm_model.ModelConfig},
             "vllm.transformers_utils.repo_utils": {"hf_api": vllm_model.Hub},
             "vllm.model_executor.model_loader.weight_utils": {

@@ -289,7 +289,7 @@ class CoreRun:
         (output,) = self.outputs[request.request_id]
         assert output.finish_reason is FinishReason.STOP
         assert output.pooled == pool(seen(request.prompt_token_ids, request.images), request.pooling_params.task)
-        is_by_token = request.pooling_params.task is PoolingTask.TOKEN_EMBED
+        is_by_token = request.pooling_params.task.is_by_token
         assert output.num_pooled_rows == (len(request.prompt_token_ids) if is_by_token else 1)
         assert not output.new_token_ids
         assert output.num_output_tokens == 0

@@ -78,6 +78,8 @@ def pool(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
             return [_direction(token_id, params) for token_id in ids]
         case core_pb2.POOLING_TASK_CLASSIFY:
             return [[1 / (1 + mean), 1 / (2 + len(ids)), 0.25][: len(LABELS)]]
+        case core_pb2.POOLING_TASK_TOKEN_CLASSIFY:
+            return [[1 / (1 + token_id), 0.5, 0.25][: len(LABELS)] for token_id in ids]
         case core_pb2.POOLING_TASK_TOKEN_LOGPROBS:
             return [[-((token_id * 31 + sum(ids)) % 17) / 4 for token_id in params.score_token_ids]]
     return [_direction(mean, params)]

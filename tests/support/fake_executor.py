@@ -51,7 +51,7 @@ def pool(prompt: Sequence[int], task: PoolingTask) -> bytes:
     for token_id in prompt:
         context = fingerprint(context, token_id)
         contexts.append(context)
-    if task is PoolingTask.TOKEN_EMBED:
+    if task.is_by_token:
         return as_values(contexts)
     return as_values(contexts[-1:] if task in LAST_TOKEN_TASKS else [sum(contexts)])
 
@@ -144,7 +144,7 @@ class FakeRow:
         """What the step returns of a pooled request."""
         assert self.pooling is not None
         computed = self.contexts[self.start : self.num_computed_tokens]
-        if self.pooling.task is PoolingTask.TOKEN_EMBED:
+        if self.pooling.task.is_by_token:
             return PooledRows(self.start, len(computed), as_values(computed))
         self.sum = sum(computed) + (self.sum if self.start else 0)
         if not self.is_complete:

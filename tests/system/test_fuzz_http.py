@@ -27,6 +27,7 @@ CHAT = "/v1/chat/completions"
 TEXT_FIELDS = {
     **{"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"},
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "input"),
+    "/v2/embed": "texts",
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
 }
 """The field that has the text; `messages` on other routes."""

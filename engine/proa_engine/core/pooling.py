@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from proa.contract import EngineCoreRequest, PoolingTask
+from proa.contract import EngineCoreRequest
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.types import ModelRunnerOutput, PooledRows
 
@@ -21,7 +21,7 @@ class PoolingRequest(Request):
         super().__init__(request, order=order, max_num_tokens=num_prompt_tokens + 1, eos_token_ids=frozenset())
         assert request.pooling_params is not None
         self.reads_prefix_cache = reads_prefix_cache
-        self.num_rows = num_prompt_tokens if request.pooling_params.task is PoolingTask.TOKEN_EMBED else 1
+        self.num_rows = num_prompt_tokens if request.pooling_params.task.is_by_token else 1
         self._parts: list[bytes] = []
 
     @property

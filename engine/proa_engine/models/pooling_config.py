@@ -128,8 +128,11 @@ def classification_config(config: Mapping[str, Any], kind: PoolingKind) -> Pooli
     activation = str(activation or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
     if activation not in ("", "Identity", "Sigmoid", "Softmax"):
         raise ValueError(f"the activation {activation} of labels is not supported")
+    kinds = {PoolingTask.CLASSIFY: kind}
+    if kind is PoolingKind.LAST:  # what the model says of the prompt up to each token; other heads need all of it
+        kinds[PoolingTask.TOKEN_CLASSIFY] = PoolingKind.ALL
     return PoolingConfig(
-        kinds={PoolingTask.CLASSIFY: kind},
+        kinds=kinds,
         labels=labels,
         is_multi_label=len(labels) == 1 or problem == "multi_label_classification" or activation == "Sigmoid",
         gives_probabilities=activation != "Identity" and problem != "regression",

@@ -48,7 +48,7 @@ class PoolingHeads:
         self, vectors: Tensor, task: PoolingTask, *, dimensions: int | None, use_activation: bool | None
     ) -> Tensor:
         """vectors [n, hidden_size] float32 -> [n, embedding_size or dimensions], or [n, labels]"""
-        if task is PoolingTask.CLASSIFY:
+        if task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY):
             assert self._classify is not None
             return self._activate(self._classify(vectors), use_activation)
         for dense in self._dense:

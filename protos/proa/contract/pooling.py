@@ -11,6 +11,12 @@ class PoolingTask(IntEnum):
     TOKEN_EMBED = 2  # one of each token
     CLASSIFY = 3  # one value for each of the model's labels
     TOKEN_LOGPROBS = 4  # the log probabilities of `score_token_ids` as the token after the prompt
+    TOKEN_CLASSIFY = 5  # the values of the labels at each token
+
+    @property
+    def is_by_token(self) -> bool:
+        """Whether there is a row of values for each token of the prompt."""
+        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

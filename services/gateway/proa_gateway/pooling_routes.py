@@ -7,31 +7,47 @@ from fastapi import APIRouter, Request, Response
 from proa_gateway.gateway import gateway_of
 from proa_gateway.generation_routes import ERRORS, on_trace, use_request_id
 from proa_gateway.pooling.classify import ClassifyHandler
+from proa_gateway.pooling.cohere import CohereEmbedHandler
 from proa_gateway.pooling.embeddings import EmbeddingHandler, PoolingEndpointHandler
 from proa_gateway.pooling.handler import PoolingHandler
 from proa_gateway.pooling.protocol import (
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from proa_gateway.pooling.response_schema import ClassList, EmbeddingList, PoolingList, RankedDocuments, ScoreList
+from proa_gateway.pooling.response_schema import (
+    BYTES,
+    ClassList,
+    CohereEmbeddings,
+    EmbeddingList,
+    PoolingList,
+    RankedDocuments,
+    ScoreList,
+)
 from proa_gateway.pooling.scores import RerankHandler, ScoreHandler
 from proa_gateway.streaming import WriterResponse
 
 pooling_router = APIRouter()
 
 
-@pooling_router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS)
+@pooling_router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS | BYTES)
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     return pool(EmbeddingHandler(body, gateway_of(request).conversation_settings), request)
 
 
-@pooling_router.post("/pooling", response_model=PoolingList, responses=ERRORS)
+@pooling_router.post("/pooling", response_model=PoolingList, responses=ERRORS | BYTES)
 async def pooling(body: PoolingRequest, request: Request) -> Response:
     """The values of any task that the model has."""
     return pool(PoolingEndpointHandler(body, gateway_of(request).conversation_settings), request)
+
+
+@pooling_router.post("/v2/embed", response_model=CohereEmbeddings, responses=ERRORS)
+async def embed(body: CohereEmbedRequest, request: Request) -> Response:
+    """Embeddings in Cohere's form."""
+    return pool(CohereEmbedHandler(body), request)
 
 
 @pooling_router.post("/classify", response_model=ClassList, responses=ERRORS)

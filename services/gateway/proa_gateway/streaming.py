@@ -10,6 +10,7 @@ CPU time from an event's bytes to the transport: `tests/benchmarks/response_writ
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from starlette.responses import Response
@@ -22,6 +23,15 @@ _EVENT_STREAM_HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 _CHUNK_HEADS: Final = tuple(b"%x\r\n" % size for size in range(1024))
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A whole response. `headers`: those beside its type and length, in lower case."""
+
+    body: bytes
+    media_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class ByteStream(Protocol):
@@ -42,7 +52,7 @@ class Connection(Protocol):
 
 
 class ResponseWriter:
-    """Writes one response: `send_json`, or `start_events`, any number of `write` and `drain`, then `end`.
+    """Writes one response: `send` or `send_json`, or `start_events`, any number of `write` and `drain`, then `end`.
 
     `blocked` is true before `start_events`, after `end`, while the client reads too slowly and when it is gone; `write`
     must not be called then.
@@ -59,10 +69,17 @@ class ResponseWriter:
         self._write_timeout: float | None = None
         self.blocked = True
 
-    async def send_json(self, body: bytes) -> None:
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    async def send(self, content: Content) -> None:
+        headers = [
+            (b"content-type", content.media_type),
+            (b"content-length", b"%d" % len(content.body)),
+            *content.headers,
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send({"type": "http.response.body", "body": content.body})
+
+    async def send_json(self, body: bytes) -> None:
+        await self.send(Content(body))
 
     async def start_events(self, *, write_timeout: float) -> None:
         """Begin a stream of events. `write_timeout`: seconds for which the client may read nothing."""

@@ -50,6 +50,7 @@ class Tokenizer:
         self.tool_template_source = tool_source or ""
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.info = _tokenizer_info(config, source)
+        self.task_prompts = _task_prompts(_json(files.get("config_sentence_transformers.json")))
         self.response_template: object = config.get("response_template")  # as transformers reads it
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -108,6 +109,12 @@ def _json(data: bytes | None) -> dict[str, Any]:
 
 def _sampling_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     return {name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
+
+
+def _task_prompts(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts that sentence-transformers puts before those that are embedded, by the name of what they are for."""
+    prompts = config.get("prompts")
+    return {name: text for name, text in prompts.items() if isinstance(text, str)} if isinstance(prompts, dict) else {}
 
 
 def _tokenizer_info(config: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:

@@ -9,20 +9,27 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from proa_gateway.openai.refused_fields import NO_EFFECT, Refused
 from proa_gateway.pooling.protocol import (
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingFields,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from proa_gateway.pooling.refused import REFUSED_IN_CLASSIFY, REFUSED_IN_EMBEDDINGS, REFUSED_IN_SCORES
+from proa_gateway.pooling.refused import (
+    REFUSED_IN_CLASSIFY,
+    REFUSED_IN_COHERE_EMBED,
+    REFUSED_IN_EMBEDDINGS,
+    REFUSED_IN_SCORES,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "pooling.md"
-ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \|" + r" (.+?) \|" * 6 + r" (.*)\|$", re.MULTILINE)
 DOCUMENTED = {name: (outcomes, note.strip()) for name, *outcomes, note in ROW.findall(PAGE.read_text())}
 ENDPOINTS: list[tuple[type[PoolingFields], Mapping[str, Refused]]] = [
     (EmbeddingRequest, REFUSED_IN_EMBEDDINGS),
     (PoolingRequest, REFUSED_IN_EMBEDDINGS),
+    (CohereEmbedRequest, REFUSED_IN_COHERE_EMBED),
     (ClassifyRequest, REFUSED_IN_CLASSIFY),
     (ScoreRequest, REFUSED_IN_SCORES),
     (RerankRequest, REFUSED_IN_SCORES),

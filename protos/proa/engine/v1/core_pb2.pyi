@@ -14,6 +14,7 @@ class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_TASK_TOKEN_EMBED: _ClassVar[PoolingTask]
     POOLING_TASK_CLASSIFY: _ClassVar[PoolingTask]
     POOLING_TASK_TOKEN_LOGPROBS: _ClassVar[PoolingTask]
+    POOLING_TASK_TOKEN_CLASSIFY: _ClassVar[PoolingTask]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +40,7 @@ POOLING_TASK_EMBED: PoolingTask
 POOLING_TASK_TOKEN_EMBED: PoolingTask
 POOLING_TASK_CLASSIFY: PoolingTask
 POOLING_TASK_TOKEN_LOGPROBS: PoolingTask
+POOLING_TASK_TOKEN_CLASSIFY: PoolingTask
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

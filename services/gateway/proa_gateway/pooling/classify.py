@@ -15,6 +15,7 @@ from proa_gateway.pooling.inputs import PooledInput, check_task, read_inputs
 from proa_gateway.pooling.protocol import ClassifyRequest
 from proa_gateway.pooling.refused import REFUSED_IN_CLASSIFY
 from proa_gateway.pooling.values import numbers, render_all
+from proa_gateway.streaming import Content
 
 
 class ClassifyHandler:
@@ -44,8 +45,8 @@ class ClassifyHandler:
         params = PoolingParams(task=PoolingTask.CLASSIFY, use_activation=self.request.use_activation)
         return [PooledInput(ids, params) for ids in await read_inputs(self.request, model, self._settings)]
 
-    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
-        return envelope.list_body(await render_all(outputs, _head, self._render))
+    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
+        return envelope.list_of(await render_all(outputs, _head, self._render))
 
     def _render(self, output: PooledOutput) -> Iterator[tuple[bytes, int]]:
         values = numbers(output.values)

@@ -10,16 +10,19 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooling.encoder import MAX_DESCRIBED, ValueEncoder
 from proa_gateway.pooling.handler import Envelope
-from proa_gateway.pooling.inputs import PooledInput, check_task, read_inputs
+from proa_gateway.pooling.inputs import PooledInput, check_task, dimensions_of, read_inputs
 from proa_gateway.pooling.protocol import EmbeddingRequest, PoolingRequest
 from proa_gateway.pooling.refused import REFUSED_IN_EMBEDDINGS
-from proa_gateway.pooling.values import base64_text, float_rows, render_all
+from proa_gateway.pooling.values import float_rows, render_all
+from proa_gateway.streaming import Content
 
 _TASKS = {
     "token_embed": PoolingTask.TOKEN_EMBED,
     "embed": PoolingTask.EMBED,
     "classify": PoolingTask.CLASSIFY,
+    "token_classify": PoolingTask.TOKEN_CLASSIFY,
 }
 
 
@@ -54,33 +57,34 @@ class EmbeddingHandler:
     async def inputs(self, model: ServedModel) -> list[PooledInput]:
         task = self._task(model.info)
         check_task(task, model.info)
-        self._has_rows = task is PoolingTask.TOKEN_EMBED
+        self._has_rows = task.is_by_token
+        if self._request.encoding_format == "bytes" and self.num_inputs > MAX_DESCRIBED:
+            message = f"bytes has a header that describes at most {MAX_DESCRIBED} inputs: use bytes_only."
+            raise InvalidRequest(message, param="encoding_format")
         params = PoolingParams(
             task=task, dimensions=self._dimensions(task, model.info), use_activation=self._request.activation
         )
         return [PooledInput(ids, params) for ids in await read_inputs(self._request, model, self._settings)]
 
-    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
+    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
         request = self._request
-        if request.encoding_format == "base64":
-            render = partial(base64_text, big_endian=request.endianness == "big")
-        else:
+        encoding = request.encoding_format or "float"
+        if encoding == "float":
             render = partial(float_rows, as_matrix=self._has_rows)
-        return envelope.list_body(await render_all(outputs, self._head, render))
+            return envelope.list_of(await render_all(outputs, self._head, render))
+        encoder = ValueEncoder(request.embed_dtype or "float32", request.endianness or "little", self._has_rows)
+        if encoding == "base64":
+            return envelope.list_of(await render_all(outputs, self._head, encoder.base64_text))
+        return await encoder.binary(outputs, envelope, is_described=encoding == "bytes")
 
     def _task(self, info: ModelInfo) -> PoolingTask:
         return PoolingTask.EMBED
 
     def _dimensions(self, task: PoolingTask, info: ModelInfo) -> int | None:
         dimensions = self._request.dimensions
-        if dimensions is None:
-            return None
-        if task is PoolingTask.CLASSIFY:
+        if dimensions is not None and task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY):
             raise InvalidRequest("dimensions is only for embeddings.", param="dimensions")
-        if dimensions > info.embedding_size:
-            message = f"dimensions must not be above the model's {info.embedding_size}, got {dimensions}."
-            raise InvalidRequest(message, param="dimensions")
-        return dimensions
+        return dimensions_of(dimensions, info, "dimensions")
 
     def _head(self, index: int) -> bytes:
         return b'{"index":%d,"object":"%s","%s":' % (index, self._object.encode(), self._field.encode())

@@ -12,6 +12,7 @@ from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.pooled_output import PooledOutput
 from proa_gateway.pooling.inputs import PooledInput
 from proa_gateway.pooling.protocol import PoolingFields
+from proa_gateway.streaming import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,14 @@ class Envelope:
     model: str
     usage: Usage
 
-    def list_body(self, data: bytes) -> bytes:
+    @property
+    def fields(self) -> dict[str, str | int]:
+        return {"id": self.id, "object": "list", "created": self.created, "model": self.model}
+
+    def list_of(self, data: bytes) -> Content:
         """The response of vLLM's form whose `data` is this JSON."""
-        fields = {"id": self.id, "object": "list", "created": self.created, "model": self.model}
-        return orjson.dumps(fields)[:-1] + b',"data":' + data + b',"usage":' + orjson.dumps(self.usage.to_dict()) + b"}"
+        usage = orjson.dumps(self.usage.to_dict())
+        return Content(orjson.dumps(self.fields)[:-1] + b',"data":' + data + b',"usage":' + usage + b"}")
 
 
 class PoolingHandler(Protocol):
@@ -54,6 +59,6 @@ class PoolingHandler(Protocol):
         """The engine requests. Raises `InvalidRequest`."""
         ...
 
-    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
+    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
         """The response. `outputs`: of the inputs, in their order. Raises `GenerationFailed`."""
         ...

@@ -12,12 +12,13 @@ from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.sampling import check_token_ids
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.pooling.encoding import Limit, encode_texts
-from proa_gateway.pooling.protocol import InputFields, PoolingFields
+from proa_gateway.pooling.protocol import InputFields, TruncatedFields
 
 TASKS: dict[PoolingTask, str] = {
     PoolingTask.EMBED: "embeddings",
     PoolingTask.TOKEN_EMBED: "embeddings of tokens",
     PoolingTask.CLASSIFY: "classes",
+    PoolingTask.TOKEN_CLASSIFY: "classes of tokens",
     PoolingTask.TOKEN_LOGPROBS: "log probabilities of tokens",
 }
 """What the tasks are called in errors."""
@@ -40,7 +41,7 @@ def has(info: ModelInfo) -> str:
     return f"it has {', '.join(names)}"
 
 
-def limit_of(request: PoolingFields, info: ModelInfo) -> Limit:
+def limit_of(request: TruncatedFields, info: ModelInfo) -> Limit:
     """Raises `InvalidRequest` if more tokens are to be kept than the model takes."""
     kept, longest = request.truncate_prompt_tokens, info.max_model_len
     if kept is not None and kept > longest:
@@ -73,13 +74,24 @@ async def read_inputs(
     if request.input is None:
         return [await _chat_ids(request, model, settings, limit)]
     texts = [each for each in request.input if isinstance(each, str)]
-    special = request.add_special_tokens is not False
-    encoded = iter(
-        await model.tokenizer.work_on(
-            texts, lambda tokenizer: encode_texts(tokenizer, texts, limit, add_special_tokens=special)
-        )
-    )
+    encoded = iter(await read_texts(texts, model, limit, add_special_tokens=request.add_special_tokens is not False))
     return [next(encoded) if isinstance(each, str) else _given_ids(each, model, limit) for each in request.input]
+
+
+async def read_texts(
+    texts: Sequence[str], model: ServedModel, limit: Limit, *, add_special_tokens: bool = True
+) -> list[Sequence[int]]:
+    return await model.tokenizer.work_on(
+        texts, lambda tokenizer: encode_texts(tokenizer, texts, limit, add_special_tokens=add_special_tokens)
+    )
+
+
+def dimensions_of(kept: int | None, info: ModelInfo, param: str) -> int | None:
+    """Raises `InvalidRequest` if more values are to be kept than the model's embeddings have."""
+    if kept is not None and kept > info.embedding_size:
+        message = f"{param} must not be above the model's {info.embedding_size}, got {kept}."
+        raise InvalidRequest(message, param=param)
+    return kept
 
 
 def _given_ids(token_ids: list[int], model: ServedModel, limit: Limit) -> Sequence[int]:

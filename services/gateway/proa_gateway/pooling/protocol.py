@@ -8,7 +8,9 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.openai.fields import Prompts, TemplateVariables, Text
 from proa_gateway.openai.protocol import ChatMessage, Count, Name, RequestId
 from proa_gateway.pooling.fields import ScoredText, ScoredTexts
+from proa_gateway.pooling.number_formats import Endianness, NumberFormat
 
+CohereType = Literal["float", "base64", "binary", "ubinary"]
 TokenLimit = Annotated[int, Field(ge=0, lt=2**31)]
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """The names that the two sides of a score request may have."""
@@ -23,10 +25,6 @@ class PoolingFields(BaseModel):
 
     model: str | None = Field(None, description="May be omitted if only one model is served.")
     user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description="Tokens of each input to keep. -1: as many as the model takes."
-    )
-    truncation_side: Literal["left", "right"] | None = Field(None, description="Default: right, the first are kept.")
     request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
@@ -38,7 +36,16 @@ class PoolingFields(BaseModel):
         return self.__pydantic_extra__
 
 
-class InputFields(PoolingFields):
+class TruncatedFields(PoolingFields):
+    """Which tokens of each input are kept, in vLLM's words."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Tokens of each input to keep. -1: as many as the model takes."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Default: right, the first are kept.")
+
+
+class InputFields(TruncatedFields):
     """Either `input` has the inputs, or `messages` one chat; the fields after it are the chat template's."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["messages"]}]})
@@ -61,11 +68,14 @@ class InputFields(PoolingFields):
 class EmbeddingRequest(InputFields):
     """`POST /v1/embeddings`."""
 
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = Field(
+        None, description="bytes: the values are the response's body, and JSON in the header `metadata` the rest."
+    )
+    embed_dtype: NumberFormat | None = Field(None, description="Of base64 and bytes. Default: float32.")
     dimensions: Count | None = Field(None, description="Leading values of each embedding to keep.")
     use_activation: bool | None = Field(None, description="False: embeddings are not normalised to length 1.")
     normalize: bool | None = Field(None, description="As `use_activation`, which comes first.")
-    endianness: Literal["native", "little", "big"] | None = Field(None, description="Of base64. Default: little.")
+    endianness: Endianness | None = Field(None, description="Of base64 and bytes. Default: little.")
 
     @property
     def activation(self) -> bool | None:
@@ -75,9 +85,35 @@ class EmbeddingRequest(InputFields):
 class PoolingRequest(EmbeddingRequest):
     """`POST /pooling`."""
 
-    task: Literal["embed", "token_embed", "classify"] | None = Field(
+    task: Literal["embed", "token_embed", "classify", "token_classify"] | None = Field(
         None, description="Default: the first of token_embed, embed and classify that the model has."
     )
+
+
+class CohereEmbedRequest(PoolingFields):
+    """`POST /v2/embed`, in Cohere's form. The inputs are in one of `texts` and `inputs`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["inputs"]}]})
+
+    texts: Annotated[list[Text], Field(min_length=1)] | None = None
+    inputs: Annotated[list[ScoredText], Field(min_length=1)] | None = Field(
+        None, description="Each with a `content` of one part, a text."
+    )
+    input_type: Name | None = Field(None, description="A prompt of the model's, which is put before each text.")
+    embedding_types: Annotated[list[CohereType], Field(min_length=1)] | None = Field(
+        None, description="Default: float. binary and ubinary are the signs, eight in a number."
+    )
+    output_dimension: Count | None = Field(None, description="Leading values of each embedding to keep.")
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None, description="Where an input that is too long is cut. NONE: it is an error. Default: END."
+    )
+    max_tokens: Count | None = Field(None, description="Tokens of each input to keep. Default: the model's context.")
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> "CohereEmbedRequest":
+        if (self.texts is None) == (self.inputs is None):
+            raise PydanticCustomError("invalid_value", "must have either texts or inputs")
+        return self
 
 
 class ClassifyRequest(InputFields):
@@ -86,7 +122,7 @@ class ClassifyRequest(InputFields):
     use_activation: bool | None = Field(None, description="False: the values are not made probabilities.")
 
 
-class ScoringFields(PoolingFields):
+class ScoringFields(TruncatedFields):
     use_activation: bool | None = Field(None, description="False: the score is not made a probability.")
     max_tokens_per_query: TokenLimit | None = Field(None, description="0: all.")
     max_tokens_per_doc: TokenLimit | None = Field(None, description="0: all.")

@@ -5,24 +5,34 @@ from collections.abc import Mapping
 from proa_gateway.openai.refused_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.openai.refused_fields import Refused
 
-_ONE_DTYPE = Refused("values are float32", neutral=("float32",))
 _ACTIVATION = Refused("use use_activation")
 _COMMON: Mapping[str, Refused] = {
     **{name: REFUSED_BY_ALL[name] for name in ("mm_processor_kwargs", "media_io_kwargs")},
     "stream": Refused("there is one response"),
+    "padding": Refused("inputs are not padded", neutral=("do_not_pad",)),
 }
 _INPUTS: Mapping[str, Refused] = {
     **_COMMON,
     "documents": Refused("use input"),
     "texts": Refused("use input"),
+    "late_chunking_params": Refused("tokens are not pooled in chunks; use the task token_embed"),
 }
 REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
     **_INPUTS,
-    "embed_dtype": _ONE_DTYPE,
     "embedding_types": Refused("use encoding_format"),
     "output_dimension": Refused("use dimensions"),
     "input_type": Refused("write the task's prompt into the input"),
     "prompt_name": Refused("write the task's prompt into the input"),
+}
+REFUSED_IN_COHERE_EMBED: Mapping[str, Refused] = {
+    **_COMMON,
+    "input": Refused("use texts"),
+    "messages": Refused("use texts"),
+    "images": Refused("only text is implemented"),
+    "dimensions": Refused("use output_dimension"),
+    "encoding_format": Refused("use embedding_types"),
+    "truncate_prompt_tokens": Refused("use max_tokens"),
+    "truncation_side": Refused("use truncate"),
 }
 REFUSED_IN_CLASSIFY: Mapping[str, Refused] = {**_INPUTS, "softmax": _ACTIVATION, "activation": _ACTIVATION}
 REFUSED_IN_SCORES: Mapping[str, Refused] = {

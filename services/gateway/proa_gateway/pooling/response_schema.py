@@ -1,11 +1,16 @@
 """Responses of the pooling endpoints, for the OpenAPI document. The handlers write them without these classes."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from proa_gateway.openai.response_schema import UsageInfo
 
+Number = float  # a class below has a field of the type's name
+BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+"""The response with the formats `bytes` and `bytes_only`."""
 Values = list[float] | str
 """Numbers, or base64 of float32."""
 
@@ -38,6 +43,39 @@ class PooledData(BaseModel):
 
 class PoolingList(_List):
     data: list[PooledData]
+
+
+class ApiVersion(BaseModel):
+    version: str
+
+
+class CohereUnits(BaseModel):
+    input_tokens: int
+    image_tokens: int
+
+
+class CohereMeta(BaseModel):
+    api_version: ApiVersion
+    billed_units: CohereUnits
+
+
+class EmbeddingsByType(BaseModel):
+    """The types that were asked for."""
+
+    float: list[list[Number]] | None = None
+    base64: list[str] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+
+
+class CohereEmbeddings(BaseModel):
+    """`texts`: those of the request."""
+
+    id: str
+    embeddings: EmbeddingsByType
+    texts: list[str] | None = None
+    meta: CohereMeta
+    response_type: Literal["embeddings_by_type"]
 
 
 class Classes(BaseModel):
@@ -77,10 +115,6 @@ class RankedDocument(BaseModel):
 class RerankUsage(BaseModel):
     prompt_tokens: int
     total_tokens: int
-
-
-class ApiVersion(BaseModel):
-    version: str
 
 
 class TokenCounts(BaseModel):

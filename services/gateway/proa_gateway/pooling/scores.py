@@ -14,6 +14,7 @@ from proa_gateway.pooling.inputs import PooledInput
 from proa_gateway.pooling.protocol import RerankRequest, ScoreRequest, ScoringFields
 from proa_gateway.pooling.refused import REFUSED_IN_SCORES
 from proa_gateway.pooling.scorers import Scorer, choose_scorer, shortened
+from proa_gateway.streaming import Content
 
 
 class _ScoringHandler(ABC):
@@ -40,12 +41,12 @@ class _ScoringHandler(ABC):
         second = await shortened(self._second, self._request.max_tokens_per_doc, model)
         return await self._scorer.inputs(first, second)
 
-    async def body(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> bytes:
+    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
         assert self._scorer is not None  # `inputs` was called
         return self._response(await self._scorer.scores(outputs), envelope)
 
     @abstractmethod
-    def _response(self, scores: list[float], envelope: Envelope) -> bytes: ...
+    def _response(self, scores: list[float], envelope: Envelope) -> Content: ...
 
 
 class ScoreHandler(_ScoringHandler):
@@ -58,9 +59,9 @@ class ScoreHandler(_ScoringHandler):
         super().__init__(request, *request.sides)
         self.input_param = request.side_names[1]
 
-    def _response(self, scores: list[float], envelope: Envelope) -> bytes:
+    def _response(self, scores: list[float], envelope: Envelope) -> Content:
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        return envelope.list_body(orjson.dumps(data))
+        return envelope.list_of(orjson.dumps(data))
 
 
 class RerankHandler(_ScoringHandler):
@@ -75,7 +76,7 @@ class RerankHandler(_ScoringHandler):
         self._num_results = request.top_n or len(request.documents)
         self._has_documents = request.return_documents is not False
 
-    def _response(self, scores: list[float], envelope: Envelope) -> bytes:
+    def _response(self, scores: list[float], envelope: Envelope) -> Content:
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         num_tokens = envelope.usage.prompt_tokens
         body = {
@@ -85,7 +86,7 @@ class RerankHandler(_ScoringHandler):
             "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": num_tokens}},
             "results": [self._result(index, scores[index]) for index in order[: self._num_results]],
         }
-        return orjson.dumps(body)
+        return Content(orjson.dumps(body))
 
     def _result(self, index: int, score: float) -> dict[str, Any]:
         document = {"document": {"text": self._second[index], "multi_modal": None}} if self._has_documents else {}

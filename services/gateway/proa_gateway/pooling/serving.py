@@ -84,7 +84,7 @@ class PoolingServing:
             outputs = await self._compute(context)
             assert context.model is not None
             envelope = Envelope(context.id, int(context.created), context.model.name, context.usage)
-            await writer.send_json(await handler.body(outputs, envelope))
+            await writer.send(await handler.content(outputs, envelope))
             self._metrics.observe_request(handler.route, context.status, context.error_type)
 
     async def _compute(self, context: PoolingContext) -> Sequence[PooledOutput]:
@@ -151,13 +151,15 @@ class PoolingServing:
 
 
 def _num_values(each: PooledInput, model: ServedModel) -> int:
-    match each.params.task:
-        case PoolingTask.CLASSIFY:
-            return max(1, len(model.info.labels))
+    params, info = each.params, model.info
+    match params.task:
+        case PoolingTask.CLASSIFY | PoolingTask.TOKEN_CLASSIFY:
+            size = max(1, len(info.labels))
         case PoolingTask.TOKEN_LOGPROBS:
-            return len(each.params.score_token_ids)
-    num_rows = len(each.token_ids) if each.params.task is PoolingTask.TOKEN_EMBED else 1
-    return num_rows * (each.params.dimensions or model.info.embedding_size)
+            size = len(params.score_token_ids)
+        case _:
+            size = params.dimensions or info.embedding_size
+    return size * (len(each.token_ids) if params.task.is_by_token else 1)
 
 
 def _engine_request(id: str, each: PooledInput, context: PoolingContext, lora: Lora | None) -> EngineCoreRequest:

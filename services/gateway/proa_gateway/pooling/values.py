@@ -1,14 +1,13 @@
 """Pooled values: bytes of float32 to numbers, and to JSON without holding up the event loop.
 
 orjson takes 85 µs for 1,024 values and holds the interpreter's lock meanwhile, so another thread would not help the
-event loop: it gets a turn after every `TURN_VALUES`. Base64 takes 4 µs.
+event loop: it gets a turn after every `TURN_VALUES`.
 """
 
 import asyncio
 import math
 import sys
 from array import array
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import orjson
@@ -42,30 +41,31 @@ def float_rows(output: PooledOutput, *, as_matrix: bool) -> Iterator[tuple[bytes
         yield b"]", 0
 
 
-def base64_text(output: PooledOutput, *, big_endian: bool) -> Iterator[tuple[bytes, int]]:
-    values = output.values
-    if big_endian:
-        swapped = array("I", values)
-        swapped.byteswap()
-        values = swapped.tobytes()
-    yield b'"' + b64encode(values) + b'"', len(values) // 64
-
-
 Render = Callable[[PooledOutput], Iterable[tuple[bytes, int]]]
+
+
+async def joined(parts: Iterable[tuple[bytes, int]]) -> bytes:
+    """All parts, each with the number of its values, with turns of the event loop between them."""
+    done: list[bytes] = []
+    num_values = 0
+    for part, count in parts:
+        done.append(part)
+        num_values += count
+        if num_values >= TURN_VALUES:
+            num_values = 0
+            await asyncio.sleep(0)
+    return b"".join(done)
 
 
 async def render_all(outputs: Sequence[PooledOutput], head: Callable[[int], bytes], render: Render) -> bytes:
     """The JSON of a list: for each output the object that `head` opens, up to the values that `render` writes."""
-    parts = [b"["]
-    num_values = 0
-    for index, output in enumerate(outputs):
-        parts.append(b"," + head(index) if index else head(index))
-        for part, count in render(output):
-            parts.append(part)
-            num_values += count
-            if num_values >= TURN_VALUES:
-                num_values = 0
-                await asyncio.sleep(0)
-        parts.append(b"}")
-    parts.append(b"]")
-    return b"".join(parts)
+
+    def parts() -> Iterator[tuple[bytes, int]]:
+        yield b"[", 0
+        for index, output in enumerate(outputs):
+            yield b"," + head(index) if index else head(index), 0
+            yield from render(output)
+            yield b"}", 0
+        yield b"]", 0
+
+    return await joined(parts())
