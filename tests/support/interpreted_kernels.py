@@ -205,6 +205,33 @@ def check_prefill_attention(dtype: torch.dtype) -> None:
         assert out[:num_decodes].isnan().all()
 
 
+def check_attention_within_images(dtype: torch.dtype) -> None:
+    """As a chunk behind a hit within an image, of one token too; images side by side, and wider than a window."""
+    lens = [(1, 33), (1, 5), (3, 3), (20, 50), (31, 60)]
+    images = [(1, 2, 5), (2, 0, 3), (3, 25, 41), (3, 41, 49), (4, 23, 57)]
+    first, second = ATTENTION_SHAPES[:2]
+    for shape, window, is_invariant in ((first, None, False), (second, 18, False), (WIDE_HEADS, 18, True)):
+        case = attention_case(lens, window=window, images=images, dtype=dtype, **shape)
+        metadata, num_decodes = case.metadata, 0 if is_invariant else 2
+        out = torch.full_like(case.query, torch.nan)
+        prefill_attention(
+            case.query,
+            case.key_cache,
+            case.value_cache,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.tables[0].block_table,
+            out,
+            num_decodes,
+            0.25,
+            window,
+            batch_invariant=is_invariant,
+            ends=metadata.ends,
+            **case.scores,
+        )
+        close(out[num_decodes:].float(), case.expected[num_decodes:], TOLERANCE[dtype])
+
+
 def check_attention_of_head_sizes(dtype: torch.dtype) -> None:
     for head_dim in (80, 112, 192, 256, 512):
         case = attention_case([(1, 37), (1, 5), (9, 40)], head_dim=head_dim, scale=0.1, dtype=dtype)
@@ -331,6 +358,7 @@ CHECKS = (
     check_attention_of_wide_decodes,
     check_attention_of_padded_decodes,
     check_prefill_attention,
+    check_attention_within_images,
     check_attention_of_head_sizes,
     check_invariant_products,
     check_invariant_attention,

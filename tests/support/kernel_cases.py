@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,13 +45,15 @@ def attention_case(
     has_sinks: bool = False,
     soft_cap: float | None = None,
     is_strided: bool = False,
+    images: Sequence[tuple[int, int, int]] = (),
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> AttentionCase:
     """Requests with the given (query length, sequence length), decodes first, in randomly ordered blocks.
 
     Where a request needs no block, behind its end and before its window, its table has block 0, which holds nothing.
-    `is_strided`: a block's keys and values lie side by side.
+    `is_strided`: a block's keys and values lie side by side. `images` (request, start, end): their tokens attend to all
+    up to their end.
     """
     generator = torch.Generator().manual_seed(len(lens) + num_heads)
     num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lens) + 3
@@ -62,8 +64,8 @@ def attention_case(
     if is_strided:
         caches = torch.full((num_blocks, 2, *shape[1:]), torch.nan, dtype=dtype).transpose(0, 1)
     sinks = torch.randn(num_heads, generator=generator).add(1).to(dtype) if has_sinks else None
-    queries, expected, tables = [], [], []
-    for query_len, seq_len in lens:
+    queries, expected, tables, ends = [], [], [], []
+    for request, (query_len, seq_len) in enumerate(lens):
         first = 0 if window is None else max(0, seq_len - query_len - window + 1)
         columns = range(-(-seq_len // block_size))
         table = [free.pop() if column >= first // block_size else 0 for column in columns]
@@ -74,14 +76,21 @@ def attention_case(
             place = (table[position // block_size], slice(None), position % block_size)
             caches[0][place], caches[1][place] = key[position], value[position]
         queries.append(query)
-        expected.append(dense_attention(query, key, value, scale, window, sinks, soft_cap))
+        ends_of = torch.arange(1, seq_len + 1)
+        for start, end in (image[1:] for image in images if image[0] == request):
+            ends_of[start:end] = end
+        ends.append(ends_of[seq_len - query_len :])
+        expected.append(dense_attention(query, key, value, scale, window, sinks, soft_cap, ends[-1]))
     query_lens, seq_lens = zip(*lens, strict=True)
     key_cache, value_cache = caches.to(device)  # keeps the strides
+    metadata = attention_metadata(query_lens, seq_lens, tables, block_size, device)
+    if images:
+        metadata = replace(metadata, ends=torch.cat(ends).int().to(device))
     return AttentionCase(
         query=torch.cat(queries).to(device),
         key_cache=key_cache,
         value_cache=value_cache,
-        metadata=attention_metadata(query_lens, seq_lens, tables, block_size, device),
+        metadata=metadata,
         sinks=None if sinks is None else sinks.to(device),
         soft_cap=soft_cap,
         expected=torch.cat(expected).to(device),
@@ -124,6 +133,7 @@ def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, 
         decode_width=decode_width,
         slot_mapping=metadata.tables[0].slot_mapping,
         block_stride=case.key_cache.stride(0),
+        ends=metadata.ends,
     )
     return paged_attention(
         case.query,
@@ -134,6 +144,7 @@ def attend(case: AttentionCase, window: int | None = None, scale: float = 0.25, 
         num_decodes=num_decodes,
         scale=scale,
         window=window,
+        ends=metadata.ends,
         **case.scores,
     )
 
@@ -146,8 +157,12 @@ def dense_attention(
     window: int | None,
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
+    ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """query [t, heads, D] at the end of key and value [seq_len, kv_heads, D] -> [t, heads, D] float32."""
+    """query [t, heads, D] at the end of key and value [seq_len, kv_heads, D] -> [t, heads, D] float32.
+
+    `ends` [t]: the end of what each query attends to; None: its own position + 1.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = key.double().repeat_interleave(group, 1), value.double().repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
@@ -155,7 +170,7 @@ def dense_attention(
         scores = soft_cap * torch.tanh(scores / soft_cap)
     position = torch.arange(key.shape[0] - query.shape[0], key.shape[0], device=key.device)[:, None]
     other = torch.arange(key.shape[0], device=key.device)
-    hidden = other > position
+    hidden = other >= (position + 1 if ends is None else ends[:, None])
     if window is not None:
         hidden |= other <= position - window
     scores = scores.masked_fill(hidden, -torch.inf)

@@ -48,11 +48,21 @@ class PrefillTile:
     num_hidden: int
     block_rows: torch.Tensor  # [kv_heads * length / block_size] int64, as above
     length: int
+    # [end - start] int32: the end of the gathered tokens that each query token attends to; None: it is the last one.
+    ends: torch.Tensor | None
 
-    def columns(self, position: int, num_queries: int, window: int | None) -> tuple[int, int]:
-        """The gathered tokens that `num_queries` queries from `position` on can see, cut where bits stay the same."""
+    def ends_of(self, start: int, end: int) -> torch.Tensor | None:
+        """Of the query tokens start … end."""
+        return None if self.ends is None else self.ends[start - self.start : end - self.start]
+
+    def columns(
+        self, position: int, num_queries: int, window: int | None, ends: torch.Tensor | None
+    ) -> tuple[int, int]:
+        """The gathered tokens that `num_queries` queries from `position` on, with these `ends`, can see, cut where bits
+        stay the same."""
         first = 0 if window is None else max(0, position - window + 1) // CHUNK * CHUNK
-        return first, _round_up(min(position + num_queries, self.num_tokens), LENGTH_MULTIPLE)
+        last = position + num_queries if ends is None else int(ends.max())
+        return first, _round_up(min(last, self.num_tokens), LENGTH_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +89,13 @@ def plan_reference(
     window: int | None,
     slot_mapping: torch.Tensor | None = None,
     block_stride: int | None = None,
+    ends: torch.Tensor | None = None,
 ) -> ReferencePlan:
     """Cut a batch into tiles. `cache_shape` is the shape of the key cache: [num_blocks, kv_heads, block_size, D].
 
     A request's query tokens before its beginning are padding, as are, if `slot_mapping` is given, those with slot -1.
     `block_stride`, a multiple of block_size * D: elements from one block to the next; None: the cache is contiguous.
+    `ends` [T] int32: the end of the tokens that each token attends to, of its own request; None: it is the last.
     """
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     num_queries = [min(starts[r + 1] - starts[r], seq_len) for r, seq_len in enumerate(lens)]
@@ -92,7 +104,7 @@ def plan_reference(
         num_queries = [sum(is_token[start:end]) for start, end in itertools.pairwise(starts)]
     _, num_kv_heads, block_size, head_dim = cache_shape
     rows_per_block = num_kv_heads if block_stride is None else block_stride // (block_size * head_dim)
-    planner = _Planner(starts, num_queries, lens, block_table.numpy(), cache_shape, rows_per_block, window)
+    planner = _Planner(starts, num_queries, lens, block_table.numpy(), cache_shape, rows_per_block, window, ends)
     decodes = tuple(planner.decodes(num_decodes))
     prefills = tuple(planner.prefills(num_decodes))
     num_values = max((tile.length for tile in prefills), default=0)
@@ -119,6 +131,7 @@ class _Planner:
         cache_shape: torch.Size,
         rows_per_block: int,
         window: int | None,
+        ends: torch.Tensor | None,
     ) -> None:
         _, num_kv_heads, self.block_size, head_dim = cache_shape
         self.starts = starts
@@ -129,6 +142,7 @@ class _Planner:
         self.rows_per_block = rows_per_block
         self.width = num_kv_heads * head_dim
         self.window = window
+        self.ends = ends
         # The first token of each request that its query tokens attend to. Blocks before it may be another request's.
         self.visible = [0] * len(seq_lens)
         if window is not None:
@@ -147,13 +161,15 @@ class _Planner:
         length = self.padded(self.num_tokens[r])
         rows, _ = self.places([r], np.arange(0, length, self.block_size))
         end = self.starts[r + 1]
+        start = end - self.num_queries[r]
         return PrefillTile(
-            start=end - self.num_queries[r],
+            start=start,
             end=end,
             num_tokens=self.num_tokens[r],
             num_hidden=self.visible[r] - self.firsts[r],
             block_rows=torch.from_numpy(rows.ravel()),
             length=length,
+            ends=None if self.ends is None else self.ends[start:end] - self.firsts[r],
         )
 
     def decodes(self, num_decodes: int) -> list[DecodeTile]:

@@ -29,6 +29,7 @@ def attend_tile(
     total,  # [BLOCK_M]
     acc,  # [BLOCK_M, BLOCK_D]
     position,  # [BLOCK_M]: of each row's query in its request
+    ends,  # [BLOCK_M]: the end of the tokens that each row attends to; None: its own position + 1
     tile,  # first token of the tile
     first,  # first token that any row may attend to; used if there is a window
     end,  # end of the tokens that any row may attend to
@@ -72,7 +73,10 @@ def attend_tile(
     if SOFT_CAP > 0:
         scores = SOFT_CAP - 2 * SOFT_CAP / (1.0 + tl.exp2(scores))  # tanh(x) = 1 - 2 / (1 + exp(2 * x))
     if MASKED:
-        visible = (key_position[None, :] <= position[:, None]) & (key_position < end)[None, :]
+        if ends is None:
+            visible = (key_position[None, :] <= position[:, None]) & (key_position < end)[None, :]
+        else:
+            visible = key_position[None, :] < ends[:, None]
         if WINDOW > 0:
             visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
         scores = tl.where(visible, scores, float("-inf"))

@@ -177,6 +177,7 @@ def decode_attention_kernel(
             total,
             acc,
             position,
+            None,
             tile,
             first,
             end,

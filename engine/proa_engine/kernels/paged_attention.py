@@ -37,19 +37,21 @@ def plan_attention(
     batch_invariant: bool = False,
     slot_mapping: torch.Tensor | None = None,
     block_stride: int | None = None,
+    ends: torch.Tensor | None = None,
 ) -> AttentionPlan:
     """Plan a step for the layers with this window (in tokens; None: no window).
 
     `cache_shape` is that of the keys, [num_blocks, kv_heads, block_size, D]. `batch_invariant`: a token has the same
     bits as a decode and in any chunk of any batch. On a CPU it always has, and computes wider decodes as prefills.
     `slot_mapping` [T] int64 is needed if wider decodes have a window: keys before the first token with a slot may be
-    gone. `block_stride`: elements from one block of a cache to the next; None: it is contiguous.
+    gone. `block_stride`: elements from one block of a cache to the next; None: it is contiguous. `ends`: as for
+    `paged_attention`.
     """
     slot_mapping = None if decode_width == 1 else slot_mapping
     if seq_lens.is_cpu:
         num_decodes = num_decodes if decode_width == 1 else 0
         return plan_reference(
-            query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window, slot_mapping, block_stride
+            query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window, slot_mapping, block_stride, ends
         )
     if batch_invariant:
         return InvariantPlan(slot_mapping)
@@ -70,6 +72,7 @@ def paged_attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
     soft_cap: float | None = None,
+    ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """query [T, heads, D], caches [num_blocks, kv_heads, block_size, D] -> [T, heads, D]
 
@@ -82,6 +85,9 @@ def paged_attention(
 
     `sinks` [heads] are scores without a key, which only add to the sum of the softmax (gpt-oss). `soft_cap` c replaces
     a score s by c * tanh(s / c) before the softmax (Gemma 2).
+
+    `ends` [T] int32, of which None stands for each token's own position + 1: a token attends to those of its window
+    and those behind itself, up to this position of its request (Gemma 3's images). Decodes end with themselves.
     """
     if isinstance(plan, ReferencePlan):
         return paged_attention_reference(query, key_cache, value_cache, plan, scale, sinks, soft_cap)
@@ -100,6 +106,7 @@ def paged_attention(
             soft_cap=soft_cap,
             batch_invariant=True,
             slot_mapping=plan.slot_mapping,
+            ends=ends,
         )
         return out
     if num_decodes:
@@ -108,6 +115,6 @@ def paged_attention(
         )
     if num_decodes < seq_lens.shape[0]:
         prefill_attention(
-            query, key_cache, value_cache, *batch, num_decodes, scale, window, sinks=sinks, soft_cap=soft_cap
+            query, key_cache, value_cache, *batch, num_decodes, scale, window, sinks=sinks, soft_cap=soft_cap, ends=ends
         )
     return out

@@ -124,14 +124,15 @@ def _prefill(
     while start < tile.end:
         position = tile.num_tokens - (tile.end - start)  # of the first query, among the gathered tokens
         end = min(start + _slice_length(position, num_kv_heads * group), tile.end)
-        first, last = tile.columns(position, end - start, plan.window)
+        ends = tile.ends_of(start, end)
+        first, last = tile.columns(position, end - start, plan.window, ends)
         rows = F.pad(query[start:end], (0, 0, 0, 0, 0, 0, 0, (start - end) % ROW_MULTIPLE))  # [t, kv_heads, group, D]
         num_rows = rows.shape[0]
         scores = torch.bmm(rows.permute(1, 2, 0, 3).flatten(1, 2), key[:, :, first:last])
         if soft_cap is not None:
             _cap(scores, soft_cap)
         scores = scores.view(num_kv_heads, group, num_rows, -1)
-        _mask(scores, position - first, plan.window)
+        _mask(scores, position - first, plan.window, None if ends is None else ends - first)
         probabilities = torch.softmax(scores, dim=-1) if sinks is None else _softmax(scores, sinks[:, :, None])
         result = _weighted_sum(probabilities.flatten(1, 2), value[:, first:last])
         out[start:end] = result.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)[: end - start]
@@ -169,13 +170,16 @@ def _weighted_sum(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Ten
     return total
 
 
-def _mask(scores: torch.Tensor, position: int, window: int | None) -> None:
-    """Set the scores [kv_heads, group, queries, length] of hidden keys to -inf; query i is at `position` + i."""
+def _mask(scores: torch.Tensor, position: int, window: int | None, ends: torch.Tensor | None) -> None:
+    """Set the scores [kv_heads, group, rows, length] of hidden keys to -inf; query i is at `position` + i.
+
+    `ends` [queries]: of the keys that it attends to; None: it is the last. Rows behind the queries have any result.
+    """
     num_queries, length = scores.shape[2:]
     first = position if window is None else 0
     query = torch.arange(position, position + num_queries)[:, None]
     key = torch.arange(first, length)
-    hidden = key > query
+    hidden = key > query if ends is None else key >= F.pad(ends, (0, num_queries - len(ends)))[:, None]
     if window is not None:
         hidden |= key <= query - window
     scores[..., first:].masked_fill_(hidden, -torch.inf)

@@ -32,10 +32,12 @@ def prefill_attention(
     soft_cap: float | None = None,
     batch_invariant: bool = False,
     slot_mapping: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
 ) -> None:
     """Write out [T, heads, D] for query [T, heads, D] of all requests behind the first `num_decodes`.
 
     `slot_mapping` [T] int64, which only a window needs: query tokens with slot -1 are padding and get zeros.
+    `ends` [T] int32, not with `slot_mapping`: the end of the tokens that each token attends to; None: it is the last.
     With `batch_invariant` a token's bits do not depend on its position in a chunk or on the rest of the batch.
     """
     num_tokens, num_heads, head_dim = query.shape
@@ -59,6 +61,7 @@ def prefill_attention(
         block_table,
         None if window is None else slot_mapping,
         sinks,
+        ends,
         num_decodes,
         num_requests,
         factor,
@@ -121,6 +124,7 @@ def prefill_attention_kernel(
     block_table_ptr,  # [first_request + num_requests, max_blocks]
     slot_mapping_ptr,  # [num_tokens] int64; None: no query token has slot -1
     sinks_ptr,  # [num_kv_heads * GROUP]; None: no sinks
+    ends_ptr,  # [num_tokens]; None: a token attends to none behind it
     first_request,
     num_requests,
     factor,
@@ -168,6 +172,10 @@ def prefill_attention_kernel(
     position = context_len + query_index
     table_ptr = block_table_ptr + request.to(tl.int64) * stride_table_request
     end = context_len + tl.minimum(first_query + BLOCK_Q, query_len)
+    ends = None
+    if ends_ptr is not None:
+        ends = tl.load(ends_ptr + token, mask=row_mask, other=0)
+        end = tl.max(ends)
 
     maximum, total = first_state(sinks_ptr, head, row_mask, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -190,6 +198,7 @@ def prefill_attention_kernel(
                 total,
                 acc,
                 position,
+                ends,
                 tile,
                 first,
                 end,
@@ -214,6 +223,7 @@ def prefill_attention_kernel(
             total,
             acc,
             position,
+            ends,
             tile,
             first,
             end,

@@ -173,6 +173,7 @@ class Attention:
             window=self.window,
             sinks=self.sinks,
             soft_cap=self.soft_cap,
+            ends=metadata.ends,
         )
         if scales[1] != 1.0:
             out = out.mul_(scales[1])

@@ -43,9 +43,9 @@ class AttentionMetadata:
     states: StateRows | None = None  # set if the model has recurrent layers
     token_types: torch.Tensor | None = None  # [T] int64: 1 in the second text of a pair, for encoders; None: all 0
     images: ImageRows | None = None
-    # [2, T] int32, for models whose image tokens attend to all of their image: for each token the first position of
-    # its image and the one behind its last, else its own position and the one behind it. None: the step has no image.
-    spans: torch.Tensor | None = None
+    # [T] int32, for models whose image tokens attend to all of their image: the position behind each token's image,
+    # else behind the token itself. None: the step has no image.
+    ends: torch.Tensor | None = None
 
 
 def table_rows(block_tables: torch.Tensor, slot_mappings: torch.Tensor) -> tuple[TableRows, ...]:

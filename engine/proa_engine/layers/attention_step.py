@@ -83,6 +83,7 @@ class AttentionStep:
                 batch_invariant=self.batch_invariant,
                 slot_mapping=table.slot_mapping,
                 block_stride=cache.tensors[0].stride(0),
+                ends=metadata.ends,
             )
         return plan
 

@@ -29,7 +29,7 @@ class ImageInputs:
 
     rows: int  # staged index: [N], their rows among the step's tokens
     parts: list[ImagePart]  # these N tokens, in order
-    spans: int | None  # staged index: [2 * tokens of the step], as `AttentionMetadata.spans`
+    ends: int | None  # staged index: [tokens of the step], as `AttentionMetadata.ends`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def image_inputs(rows: "Rows", positions: IntArray, batch: "InputBatch", packer:
     assert batch.image_config is not None
     parts: list[ImagePart] = []
     token_rows: list[IntArray] = []
-    spans = np.stack((positions, positions + 1)) if batch.image_config.attends_within else None
+    ends = positions + 1 if batch.image_config.attends_within else None
     for row in np.flatnonzero(rows.starts < batch.image_ends[rows.slots]).tolist():
         start, end = int(rows.starts[row]), int(rows.ends[row])
         shift = int(rows.query_start_loc[row]) - start
@@ -96,12 +96,12 @@ def image_inputs(rows: "Rows", positions: IntArray, batch: "InputBatch", packer:
                 continue
             parts.append(ImagePart(image.hash, first - image.offset, behind - image.offset))
             token_rows.append(np.arange(first + shift, behind + shift))
-            if spans is not None:
-                spans[:, first + shift : behind + shift] = [[image.offset], [image_end]]
+            if ends is not None:
+                ends[first + shift : behind + shift] = image_end
     if not parts:
         return None
-    staged_spans = None if spans is None else packer.add(spans.reshape(-1))
-    return ImageInputs(packer.add(np.concatenate(token_rows)), parts, staged_spans)
+    staged_ends = None if ends is None else packer.add(ends)
+    return ImageInputs(packer.add(np.concatenate(token_rows)), parts, staged_ends)
 
 
 def rotary_positions(rows: "Rows", positions: IntArray, batch: "InputBatch", packer: Packer) -> int | None:

@@ -183,7 +183,7 @@ class ModelRunner:
             batch.loras.use(None if rows.lora_slots is None else arrays[rows.lora_slots])
         block_tables = batch.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
         slot_mappings = blocks * batch.block_size + arrays[rows.block_offsets]
-        images, spans = self._images(rows, arrays)
+        images, ends = self._images(rows, arrays)
         metadata = AttentionMetadata(
             query_start_loc=arrays[rows.query_start_loc].int(),
             seq_lens=arrays[rows.seq_lens].int(),
@@ -192,7 +192,7 @@ class ModelRunner:
             states=None if rows.states is None else rows.states.on_device(arrays),
             token_types=None if rows.token_types is None else arrays[rows.token_types],
             images=images,
-            spans=spans,
+            ends=ends,
         )
         positions = (
             arrays[rows.positions] if rows.rotary_positions is None else arrays[rows.rotary_positions].view(3, -1)
@@ -200,12 +200,12 @@ class ModelRunner:
         return self._model(input_ids, positions, self.caches, metadata)
 
     def _images(self, rows: TokenRows, arrays: list[Tensor]) -> tuple[ImageRows | None, Tensor | None]:
-        """The step's `AttentionMetadata.images` and `spans`."""
+        """The step's `AttentionMetadata.images` and `ends`."""
         if rows.images is None:
             return None, None
         assert self._encodings is not None, "the model reads no images"
-        spans = None if rows.images.spans is None else arrays[rows.images.spans].view(2, -1).int()
-        return self._encodings.rows(rows.images, arrays), spans
+        ends = None if rows.images.ends is None else arrays[rows.images.ends].int()
+        return self._encodings.rows(rows.images, arrays), ends
 
     def _decode(self, rows: Tensor, shape: GraphShape) -> Tensor:
         """Hidden states [rows * width, hidden_size] of decodes only, from the columns of `pad_rows` [columns, rows].

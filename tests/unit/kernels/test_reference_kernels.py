@@ -32,6 +32,15 @@ def test_mixed_batch_equals_dense_attention(shape: dict[str, Any], window: int |
     torch.testing.assert_close(attend(case, window).float(), case.expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 4, 40])
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_tokens_of_an_image_attend_to_all_of_it(block_size: int, window: int | None) -> None:
+    lens = [(1, 30), (1, 12), (9, 9), (40, 300), (130, 131)]  # the second's image ends with it, as a chunk of one token
+    images = [(1, 4, 12), (2, 0, 9), (3, 265, 271), (3, 271, 299), (4, 0, 20), (4, 27, 131)]
+    case = attention_case(lens, images=images, block_size=block_size, window=window)
+    torch.testing.assert_close(attend(case, window), case.expected, atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("window", [1, 2, 20, 140])
 def test_padding_does_not_attend_to_keys_before_the_first_token_of_a_decode(window: int) -> None:
     case = padded_case(attention_case([(1, 40), (3, 300), (2, 2), (5, 31)], window=window), 5)

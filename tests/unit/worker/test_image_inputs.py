@@ -187,7 +187,7 @@ def test_steps_without_images_have_one_position_and_stage_nothing_more() -> None
     harness.run(inputs[0])
     assert model.positions[0].tolist() == [0, 1, 2]
     assert model.calls[0][2].images is None
-    assert model.calls[0][2].spans is None
+    assert model.calls[0][2].ends is None
 
 
 def test_models_with_one_position_have_it_behind_images_too() -> None:
@@ -197,15 +197,15 @@ def test_models_with_one_position_have_it_behind_images_too() -> None:
     assert [positions.tolist() for positions in model.positions] == [list(range(16)), [16]]
 
 
-def test_spans_of_tokens_are_those_of_their_image() -> None:
+def test_tokens_end_where_their_image_ends() -> None:
     harness, model = make_harness(image_config(has_three_positions=False, attends_within=True))
     plan = harness.schedule({"p": ([1, 2], 2, GREEDY), "a": (PROMPT, 16, GREEDY)}, scheduled={"a": 9})
     harness.run(harness.runner.prepare_inputs(with_images(plan, {"a": IMAGES}, ENCODED)))
-    spans = model.calls[-1][2].spans
-    assert spans.dtype == torch.int32
-    assert spans.tolist() == [[0, 1, 0, 1, 2, *[3] * 6], [1, 2, 1, 2, 3, *[9] * 6]]
+    ends = model.calls[-1][2].ends
+    assert ends.dtype == torch.int32
+    assert ends.tolist() == [1, 2, 1, 2, 3, *[9] * 6]
     harness.step(known={"a": 9}, scheduled={"a": 2})
-    assert model.calls[-1][2].spans is None
+    assert model.calls[-1][2].ends is None
 
 
 def test_a_resumed_request_behind_its_images_needs_no_encodings() -> None:
