@@ -12,7 +12,10 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_NEEDED = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 MAX_JPEG_SEGMENTS = 1000  # before the first scan: EXIF data and profiles of many megabytes take 64 KiB each
 MAX_JPEG_SCANS = 32  # each passes over all of a progressive image; encoders write 10, or 18 for CMYK
-_JPEG_APP0, _JPEG_APP1, _JPEG_APP14, _JPEG_APP15, _JPEG_COMMENT, _JPEG_SCAN = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
+_JPEG_APP0, _JPEG_APP1, _JPEG_APP14, _JPEG_SCAN = 0xE0, 0xE1, 0xEE, 0xDA
+_JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xDA)}  # without a length and a body
+_JPEG_UNNEEDED = _JPEG_BARE | {*range(0xE0, 0xF0), 0xFE}  # applications' data, comments
+_FILL = b"\xff" * 1024
 
 
 def strip_metadata(data: bytes) -> tuple[bytes, bytes]:
@@ -45,18 +48,20 @@ def _strip_png(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
-    """Segments up to the first scan: 0xff, kind, length of itself and the body (2 bytes), body."""
+    """Segments up to the first scan: 0xff, kind, length of itself and the body (2 bytes), body. What is between
+    segments is skipped, as decoders do."""
     view = memoryview(data)
     kept = [view[:2]]
     exif = []
-    start, num_parts = 2, 0
-    while (kind := _jpeg_kind(data, start)) != _JPEG_SCAN:
-        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    num_parts = 0
+    start = _find_segment(data, 2)
+    while (kind := data[start + 1]) != _JPEG_SCAN:
+        end = start + 2 if kind in _JPEG_BARE else start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
         if kind == _JPEG_APP1 and data.startswith(b"Exif\0\0", start + 4):
             exif.append(data[start + 10 : end])
-        if kind in (_JPEG_APP0, _JPEG_APP14) or not (_JPEG_APP0 <= kind <= _JPEG_APP15 or kind == _JPEG_COMMENT):
+        if kind in (_JPEG_APP0, _JPEG_APP14) or kind not in _JPEG_UNNEEDED:
             kept.append(view[start:end])
-        start = end
+        start = _find_segment(data, end)
         num_parts = _count(num_parts, MAX_JPEG_SEGMENTS)
     if data.count(b"\xff\xda", start) > MAX_JPEG_SCANS:
         raise ImageError(f"the image is a JPEG file with more than {MAX_JPEG_SCANS} scans")
@@ -64,12 +69,14 @@ def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
     return b"".join(kept), b"".join(exif)
 
 
-def _jpeg_kind(data: bytes, start: int) -> int:
-    if start + 4 > len(data):
+def _find_segment(data: bytes, start: int) -> int:
+    start = data.find(b"\xff", start)
+    # Further bytes of 0xff may stand before the kind.
+    while start != -1 and data.startswith(b"\xff", start + 1):
+        start += 1 if not data.startswith(_FILL, start + 1) else len(_FILL)
+    if start == -1 or start + 4 > len(data):
         raise ImageError("the image is a JPEG file that ends before its pixels")
-    if data[start] != 0xFF or data[start + 1] in (0x00, 0xFF):
-        raise ImageError("the image is a JPEG file with a damaged header")
-    return data[start + 1]
+    return start
 
 
 def _strip_gif(data: bytes) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 _TAG = 0x0112
-_SHORT = 3
+_KINDS = {3: "H", 4: "L"}
 _TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -44,9 +44,9 @@ def read_orientation(exif: bytes) -> Orientation:
         (start,) = struct.unpack_from(order + "L", exif, 4)
         (num_tags,) = struct.unpack_from(order + "H", exif, start)
         for offset in range(start + 2, start + 2 + 12 * num_tags, 12):
-            tag, kind, count, value = struct.unpack_from(order + "HHLH", exif, offset)
-            if tag == _TAG and kind == _SHORT and count == 1:
-                return Orientation(value)
+            tag, kind, count = struct.unpack_from(order + "HHL", exif, offset)
+            if tag == _TAG and kind in _KINDS and count == 1:
+                return Orientation(*struct.unpack_from(order + _KINDS[kind], exif, offset + 8))
     except struct.error:  # ends before the tag
         pass
     return Orientation()

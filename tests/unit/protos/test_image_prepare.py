@@ -1,5 +1,6 @@
 """Files of images become the pixels that Pillow shows, resized."""
 
+import struct
 from io import BytesIO
 from typing import Any
 
@@ -95,3 +96,17 @@ def test_an_image_over_a_limit_is_refused() -> None:
         prepare_image(data, KEEPS_SHAPE, ImageLimits(max_pixels=599))
     with pytest.raises(ImageError, match=f"{len(data)} bytes, the limit is {len(data) - 1}"):
         prepare_image(data, KEEPS_SHAPE, ImageLimits(max_bytes=len(data) - 1))
+
+
+@pytest.mark.parametrize("extra", [b"\xff" * 5000, b"junk", b"\xff\x00", b"\xff\xd0"])
+def test_bytes_between_the_segments_of_a_jpeg_file_are_skipped(extra: bytes) -> None:
+    data = encoded(random_image("RGB", 64, 64), "JPEG")
+    assert prepare_image(data[:20] + extra + data[20:], KEEPS_SHAPE, LIMITS) == prepare_image(data, KEEPS_SHAPE, LIMITS)
+
+
+def test_an_orientation_of_four_bytes_counts() -> None:
+    exif = b"MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHLLL", 0x0112, 4, 1, 6, 0)
+    data = encoded(random_image("RGB", 64, 128), "PNG", exif=exif)
+    image = prepare_image(data, KEEPS_SHAPE, LIMITS)
+    assert (image.height, image.width) == (64, 128)
+    assert image.pixels == shown(data, image.height, image.width)
