@@ -13,11 +13,8 @@ from typing import Any, Protocol
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.image_store import ImageStore
-from proa_engine.core.images import Images
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
@@ -26,6 +23,7 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
+from proa_engine.image_parts import make_images, max_image_tokens
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.tokenizer import read_tokenizer_files
@@ -169,13 +167,14 @@ def assemble_engine(
         root_hash=root_hash(config.model, config.revision or ""),
         checkpoint_positions=checkpoint_positions,
     )
+    images = None if config.language_model_only else executor.model_config.images
     scheduler = Scheduler(
         scheduler_config(config, executor),
         manager,
         eos_token_ids=frozenset(executor.eos_token_ids),
         grammars=grammars,
         loras=loras,
-        images=make_images(config, executor),
+        images=make_images(config, images),
         last_token_tasks=executor.model_config.pooling.last_token_tasks,
         whole_prompts=executor.model_config.is_encoder,
     )
@@ -190,34 +189,10 @@ def assemble_engine(
         pooling_tasks=frozenset(model.pooling.kinds),
         pooling_only=not model.has_lm_head,
         embedding_size=model.pooling.embedding_size,
-        images=model.images.input if model.images is not None and not config.language_model_only else None,
-        max_image_tokens=max_image_tokens(config, executor),
+        images=None if images is None else images.input,
+        max_image_tokens=max_image_tokens(config, images, max_num_seqs=executor.max_num_seqs),
     )
     return EngineParts(config, executor, core, limits, tokenizer_folder, grammars)
-
-
-def make_images(config: EngineConfig, executor: LoadedExecutor) -> Images:
-    images = executor.model_config.images
-    size = config.num_encoder_cache_tokens(None if images is None else images.input)
-    return Images(
-        ImageStore(int(config.mm_processor_cache_gb * 2**30)),
-        EncoderCache(size, config.max_num_batched_tokens),
-        attends_within=images is not None and images.attends_within,
-    )
-
-
-def max_image_tokens(config: EngineConfig, executor: LoadedExecutor) -> int:
-    """Of one image. Where one step computes all of an image, it also has a token, with its drafts, of every other
-    running request."""
-    images = executor.model_config.images
-    if images is None:
-        return 0
-    size = config.num_encoder_cache_tokens(images.input)
-    if not images.attends_within:
-        return size
-    budget = config.max_num_batched_tokens
-    num_others = min(executor.max_num_seqs, budget) - 1
-    return min(size, budget - num_others * (1 + config.num_speculative_tokens))
 
 
 def make_loras(config: EngineConfig, store: LoraStore) -> Loras | None:

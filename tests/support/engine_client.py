@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 
+from proa.contract import Image
+from proa.contract.pb import to_pb
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 
 DEADLINE = 30.0  # seconds; far more than any test takes on an idle machine
@@ -18,12 +20,14 @@ def engine_request(
     request_id: str = "",
     lora_name: str = "",
     lora_digest: str = "",
+    images: Sequence[Image] = (),
     **params: Any,
 ) -> core_pb2.EngineCoreRequest:
     return core_pb2.EngineCoreRequest(
         request_id=request_id,
         lora_name=lora_name,
         lora_digest=lora_digest,
+        images=[to_pb(core_pb2.Image, image) for image in images],
         prompt_token_ids=array("I", prompt).tobytes(),
         sampling_params=core_pb2.SamplingParams(**{"max_tokens": 4, "ignore_eos": True} | params),
     )

@@ -96,17 +96,18 @@ def test_a_waiting_request_that_begins_with_an_image_without_room_stops_those_be
 
 
 def test_a_request_that_waits_for_room_is_not_passed_by_later_ones_with_many_images() -> None:
-    images = [make_image(10 + index, 5) for index in range(12)]
-    others = [with_images(f"other{index}", [7, *images[index::2]], priority=1) for index in range(2)]
-    run = CoreRun(max_num_batched_tokens=4, encoder_cache_size=10, num_blocks=100, policy="priority")
+    """The others never end an image in the same step, so that there would be room for the large one only at the end."""
+    run = CoreRun(max_num_batched_tokens=5, encoder_cache_size=12, num_blocks=100, policy="priority")
+    images, large = [make_image(10 + index, 6) for index in range(12)], make_image(3, 12)
+    others = [with_images("b", [*text(5), *images[::2]], priority=1), with_images("c", [1, *images[1::2]], priority=1)]
     run.submit(*others)
-    run.steps(3)
-    first = with_images("first", [*text(2), LARGE, 1], priority=0)
+    run.steps(2)
+    first = with_images("a", [*text(2), large, 1], priority=0)
     run.submit(first)
     run.finish()
     run.assert_complete([*others, first])
     order = [image_hash for of_step in encoded(run) for image_hash in of_step]
-    assert order.index(LARGE.hash) < 8
+    assert order.index(large.hash) == 6
 
 
 def test_a_preempted_request_releases_its_image_and_reads_it_again() -> None:
