@@ -147,7 +147,7 @@ async def test_constraints_are_checked(gateway: RunningGateway) -> None:
         ({"input_ids": [[]]}, "input_ids: must be a list of token ids"),
         ({"input_ids": [10**9]}, "input_ids: token id 1000000000"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid must have an id for each prompt"),
-        ({"text": "a", "image_data": "a.png"}, "image_data is not supported: only text"),
+        ({"text": "a", "image_data": "a.png"}, "image_data is not supported: use /v1/chat"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob is not supported"),
         ({"text": "a", "sampling_params": [{}]}, "sampling_params"),
         ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "sampling_params.stop_regex is not supported"),

@@ -8,11 +8,13 @@ import asyncio
 import json
 import math
 import secrets
+import struct
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -234,6 +236,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             labels=labels if core_pb2.POOLING_TASK_CLASSIFY in pooling_tasks else (),
             max_loras=max_loras,
         )
+        self.pixels: dict[bytes, bytes] = {}  # of the images that it keeps, by hash
         self.lora_folders = lora_folders or {}
         self.loras = {name: self._lora(name, path) for name, path in (loras or {}).items()}
         self.lora_loads: list[service_pb2.LoadLoraRequest] = []
@@ -487,12 +490,32 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             return None
         if self.info.pooling_only:
             return service_pb2.Rejected(handle=handle, code=3, message="the model generates no tokens")
+        if (refused := self._admit_images(handle, request)) is not None:
+            return refused
         params = request.sampling_params
         limit = min(params.max_tokens, room) if params.HasField("max_tokens") else room
         reply = self.script(request)
         length = limit if reply.repeat else min(limit, len(reply.token_ids))
         resumed = len(request.resumed_token_ids) // 4
         self._waiting.append(_Running(caller, handle, request, reply, length, time.time(), resumed))
+        return None
+
+    def _admit_images(self, handle: int, request: core_pb2.EngineCoreRequest) -> service_pb2.Rejected | None:
+        """Keep the images' pixels, unless some are missing."""
+        sent = {image.hash: image.pixels for image in request.images if image.pixels}
+        missing = [image.hash for image in request.images if image.hash not in sent | self.pixels]
+        if missing:
+            message = "the engine has not kept some images"
+            return service_pb2.Rejected(handle=handle, code=9, message=message, missing_images=b"".join(missing))
+        self.pixels |= sent
+        ids = prompt_ids(request)
+        for image in request.images:
+            pixels = self.pixels[image.hash]
+            run = {self.info.images.token_id}
+            if len(pixels) != image.height * image.width * 3 or image.hash != _image_hash(image, pixels):
+                return service_pb2.Rejected(handle=handle, code=3, message="an image has other pixels than it says")
+            if set(ids[image.offset : image.offset + image.num_tokens]) != run:
+                return service_pb2.Rejected(handle=handle, code=3, message="an image is not where its tokens are")
         return None
 
     def _has_lora(self, request: core_pb2.EngineCoreRequest) -> bool:
@@ -605,6 +628,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
     async def _set_health(self, status: Any) -> None:
         for service in ("", SERVICE, "startup", "liveness"):
             await self._health.set(service, status if service in ("", SERVICE) else _SERVING)
+
+
+def _image_hash(image: core_pb2.Image, pixels: bytes) -> bytes:
+    return sha256(struct.pack("<II", image.height, image.width) + pixels).digest()[:16]
 
 
 def _logprobs(token: int, top: int) -> core_pb2.TokenLogprobs:

@@ -59,7 +59,6 @@ class Gateway:
     conversation_settings: ConversationSettings
     responses: ResponseStore
     background: BackgroundTasks
-    images: ImageLoader
     extra_fields: ExtraFields = field(default_factory=ExtraFields)
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -120,6 +119,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             timeout=config.images.image_fetch_timeout,
             max_bytes=config.images.max_image_bytes,
         )
+        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics)
         background = BackgroundTasks()
         tasks = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),
@@ -142,11 +142,11 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     max_responses=config.max_stored_responses, max_bytes=config.max_stored_response_bytes
                 ),
                 background=background,
-                images=ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics),
                 conversation_settings=ConversationSettings(
                     MessageFormats(config.tool_call_parser, config.reasoning_parser),
                     config.trust_request_chat_template,
                     config.chat_template_content_format,
+                    images,
                 ),
             )
         finally:

@@ -159,8 +159,8 @@ class RequestAttempts:
     def incompatible(self, engines: Iterable[EngineClient]) -> list[str]:
         """Return the addresses of engines that cannot start or continue the sequence.
 
-        They do not support its grammar, its adapter or its pooling task, or their tokenizer or vocabulary differs from
-        the last engine's or, if there are tokens already, their weights.
+        They do not support its grammar, its adapter, its images or its pooling task, or their tokenizer or vocabulary
+        differs from the last engine's or, if there are tokens already, their weights.
         """
         return [
             engine.address
@@ -173,11 +173,15 @@ class RequestAttempts:
             return False
         if self.request.lora_name and not other.max_loras:
             return False
+        if self.request.images and other.images is None:
+            return False
         pooling = self.request.pooling_params
         if pooling.task not in other.pooling_tasks if pooling is not None else other.pooling_only:
             return False
         if (model := self.model) is None:
             return True
+        if self.request.images and other.images != model.images:
+            return False
         same_tokens = (other.tokenizer_digest, other.vocab_size) == (model.tokenizer_digest, model.vocab_size)
         same_weights = (other.model, other.revision) == (model.model, model.revision)
         return same_tokens and (same_weights or not self.num_received)

@@ -6,6 +6,7 @@ streams.
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -21,6 +22,7 @@ from proa.contract import (
 )
 from proa_gateway.engines import convert
 from proa_gateway.engines.channels import describe_error
+from proa_gateway.engines.sent_images import SentImages
 from proa_gateway.errors import (
     EngineLost,
     EngineUnavailable,
@@ -88,6 +90,8 @@ class Session:
         self._heartbeat = heartbeat
         self._sinks: dict[int, OutputSink] = {}  # by handle
         self._lora_names: dict[int, str] = {}  # by handle, of requests with an adapter
+        self._sent_images = SentImages()
+        self._with_images: dict[int, EngineCoreRequest] = {}  # by handle, with all pixels; none that was sent twice
         self._last_handle = 0
         self._to_add: dict[int, convert.SessionRequest] = {}  # not written yet, by handle
         self._to_abort: list[int] = []
@@ -107,11 +111,10 @@ class Session:
         """Queue the request for the next write. Return its handle."""
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
-        self._to_add[self._last_handle] = convert.add_to_pb(self._last_handle, request)
+        self._add(self._last_handle, request)
         if request.lora_name:
             self._lora_names[self._last_handle] = request.lora_name
             self._listener.on_lora_request(request.lora_name)
-        self._wake.set()
         return self._last_handle
 
     def abort(self, handle: int) -> None:
@@ -137,8 +140,17 @@ class Session:
         """Fail all unfinished requests with `EngineLost`."""
         sinks, self._sinks = self._sinks, {}
         self._lora_names.clear()
+        self._with_images.clear()
         for sink in sinks.values():
             sink.failed(EngineLost(f"the engine was lost: {reason}"), retryable=True)
+
+    def _add(self, handle: int, request: EngineCoreRequest) -> None:
+        """Queue the request, without the pixels of images that the engine has."""
+        if request.images:
+            self._with_images[handle] = request
+            request = replace(request, images=self._sent_images.strip(request.images))
+        self._to_add[handle] = convert.add_to_pb(handle, request)
+        self._wake.set()
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -224,9 +236,12 @@ class Session:
         lora_name = self._lora_names.pop(handle, None)
         if lora_name is not None:
             self._listener.on_lora_request_end(lora_name)
+        self._with_images.pop(handle, None)
         return self._sinks.pop(handle, None)
 
     def _reject(self, rejected: Rejected) -> None:
+        if rejected.missing_images and self._send_pixels(rejected):
+            return
         lora_name = self._lora_names.get(rejected.handle)
         sink = self._remove(rejected.handle)
         if sink is not None:
@@ -236,6 +251,18 @@ class Session:
             if isinstance(error, EngineUnavailable):
                 self._listener.on_failure()  # not for a full queue or an invalid request: the engine is healthy
             sink.failed(error, retryable=rejected.retryable)
+
+    def _send_pixels(self, rejected: Rejected) -> bool:
+        """Send the request again with all pixels, once: the engine has not kept some images. Return whether it was."""
+        self._sent_images.forget(rejected.missing_images)
+        request = self._with_images.pop(rejected.handle, None)
+        if request is None:
+            return False
+        for image in request.images:
+            self._sent_images.add(image)
+        self._to_add[rejected.handle] = convert.add_to_pb(rejected.handle, request)
+        self._wake.set()
+        return True
 
 
 class _SessionEnded(Exception):

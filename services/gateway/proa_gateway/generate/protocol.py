@@ -12,13 +12,14 @@ from proa_gateway.openai.refused_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.openai.refused_fields import Refused
 
 MAX_NEW_TOKENS = 128  # SGLang's default
-_TEXT_ONLY = Refused("only text is implemented")
+_TEXT_ONLY = Refused("prompts are text or token ids")
 
 REFUSED = {
     **{name: REFUSED_BY_ALL[name] for name in ("input_embeds", "lora_id", "custom_logit_processor")},
     **{name: REFUSED_BY_ALL[name] for name in ("session_params", "return_hidden_states", "return_routed_experts")},
     **{name: REFUSED_BY_ALL[name] for name in ("extra_key", "bootstrap_host", "bootstrap_port", "bootstrap_room")},
-    **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities"), _TEXT_ONLY),
+    **dict.fromkeys(("video_data", "audio_data", "modalities"), _TEXT_ONLY),
+    "image_data": Refused("use /v1/chat/completions"),
     "token_ids_logprob": Refused("log probabilities are those of the likeliest tokens; use top_logprobs_num"),
     "return_prompt_token_ids": Refused("use /tokenize"),
     "return_entropy": Refused("the entropy is not computed"),

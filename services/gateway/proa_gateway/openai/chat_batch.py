@@ -50,6 +50,8 @@ class BatchChatHandler:
         chats = request.chats
         first = ChatHandler(chats[0], settings, on_ignored=on_ignored)  # fields are ignored in all, or in none
         self._chats = [first, *(ChatHandler(chat, settings) for chat in chats[1:])]
+        for index, chat in enumerate(self._chats):
+            chat.messages_param = f"messages[{index}]"
         self.request = request
         self.num_prompts = len(chats)
 

@@ -9,13 +9,14 @@ from proa.contract import SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.images.loader import ImageLoader
 from proa_gateway.openai.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
 from proa_gateway.openai.content import ContentFormat
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageConstraint
 from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
-from proa_gateway.openai.prompt_images import check_images, image_parts
+from proa_gateway.openai.prompt_images import image_parts, images_kept, load_images
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.openai.tools import check_tools
@@ -25,12 +26,12 @@ from proa_gateway.parsing.grammar import Reasoning
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
     """The gateway's part. `trusts_template`: whether requests may bring a chat template. `content_format`: of the
-    contents that templates get."""
+    contents that templates get. `images` None: images are refused."""
 
     formats: MessageFormats
     trusts_template: bool = False
     content_format: ContentFormat = "auto"
-    max_images: int = 16
+    images: ImageLoader | None = None
 
 
 class ConversationHandler:
@@ -57,6 +58,7 @@ class ConversationHandler:
         self._logprobs = logprobs
         self._on_ignored = on_ignored
         self._settings = settings
+        self.messages_param = self.prompt_param  # of the messages, in errors about their parts
 
     @property
     def request(self) -> GenerationRequest:
@@ -94,18 +96,21 @@ class ConversationHandler:
 
     async def tokenize(self, model: ServedModel) -> list[Prompt]:
         template = self._template(model)
-        if parts := image_parts(self.conversation.messages, self.prompt_param):
-            check_images(parts, model, self._settings.max_images)
-            raise UnsupportedField(f"{parts[0].param}: this gateway does not load images.", param=parts[0].param)
-        text = render_prompt(self.conversation, template, self._settings.content_format)
+        parts = image_parts(self.conversation.messages, self.messages_param)
+        images = await load_images(parts, model, self._settings.images, param=self.messages_param)
+        text = render_prompt(self.conversation, template, self._settings.content_format, placeholder=images.placeholder)
         if self._on_ignored is not None:
             self._on_ignored(unused_variables(self.conversation, template))
         # The text has its special tokens already: the template writes them.
         special = self._request.add_special_tokens or False
-        token_ids = await model.tokenizer.encode(text, add_special_tokens=special)
+        expanded = images.expand(text)
+        token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
+        placed = images.place(token_ids)
         kept = truncated(token_ids, self._request, model, max_tokens=self._max_tokens)
-        kept_text = text if len(kept) == len(token_ids) else model.tokenizer.decode(kept)
-        return [Prompt(kept, kept_text, self._reasoning(model, template, text))]
+        if len(kept) < len(token_ids):
+            expanded = model.tokenizer.decode(kept)
+            placed = images_kept(placed, len(token_ids), len(kept), self._request.truncation_side or "left")
+        return [Prompt(kept, expanded, self._reasoning(model, template, text, images.placeholder), placed)]
 
     def message_format(self, model: ServedModel, prompt: Prompt) -> MessageFormat | None:
         """How the outputs are parsed. None: they are not, all text is content."""
@@ -138,11 +143,12 @@ class ConversationHandler:
     def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
         return text_stream(self._request, model)
 
-    def _reasoning(self, model: ServedModel, template: ChatTemplate, prompt: str) -> Reasoning:
+    def _reasoning(self, model: ServedModel, template: ChatTemplate, prompt: str, placeholder: str) -> Reasoning:
         model_format = self._settings.formats.of(model)
         if model_format is None or model_format.tool_format.reasoning is None:
             return Reasoning.CLOSED
-        added = generation_prompt(self.conversation, template, prompt, self._settings.content_format)
+        content_format = self._settings.content_format
+        added = generation_prompt(self.conversation, template, prompt, content_format, placeholder=placeholder)
         return model_format.reasoning_after(added)
 
     def _fit_reasoning(

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from proa.contract import Image
 from proa_gateway.errors import GatewayError
 from proa_gateway.parsing.grammar import Reasoning
 
@@ -14,12 +15,14 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`reasoning_tokens`: those of the completion's tokens; None: reasoning is not distinguished from the rest."""
+    """`reasoning_tokens`: those of the completion's tokens; None: reasoning is not distinguished from the rest.
+    `image_tokens`: those of the prompt's."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int | None = None
+    image_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         usage: dict[str, Any] = {
@@ -28,6 +31,11 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.image_tokens:  # OpenAI's name, and vLLM's
+            usage["prompt_tokens_details"] |= {
+                "image_tokens": self.image_tokens,
+                "multimodal_tokens": {"image": self.image_tokens},
+            }
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage
@@ -35,11 +43,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt. `text` is None if the response does not need it. `reasoning`: where the output begins."""
+    """A tokenized prompt. `text` is None if the response does not need it. `reasoning`: where the output begins.
+    `images`: with their pixels."""
 
     token_ids: Sequence[int]
     text: str | None = None
     reasoning: Reasoning = Reasoning.CLOSED
+    images: tuple[Image, ...] = ()
 
 
 class Envelope:

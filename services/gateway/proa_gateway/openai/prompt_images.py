@@ -1,13 +1,51 @@
-"""The images of a conversation: the parts that have them, and whether the model reads them."""
+"""The images of a conversation: from the parts of its messages to their places among the prompt's tokens."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from proa.contract import ImageInput
+from proa.contract import Image, ImageInput
+from proa.image.placeholders import expand_placeholders, place_images
+from proa.image.prepare import PreparedImage
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.images.loader import ImageLoader, ImageSource
 from proa_gateway.openai.content_parts import ImagePart
 from proa_gateway.openai.protocol import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """The prepared images of one prompt, in their order; maybe none. `param`: the field that errors about their places
+    name."""
+
+    images: Sequence[PreparedImage]
+    input: ImageInput | None
+    param: str
+
+    @property
+    def placeholder(self) -> str:
+        """What a chat template writes for an image."""
+        return self.input.placeholder if self.input is not None else ""
+
+    def expand(self, text: str) -> str:
+        """The rendered prompt with the images' tokens. Raises `InvalidRequest` if it has a placeholder too many, as one
+        in a message's text, or the chat template left out an image."""
+        if self.input is None:
+            return text
+        try:
+            return expand_placeholders(text, [image.num_tokens for image in self.images], self.input)
+        except ValueError as error:
+            raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
+
+    def place(self, token_ids: Sequence[int]) -> tuple[Image, ...]:
+        """Raises `InvalidRequest` if the prompt has tokens of images at other places, as of a message's text."""
+        if self.input is None:
+            return ()
+        try:
+            return place_images(token_ids, self.images, self.input)
+        except ValueError as error:
+            raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
 
 
 def image_parts(messages: Sequence[ChatMessage], param: str) -> list[ImagePart]:
@@ -21,12 +59,27 @@ def image_parts(messages: Sequence[ChatMessage], param: str) -> list[ImagePart]:
     ]
 
 
-def check_images(parts: Sequence[ImagePart], model: ServedModel, max_images: int) -> ImageInput:
-    """How the model reads images. `parts`: at least one. Raises `InvalidRequest`."""
-    if model.info.images is None:
+async def load_images(
+    parts: Sequence[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
+) -> PromptImages:
+    """`loader` None: no images are read. `param`: of the messages. Raises `InvalidRequest`, and `Overloaded`."""
+    if not parts:
+        return PromptImages((), None, param)
+    image_input = model.info.images
+    if image_input is None or loader is None:
         message = f"{parts[0].param}: the model {model.name!r} does not read images."
         raise UnsupportedField(message, param=parts[0].param)
-    if len(parts) > max_images:
-        message = f"At most {max_images} image(s) may be provided in one prompt, got {len(parts)}."
-        raise InvalidRequest(message, param=parts[max_images].param)
-    return model.info.images
+    images = await loader.load([ImageSource(part.url, part.param) for part in parts], image_input)
+    return PromptImages(images, image_input, param)
+
+
+def images_kept(
+    images: Sequence[Image], num_tokens: int, num_kept: int, side: Literal["left", "right"]
+) -> tuple[Image, ...]:
+    """The images of a prompt that is cut from `num_tokens` to `num_kept` tokens at this side. Raises `InvalidRequest`
+    if tokens of an image are cut off."""
+    start = num_tokens - num_kept if side == "left" else 0
+    if any(image.offset < start or image.end > start + num_kept for image in images):
+        message = "truncate_prompt_tokens would cut off an image: send fewer or smaller images, or keep more tokens."
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    return tuple(replace(image, offset=image.offset - start) for image in images)

@@ -23,7 +23,7 @@ class Refused:
 
 
 _FUNCTIONS = Refused("use tools and tool_choice", neutral=("none", "auto"))
-_MULTIMODAL = Refused("only text is implemented")
+_PROCESSING = Refused("images are read as the model's own processor reads them")
 _TRANSFER = Refused("prefill and decode are not split between engines")
 _LORA = Refused("name the adapter as the model")
 _CHATS_ONLY = Refused("prompts have no chat template; use /v1/chat/completions")
@@ -40,8 +40,8 @@ REFUSED: Mapping[str, Refused] = {
     "ec_transfer_params": _TRANSFER,
     "return_weight_versions": Refused("the model's weights have no versions"),
     "routed_experts_prompt_start": _EXPERTS,
-    "mm_processor_kwargs": _MULTIMODAL,
-    "media_io_kwargs": _MULTIMODAL,
+    "mm_processor_kwargs": _PROCESSING,
+    "media_io_kwargs": _PROCESSING,
     # SGLang's
     "stop_regex": Refused("stop takes strings only"),
     "no_stop_trim": Refused("use include_stop_str_in_output"),
@@ -70,8 +70,8 @@ REFUSED_IN_CHAT: Mapping[str, Refused] = {
     **REFUSED,
     "functions": _FUNCTIONS,
     "function_call": _FUNCTIONS,
-    "modalities": Refused("only text is implemented", neutral=(["text"],)),
-    "audio": _MULTIMODAL,
+    "modalities": Refused("answers are text", neutral=(["text"],)),
+    "audio": Refused("answers are text"),
     "web_search_options": Refused("nothing is searched"),
     "moderation": Refused("nothing is moderated"),
     "verbosity": Refused("the model has no such setting; ask for it in a message", neutral=("medium",)),

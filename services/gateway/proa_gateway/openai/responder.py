@@ -91,6 +91,7 @@ class Responder:
                 arrival_time=context.created,
                 lora_name=lora.name if lora is not None else "",
                 lora_digest=lora.digest if lora is not None else "",
+                images=prompt.images,
             )
             self._generation.add(
                 engine_request,

@@ -8,7 +8,11 @@ TokenLogprobs = dict[str, dict[str, Any]]  # token id -> logprob, rank, decoded_
 
 
 class PromptTokensDetails(BaseModel):
+    """The fields about images are those of prompts that have some."""
+
     cached_tokens: int
+    image_tokens: int | None = None
+    multimodal_tokens: dict[str, int] | None = None
 
 
 class CompletionTokensDetails(BaseModel):

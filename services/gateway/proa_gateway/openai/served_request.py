@@ -85,6 +85,7 @@ class ServedRequest(ABC):
             completion_tokens=sum(sequence.num_tokens for sequence in sequences),
             cached_tokens=sum(sequence.num_cached_tokens for sequence in firsts),
             reasoning_tokens=self.num_reasoning_tokens,
+            image_tokens=sum(image.num_tokens for prompt in self.prompts for image in prompt.images),
         )
 
     @property

@@ -173,6 +173,7 @@ class Serving:
             cache_salt=salt,
             session_id=context.session_id,
             lora=model.lora,
+            images=prompt.images,
         )
 
     def _count_tokens(self, context: RequestContext, model: ServedModel, params: SamplingParams) -> int:
