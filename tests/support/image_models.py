@@ -13,7 +13,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from support.greedy import MARGIN, Expected
-from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
+from support.tiny_models import EOS_TOKEN_ID, MIXTURES, VOCAB_SIZE, write_tokenizer
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
@@ -39,6 +39,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": EOS_TOKEN_ID,
     "pad_token_id": None,
 }
+_MIXTURES = {"qwen3_vl_moe": "qwen3_moe", "qwen3_5_moe": "qwen3_5_moe_text"}  # whose experts they have
 _VISION: dict[str, Any] = {
     "depth": 3,
     "hidden_size": 32,
@@ -53,11 +54,14 @@ _VISION: dict[str, Any] = {
 }
 
 
-def make_image_model(folder: Path, model_type: str, seed: int = 0) -> Path:
-    """Write a model of `qwen3_vl`, `qwen3_5` or `gemma3` to `folder`; returns it."""
+def make_image_model(folder: Path, model_type: str, seed: int = 0, **overrides: Any) -> Path:
+    """Write a model of `qwen3_vl`, `qwen3_5`, a mixture of experts of these (`…_moe`), or `gemma3` to `folder`; returns
+    it. `overrides` are fields of `text_config`."""
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
-    config = AutoConfig.for_model(model_type, **_fields(model_type))
+    fields = _fields(model_type)
+    fields["text_config"] |= overrides
+    config = AutoConfig.for_model(model_type, **fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -143,10 +147,10 @@ def _fields(model_type: str) -> dict[str, Any]:
             "mm_tokens_per_image": 16,
             "tie_word_embeddings": False,
         } | ids
-    text = _TEXT | {"vocab_size": VOCAB_SIZE + len(QWEN_TOKENS)}
+    text = _TEXT | MIXTURES.get(_MIXTURES.get(model_type, ""), {}) | {"vocab_size": VOCAB_SIZE + len(QWEN_TOKENS)}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
     vision = _VISION
-    if model_type == "qwen3_5":
+    if model_type in ("qwen3_5", "qwen3_5_moe"):
         text |= {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "linear_num_key_heads": 2,

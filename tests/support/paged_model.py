@@ -5,15 +5,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
-from proa_engine.core.types import NO_STATE
+from proa_engine.core.types import NO_STATE, ImageSpan
 from proa_engine.kernels.state_rows import StateRows
-from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
+from proa_engine.layers.attention_metadata import AttentionMetadata, ImageRows, TableRows
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.models.base import CausalLM
+from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.cache_memory import allocate_caches
 from proa_engine.worker.cache_plan import plan_caches
+from proa_engine.worker.image_inputs import RequestImages, three_positions
 
 NUM_STATE_SLOTS = 200
 
@@ -68,6 +71,14 @@ def nan_caches(
     return caches
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """An image among a sequence's tokens."""
+
+    span: ImageSpan
+    embeddings: torch.Tensor  # [tokens, width]
+
+
 @dataclass
 class CachedSequence:
     """One request: its tokens, how many of them are in the cache, and where."""
@@ -78,10 +89,21 @@ class CachedSequence:
     state: int = NO_STATE  # slot of the recurrent layers' states after `num_computed` tokens
     cuts: tuple[int, ...] = ()  # positions at which states are kept
     kept: dict[int, int] = field(default_factory=dict)  # position -> slot
+    images: Sequence[EncodedImage] = ()
 
     def restart(self, position: int) -> "CachedSequence":
         """The same request with only its first `position` tokens, of `cuts`, in the cache."""
-        return CachedSequence(self.token_ids, position, self.blocks[:], self.kept[position])
+        return CachedSequence(self.token_ids, position, self.blocks[:], self.kept[position], images=self.images)
+
+    def three_positions(self, unit: int) -> torch.Tensor:
+        """Of all tokens, [3, tokens]."""
+        places = np.tile(np.arange(len(self.token_ids)), (3, 1))
+        if self.images:
+            spans = [image.span for image in self.images]
+            images = RequestImages(spans, three_positions(spans, unit))
+            assert images.positions is not None
+            places = np.concatenate((images.positions, places[:, images.end :] + images.delta), axis=1)
+        return torch.from_numpy(places)
 
 
 class PagedModel:
@@ -94,8 +116,10 @@ class PagedModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        image_config: ImageConfig | None = None,
     ) -> None:
         self.model = model
+        self.image_config = image_config
         self.block_size = block_size
         self.device = device
         self.has_states = any(isinstance(layer, StateLayer) for layer in model.cache_layers())
@@ -127,12 +151,16 @@ class PagedModel:
         )
         if self.has_states:
             metadata = replace(metadata, states=self._states(sequences, query_lens))
-        hidden = self.model(
-            torch.tensor(ids, device=self.device),
-            torch.tensor(positions, device=self.device),
-            self.caches,
-            metadata,
-        )
+        inputs = torch.tensor(positions, device=self.device)
+        if self.image_config is not None and any(sequence.images for sequence in sequences):
+            metadata = replace(metadata, images=_image_rows(sequences, query_lens))
+            if self.image_config.attends_within:
+                metadata = replace(metadata, ends=_ends(sequences, query_lens).to(self.device))
+            if self.image_config.has_three_positions:
+                unit = self.image_config.input.unit
+                inputs = _of_step([each.three_positions(unit) for each in sequences], sequences, query_lens)
+                inputs = inputs.to(self.device)
+        hidden = self.model(torch.tensor(ids, device=self.device), inputs, self.caches, metadata)
         results = [hidden[:0]] * len(plan)
         for i, rows in zip(order, hidden.split(query_lens), strict=True):
             results[i] = rows
@@ -162,3 +190,39 @@ class PagedModel:
         while sequence.num_computed < len(token_ids):
             parts += self.step([(sequence, min(chunk, len(token_ids) - sequence.num_computed))])
         return torch.cat(parts)
+
+
+def _of_step(
+    parts: Sequence[torch.Tensor], sequences: Sequence[CachedSequence], query_lens: Sequence[int]
+) -> torch.Tensor:
+    """The columns of the step's tokens, of one tensor [n, tokens] for each sequence."""
+    rows = zip(parts, sequences, query_lens, strict=True)
+    return torch.cat([part[:, each.num_computed - n : each.num_computed] for part, each, n in rows], dim=1)
+
+
+def _ends(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> torch.Tensor:
+    """As `AttentionMetadata.ends`."""
+    parts = []
+    for sequence in sequences:
+        ends = torch.arange(len(sequence.token_ids), dtype=torch.int32)[None] + 1
+        for image in sequence.images:
+            end = image.span.offset + image.span.num_tokens
+            ends[:, image.span.offset : end] = end
+        parts.append(ends)
+    return _of_step(parts, sequences, query_lens)[0]
+
+
+def _image_rows(sequences: Sequence[CachedSequence], query_lens: Sequence[int]) -> ImageRows | None:
+    """As `AttentionMetadata.images`."""
+    rows: list[int] = []
+    embeddings: list[torch.Tensor] = []
+    first_row = 0
+    for sequence, num_tokens in zip(sequences, query_lens, strict=True):
+        start, end = sequence.num_computed - num_tokens, sequence.num_computed
+        for image in sequence.images:
+            first, behind = max(start, image.span.offset), min(end, image.span.offset + image.span.num_tokens)
+            if first < behind:
+                rows += range(first_row + first - start, first_row + behind - start)
+                embeddings.append(image.embeddings[first - image.span.offset : behind - image.span.offset])
+        first_row += num_tokens
+    return ImageRows(torch.tensor(rows, device=embeddings[0].device), torch.cat(embeddings)) if rows else None

@@ -32,6 +32,9 @@ class RopeConfig:
     truncate: bool = True  # yarn
     proportion: float = 1.0  # proportional: share of the frequencies, from the highest on; the others are 0
     llama_4_scaling_beta: float = 0.0  # not zero: queries grow with the logarithm of their position
+    # With three positions a token: how many frequencies take the time, the row and the column. They take turns from the
+    # highest frequency on; what rows and columns leave is the time's. Empty: a token has one position.
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,16 @@ class RotaryTable:
         self.query_scale: torch.Tensor | None = None
         if config.llama_4_scaling_beta:
             self.query_scale = _llama4_scale(config, num_rows)[:, None, None].to(device)
+        self._axes = _axes(config).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """positions [T]"""
+        """positions [T], or [3, T]: time, row and column (interleaved M-RoPE of Qwen3-VL)."""
         if not self._encodes:
             shape = positions.shape[0], self.cos.shape[1]
             return Rotation(self.cos.new_ones(shape), self.sin.new_zeros(shape), None)
+        if positions.dim() == 2:
+            axes = self._axes.expand(positions.shape[1], -1)
+            return Rotation(_by_axis(self.cos, positions, axes), _by_axis(self.sin, positions, axes), None)
         scale = self.query_scale
         return Rotation(
             self.cos.index_select(0, positions),
@@ -83,6 +90,20 @@ class RotaryTables:
         if config not in self._tables:
             self._tables[config] = RotaryTable(config, self._max_positions, self._device)
         return self._tables[config]
+
+
+def _by_axis(table: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
+    """table [positions, dim], positions [3, T], axes [T, dim] -> [T, dim]: of each value the row at its axis's
+    position."""
+    return table.gather(0, positions.t().gather(1, axes))
+
+
+def _axes(config: RopeConfig) -> torch.Tensor:
+    """The axis of each value of a rotation, [dim]: 0 time, 1 row, 2 column."""
+    axes = torch.zeros(config.dim // 2, dtype=torch.int64)
+    for axis, count in list(enumerate(config.sections))[1:]:
+        axes[axis : 3 * count : 3] = axis
+    return torch.cat((axes, axes))
 
 
 def _frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:

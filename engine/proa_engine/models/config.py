@@ -19,7 +19,8 @@ from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.checkpoint import tensor_names
 from proa_engine.models.decoder_layer import LayerDeclaration
-from proa_engine.models.image_config import ImageConfig
+from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
+from proa_engine.models.image_files import ImageFiles
 from proa_engine.models.pooling_config import (
     EmbeddingModules,
     PoolingConfig,
@@ -29,7 +30,15 @@ from proa_engine.models.pooling_config import (
     read_embedding_modules,
 )
 from proa_engine.models.quantization import linear_method
-from proa_engine.models.registry import Form, architecture_of, is_adapted, is_encoder, model_class, standard_fields
+from proa_engine.models.registry import (
+    Form,
+    ImageModelClass,
+    architecture_of,
+    is_adapted,
+    is_encoder,
+    model_class,
+    standard_fields,
+)
 
 Runner = Literal["auto", "generate", "pooling"]
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -65,6 +74,7 @@ class ModelConfig:
     has_lm_head: bool = True  # False: it generates no tokens
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     images: ImageConfig | None = None  # None: it reads none
+    image_encoder: ImageEncoderOptions | None = None  # of `images`
     batch_invariant: bool = False  # for attention and logits on a GPU; `linear_method` has its own flag
 
     @property
@@ -82,9 +92,16 @@ class ModelConfig:
         return any(layer.cache_kind is StateLayer for layer in self.layers)
 
     @classmethod
-    def from_folder(cls, folder: Path | str, quantization: str | None = None, runner: Runner = "auto") -> "ModelConfig":
-        """Read `folder`/config.json, the end tokens from generation_config.json, and the pooling from modules.json.
-        `quantization` and `runner` are the user's options.
+    def from_folder(
+        cls,
+        folder: Path | str,
+        quantization: str | None = None,
+        runner: Runner = "auto",
+        *,
+        language_model_only: bool = False,
+    ) -> "ModelConfig":
+        """Read `folder`/config.json, the end tokens from generation_config.json, the pooling from modules.json, and how
+        images are read. `quantization`, `runner` and `language_model_only` are the user's options.
 
         Raises ValueError, naming what is not supported, or FileNotFoundError.
         """
@@ -94,11 +111,17 @@ class ModelConfig:
         generation_path = Path(folder) / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
         config, modules = json.loads(path.read_text()), read_embedding_modules(Path(folder))
-        read = cls.from_dicts(config, generation, quantization, runner, modules)
+        files = None if language_model_only or "vision_config" not in config else ImageFiles.from_folder(Path(folder))
+        read = cls.from_dicts(config, generation, quantization, runner, modules, files)
+        if read.image_encoder is not None:
+            names = tensor_names(Path(folder))
+            if names and not any(name.startswith(read.image_encoder.weights_name) for name in names):
+                files = None  # the text model of a larger one, saved under the larger one's configuration
+                read = cls.from_dicts(config, generation, quantization, runner, modules)
         # sentence-transformers saves models for embeddings as causal language models without an LM head.
-        names = tensor_names(Path(folder)) if modules and read.has_lm_head and not read.tie_word_embeddings else ()
+        names = tensor_names(Path(folder)) if modules and read.has_lm_head and not read.tie_word_embeddings else []
         if names and not any(name.endswith("lm_head.weight") for name in names):
-            read = cls.from_dicts(config, generation, quantization, "pooling", modules)
+            read = cls.from_dicts(config, generation, quantization, "pooling", modules, files)
         return read
 
     @classmethod
@@ -109,14 +132,17 @@ class ModelConfig:
         quantization: str | None = None,
         runner: Runner = "auto",
         modules: EmbeddingModules | None = None,
+        image_files: ImageFiles | None = None,
     ) -> "ModelConfig":
-        """`modules` are those of the folder, if any."""
+        """`modules` are those of the folder, if any. `image_files` None: images are not read."""
         architecture, form = architecture_of(config)
         has_lm_head = form is Form.CAUSAL_LM and runner != "pooling"
         if runner == "generate" and not has_lm_head:
             raise ValueError(f"runner generate is not supported: {config['architectures'][0]} has no LM head")
         model = model_class(architecture)
         fields = {**model.defaults, **_text_fields(config)}
+        if image_files is None:
+            fields.pop("vision_config", None)
         if is_adapted(architecture):
             fields = standard_fields(architecture, fields)
         decoder = model.read_options(fields)
@@ -124,6 +150,9 @@ class ModelConfig:
         if fields.get("is_causal") is False or fields.get("use_bidirectional_attention") in (True, "all"):
             raise ValueError(f"bidirectional attention is not supported in {config['architectures'][0]}")
         pooling = _pooling(config, form, modules, fields["hidden_size"], has_lm_head=has_lm_head)
+        encoder: ImageEncoderOptions | None = None
+        if image_files is not None and isinstance(model, ImageModelClass):
+            encoder = model.read_images(fields, image_files)
         return cls(
             architecture=architecture,
             model_type=config.get("model_type") or "",
@@ -134,11 +163,13 @@ class ModelConfig:
             decoder=decoder,
             eos_token_ids=_eos_token_ids(fields, generation),
             torch_dtype=_torch_dtype(fields),
-            is_text_part="text_config" in config,
+            is_text_part="text_config" in config and encoder is None,
             num_nextn_layers=fields.get("num_nextn_predict_layers") or 0,
             linear_method=linear_method(fields.get("quantization_config"), quantization),
             has_lm_head=has_lm_head,
             pooling=pooling,
+            images=None if encoder is None else encoder.config(),
+            image_encoder=encoder,
         )
 
 

@@ -111,7 +111,9 @@ def rope(
         known.setdefault("factor", max_positions / known["original_max_position_embeddings"])
     theta = given.get("rope_theta") or fields.get("rope_theta") or 10_000.0
     dim = int(head_dim(fields) * share)
-    return RopeConfig(dim=dim, interleaved=interleaved, theta=theta, type=rope_type, **known)
+    require(given, "mrope_interleaved", (True,))
+    sections = tuple(given.get("mrope_section") or fields.get("mrope_section") or ())
+    return RopeConfig(dim=dim, interleaved=interleaved, theta=theta, type=rope_type, sections=sections, **known)
 
 
 def ropes(fields: Fields, sliding_theta: float) -> dict[str, RopeConfig]:

@@ -1,8 +1,11 @@
 """ImageConfig: how a model reads images, from config.json and preprocessor_config.json."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from proa.contract import ImageInput
+from proa_engine.layers.weights import Weights
+from proa_engine.models.base import ImageEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +19,18 @@ class ImageConfig:
     # (0, row, column) of their squares; the token after it has the position of its first one plus max(rows, columns).
     has_three_positions: bool = False
     attends_within: bool = False  # an image's tokens attend to all of it, so one step computes them
+
+
+class ImageEncoderOptions(Protocol):
+    """Declares an `ImageEncoder`: a frozen dataclass."""
+
+    @property
+    def weights_name(self) -> str:
+        """What the names of its tensors begin with in a checkpoint. One without such tensors reads no images."""
+        ...
+
+    def config(self) -> ImageConfig: ...
+
+    def make(self, weights: Weights) -> ImageEncoder:
+        """`weights` are those of the whole checkpoint."""
+        ...

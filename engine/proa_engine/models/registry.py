@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from proa_engine.layers.parallel import ParallelContext
     from proa_engine.layers.weights import Weights
     from proa_engine.models.base import CausalLM
     from proa_engine.models.config import DecoderOptions, ModelConfig
+    from proa_engine.models.image_config import ImageEncoderOptions
+    from proa_engine.models.image_files import ImageFiles
 
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
 # its fields.
@@ -42,6 +44,7 @@ MODULES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
     "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5",
@@ -77,6 +80,16 @@ class ModelClass(Protocol):
         ...
 
     def __call__(self, config: "ModelConfig", weights: "Weights", parallel: "ParallelContext") -> "CausalLM": ...
+
+
+@runtime_checkable
+class ImageModelClass(ModelClass, Protocol):
+    """The class of an architecture that reads images."""
+
+    @staticmethod
+    def read_images(fields: Mapping[str, Any], files: "ImageFiles") -> "ImageEncoderOptions":
+        """`fields` have `vision_config`. Raises ValueError, naming the field, for what is not supported."""
+        ...
 
 
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:

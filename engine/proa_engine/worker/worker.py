@@ -82,9 +82,9 @@ class Worker:
         else:
             auto_config.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
-        self.model_config = ModelConfig.from_folder(self._folder, config.quantization, config.runner)
-        if config.language_model_only:
-            self.model_config = replace(self.model_config, images=None)
+        self.model_config = ModelConfig.from_folder(
+            self._folder, config.quantization, config.runner, language_model_only=config.language_model_only
+        )
         check_speculation(config.num_speculative_tokens, is_recurrent=self.model_config.is_recurrent)
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)

@@ -1,0 +1,65 @@
+"""Layers of image encoders, which run for one image at a time, with the whole weights on every rank.
+
+Products are torch's, of unquantized weights, whatever the decoder's: an encoder has none of a decoder's small batches,
+and no adapters.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from proa_engine.layers.weights import Weights
+
+
+class Dense:
+    """A product by `weight` and an addition of `bias`."""
+
+    def __init__(self, weights: Weights, in_features: int, out_features: int) -> None:
+        self.weight = weights.take("weight", (out_features, in_features))
+        self.bias = weights.take("bias", (out_features,))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] -> [..., out_features]"""
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm:
+    def __init__(self, weights: Weights, size: int, eps: float) -> None:
+        self.weight = weights.take("weight", (size,))
+        self.bias = weights.take("bias", (size,))
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> the same shape"""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of all patches of an image to each other. q, k and v [N, heads, head_dim] -> [N, heads * head_dim]"""
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).squeeze(0).transpose(0, 1).flatten(1)
+
+
+def normalised(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, scale: float) -> torch.Tensor:
+    """pixels [height, width, 3] uint8, mean and std [3] float32 -> (pixels * scale - mean) / std, float32"""
+    return (pixels.float() * scale - mean) / std
+
+
+def patchify(image: torch.Tensor, patch_size: int, merge: int) -> torch.Tensor:
+    """image [height, width, colors] -> [patches, colors * patch_size * patch_size]"""
+    height, width, _ = image.shape
+    patches = image.view(height // patch_size, patch_size, width // patch_size, patch_size, -1)
+    return in_squares(patches.permute(0, 2, 4, 1, 3), merge).flatten(1)  # from [row, y, column, x, color]
+
+
+def in_squares(image: torch.Tensor, merge: int) -> torch.Tensor:
+    """[rows, columns, …] -> [rows * columns, …], square by square of `merge` rows and columns."""
+    rows, columns = image.shape[:2]
+    squares = image.reshape(rows // merge, merge, columns // merge, merge, *image.shape[2:])
+    return squares.transpose(1, 2).flatten(0, 3)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [patches, heads, head_dim], cos and sin [patches, 1, head_dim] float32 -> x rotated, pairs half a head apart"""
+    values = x.float()
+    first, second = values.chunk(2, dim=-1)
+    return (values * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)

@@ -1,0 +1,178 @@
+"""The image encoder of Qwen3-VL and Qwen3.5: a vision transformer over patches, whose outputs are merged by squares."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from proa.contract import ImageInput
+from proa_engine.layers.vision import Dense, LayerNorm, attend, in_squares, normalised, patchify, rotate
+from proa_engine.layers.weights import Weights
+from proa_engine.models.decoder import tensors_of
+from proa_engine.models.image_config import ImageConfig
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVisionOptions:
+    input: ImageInput
+    mean: tuple[float, ...]  # of the three colors
+    std: tuple[float, ...]
+    scale: float  # of pixels, before the mean is subtracted
+    depth: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    output_size: int  # the decoder's width
+    patch_size: int  # pixels
+    frames: int  # that the checkpoint's patches have; an image repeats its only one
+    merge: int  # a token has this many rows and columns of patches
+    grid: int  # rows and columns of the learned position embeddings
+    rope_theta: float
+    deepstack: tuple[int, ...]  # layers whose outputs are added behind the decoder's first layers
+    weights_name: str = "model.visual."
+
+    def config(self) -> ImageConfig:
+        patches = self.merge**2
+        return ImageConfig(
+            input=self.input,
+            embedding_width=self.output_size * (1 + len(self.deepstack)),
+            num_parameters=self._num_parameters(),
+            # Either the queries, keys and values and their rotation, or the feed-forward layer.
+            token_values=patches * max(12 * self.hidden_size, 2 * (self.hidden_size + self.inner_size)),
+            has_three_positions=True,
+        )
+
+    def make(self, weights: Weights) -> "QwenVisionEncoder":
+        return QwenVisionEncoder(weights / "model" / "visual", self)
+
+    def _num_parameters(self) -> int:
+        """Of matrices."""
+        merged = self.hidden_size * self.merge**2
+        block = self.hidden_size * (4 * self.hidden_size + 2 * self.inner_size)
+        merger = merged * (merged + self.output_size)
+        embeddings = self.hidden_size * (3 * self.patch_size**2 + self.grid**2)
+        return embeddings + self.depth * block + (1 + len(self.deepstack)) * merger
+
+
+class QwenVisionEncoder:
+    """An `ImageEncoder`. A row of its result is a token's embedding, then what is added to the token behind each of the
+    decoder's first layers (DeepStack, Meng et al., 2024, arXiv 2406.04334).
+
+    Patches are in the order of tokens, row by row within each token's square.
+    """
+
+    def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
+        self.options = options
+        self.patches = PatchEmbedding(weights, options)
+        self.positions = PatchPositions(weights / "pos_embed", options)
+        self.blocks = [Block(weights / "blocks" / str(number), options) for number in range(options.depth)]
+        self.merger = Merger(weights / "merger", options, norms_squares=False)
+        lists = weights / "deepstack_merger_list"
+        self.deepstack = [Merger(lists / str(i), options, norms_squares=True) for i in range(len(options.deepstack))]
+        self.merger_of = dict(zip(options.deepstack, self.deepstack, strict=True))
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [height, width, 3] uint8 -> [tokens, (1 + DeepStack layers) * output_size]"""
+        rows, columns = (size // self.options.patch_size for size in pixels.shape[:2])
+        x = self.patches(pixels)
+        x = x + self.positions.embeddings(rows, columns).to(x.dtype)
+        rotation = self.positions.rotation(rows, columns, x.device)
+        added = []
+        for number, block in enumerate(self.blocks):
+            x = block(x, *rotation)
+            if number in self.merger_of:
+                added.append(self.merger_of[number](x))
+        return torch.cat((self.merger(x), *added), dim=-1)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return tensors_of(self)
+
+
+class PatchEmbedding:
+    """The convolution over patches, as a product. In float32: it is small, and its inputs have 8 bits."""
+
+    def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
+        self.options = options
+        inner, patch = weights / "patch_embed" / "proj", options.patch_size
+        kernel = inner.take("weight", (options.hidden_size, 3, options.frames, patch, patch), dtype=torch.float32)
+        # All frames of an image are equal, so the sum of their weights is enough.
+        self.weight = kernel.sum(2).flatten(1)
+        self.bias = inner.take("bias", (options.hidden_size,), dtype=torch.float32)
+        self.dtype = inner.take("bias", (options.hidden_size,)).dtype
+        self.mean, self.std = (
+            torch.tensor(values, device=self.weight.device) for values in (options.mean, options.std)
+        )
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [height, width, 3] uint8 -> [patches, hidden_size] in the model's type"""
+        options = self.options
+        x = patchify(normalised(pixels, self.mean, self.std, options.scale), options.patch_size, options.merge)
+        return F.linear(x, self.weight, self.bias).to(self.dtype)
+
+
+class PatchPositions:
+    """Where a patch is in its image: a learned embedding, interpolated, and a rotation by row and column."""
+
+    def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
+        self.grid, self.merge = options.grid, options.merge
+        self.table = weights.take("weight", (options.grid**2, options.hidden_size))
+        quarter = options.hidden_size // options.num_heads // 4
+        self.frequencies = 1.0 / options.rope_theta ** (torch.arange(quarter, device=self.table.device) / quarter)
+
+    def embeddings(self, rows: int, columns: int) -> torch.Tensor:
+        """Of an image of rows x columns patches, [patches, hidden_size] float32: the grid stretched over the image,
+        corner to corner, and interpolated bilinearly."""
+        table = self.table.float()
+        by_row = (self._shares(rows) @ table.view(self.grid, -1)).view(rows, self.grid, -1)
+        return in_squares(self._shares(columns) @ by_row, self.merge)
+
+    def _shares(self, size: int) -> torch.Tensor:
+        """How much of each of the grid's lines each of `size` lines of patches takes, [size, grid] float32."""
+        device = self.table.device
+        places = torch.arange(size, device=device) * (self.grid - 1) / max(size - 1, 1)
+        return (1 - (places[:, None] - torch.arange(self.grid, device=device)).abs()).clamp_(min=0)
+
+    def rotation(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the patches' angles, [patches, 1, head_dim] float32: of the row, then of the column, twice."""
+        by_row, by_column = (torch.arange(size, device=device)[:, None] * self.frequencies for size in (rows, columns))
+        shape = rows, columns, -1
+        angles = torch.cat((by_row[:, None].expand(shape), by_column[None].expand(shape)), dim=-1)
+        angles = in_squares(torch.cat((angles, angles), dim=-1), self.merge)[:, None]
+        return angles.cos(), angles.sin()
+
+
+class Block:
+    def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
+        size = options.hidden_size
+        self.num_heads = options.num_heads
+        self.norm1, self.norm2 = LayerNorm(weights / "norm1", size, EPS), LayerNorm(weights / "norm2", size, EPS)
+        self.qkv = Dense(weights / "attn" / "qkv", size, 3 * size)
+        self.output = Dense(weights / "attn" / "proj", size, size)
+        self.up = Dense(weights / "mlp" / "linear_fc1", size, options.inner_size)
+        self.down = Dense(weights / "mlp" / "linear_fc2", options.inner_size, size)
+
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x [patches, hidden_size] -> the same shape"""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
+        x = x + self.output(attend(rotate(q, cos, sin), rotate(k, cos, sin), v))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Merger:
+    """Makes one row of the patches of each square."""
+
+    def __init__(self, weights: Weights, options: QwenVisionOptions, *, norms_squares: bool) -> None:
+        """`norms_squares`: the norm is over a whole square, not over each patch."""
+        self.size = options.hidden_size * options.merge**2
+        self.norms_squares = norms_squares
+        self.norm = LayerNorm(weights / "norm", self.size if norms_squares else options.hidden_size, EPS)
+        self.first = Dense(weights / "linear_fc1", self.size, self.size)
+        self.second = Dense(weights / "linear_fc2", self.size, options.output_size)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [patches, hidden_size] -> [tokens, output_size]"""
+        x = self.norm(x.view(-1, self.size)) if self.norms_squares else self.norm(x).view(-1, self.size)
+        return self.second(F.gelu(self.first(x)))
