@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import openai
 import pytest
 import tokenizers
 from openai import AsyncOpenAI
 
 from proa.blocks import hash_blocks, root_hash
 from proa.contract import Image
+from proa_gateway.images.config import ImageOptions
 from support.chat_images import (
     END,
     PAD,
@@ -219,3 +221,15 @@ async def test_a_model_without_images_refuses_them_everywhere() -> None:
             assert response.status_code == 400
             assert "does not read images" in response.json()["error"]["message"]
     assert not engine.requests
+
+
+async def test_images_of_unfinished_requests_are_bounded(engine: FakeEngine) -> None:
+    engine.step_delay = None
+    async with running_gateway(engine, images=ImageOptions(max_image_memory=3 * 32 * 64 * 3)) as gateway:
+        running = asyncio.create_task(create(gateway.openai, [user(image_part(1), image_part(2))]))
+        await engine.until(lambda engine: bool(engine.requests))
+        with pytest.raises(openai.RateLimitError, match="bytes of unfinished requests' images"):
+            await create(gateway.openai, [user(image_part(1), image_part(3))])
+        engine.step_delay = 0.0
+        await running
+        await create(gateway.openai, [user(*[image_part(number) for number in range(4)])])

@@ -81,7 +81,7 @@ async def test_an_image_that_cannot_be_fetched_is_an_invalid_request(made: Loade
 async def test_a_prompt_with_too_many_images_is_refused(made: Loader) -> None:
     loader = made.make(limit_mm_per_prompt=PromptLimit(1))
     await loader.load([source(FILE, "first")], KEEPS_SHAPE)
-    with pytest.raises(InvalidRequest, match="At most 1 images may be in one prompt, this one has 2") as caught:
+    with pytest.raises(InvalidRequest, match="At most 1 images may be in one prompt") as caught:
         await loader.load([source(FILE, "first"), source(FILE, "second")], KEEPS_SHAPE)
     assert caught.value.param == "second"
 

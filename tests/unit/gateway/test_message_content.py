@@ -146,7 +146,7 @@ def test_images_come_before_the_text_for_a_template_that_reads_text(source: str)
 )
 def test_each_form_of_an_image_is_read(part: dict[str, Any]) -> None:
     request = ChatCompletionRequest.model_validate({"messages": [*user("Hi"), *user([part])]})
-    assert image_parts(request.messages, "messages") == [ImagePart("https://a/b.png", "messages[1].content[0]")]
+    assert list(image_parts(request.messages, "messages")) == [ImagePart("https://a/b.png", "messages[1].content[0]")]
 
 
 @pytest.mark.parametrize(

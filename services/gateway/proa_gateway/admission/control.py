@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.admission.bounds import AdmissionBounds
+from proa_gateway.admission.bounds import AdmissionBounds, Bound
 from proa_gateway.admission.fair_queue import QueuedRequest
 from proa_gateway.admission.model_lookup import ModelLookup
 from proa_gateway.admission.rate_limits import Lease
@@ -69,6 +69,7 @@ class AdmissionControl:
             max_waiting=config.max_waiting_requests,
             max_queued_tokens=config.max_queued_tokens,
         )
+        self.pixels = Bound(config.images.max_image_memory, "images", "bytes of unfinished requests' images")
         self.queue = RequestQueue(self.bounds, self._capacity, metrics)
         self._metrics = metrics
         for model in config.models:
@@ -120,6 +121,7 @@ class AdmissionGuard:
         self._context = context
         self._lease = lease
         self._request = request
+        self._num_pixel_bytes = 0
 
     async def find_model(self) -> ServedModel:
         """The requested model. Waits for its first engine if the gateway scales from zero. Raises `InvalidRequest`,
@@ -135,6 +137,15 @@ class AdmissionGuard:
         if base != name and pool.refuses_loras(base):
             raise EngineUnavailable(f"The engines of the model {base!r} run without --enable-lora.")
         return lookup.get(name)
+
+    def hold_images(self, num_bytes: int) -> None:
+        """Count the pixels of the request's images, until it ends. Raises `Overloaded`, but not for a request whose
+        images are the only ones."""
+        pixels = self._control.pixels
+        if pixels.total and pixels.total + num_bytes > pixels.limit:
+            raise pixels.error()
+        pixels.total += num_bytes
+        self._num_pixel_bytes += num_bytes
 
     async def wait_for_capacity(self, model: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Wait until the request may be sent to an engine; return at once if nothing waits and there is capacity.
@@ -158,6 +169,7 @@ class AdmissionGuard:
         self._lease.used = self._context.num_used_tokens
         self._request.settle(self._lease.used)
         self._control.bounds.release(self._request)
+        self._control.pixels.total -= self._num_pixel_bytes
         self._control.queue.capacity_changed()
 
     def _expected_output(self, max_tokens: int | None) -> int:

@@ -62,6 +62,9 @@ class ImageOptions:
     image_cache_bytes: int = option(
         128 * 1024 * 1024, "limit of the resized images that are kept for the next request with them", minimum=0
     )
+    max_image_memory: int = option(
+        512 * 1024 * 1024, "limit of the resized images of unfinished requests in bytes; beyond it 429", minimum=0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

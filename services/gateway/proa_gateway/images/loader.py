@@ -3,10 +3,11 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from proa.contract import ImageInput
@@ -54,13 +55,14 @@ class ImageLoader:
         self._large = asyncio.Semaphore(1)
         self._num_waiting_bytes = 0
 
-    async def load(self, sources: Sequence[ImageSource], input: ImageInput) -> tuple[PreparedImage, ...]:
-        """In the order of `sources`. Raises `InvalidRequest`, which names the first image that is not used, or
-        `Overloaded`."""
-        if len(sources) > (limit := self._options.limit_mm_per_prompt.image):
-            message = f"At most {limit} images may be in one prompt, this one has {len(sources)}."
-            raise InvalidRequest(message, param=sources[limit].param)
-        tasks = [asyncio.create_task(self._load(source, input)) for source in sources]
+    async def load(self, sources: Iterable[ImageSource], input: ImageInput) -> tuple[PreparedImage, ...]:
+        """In the order of `sources`, of which no more are taken than are allowed, and one. Raises `InvalidRequest`,
+        which names the first image that is not used, or `Overloaded`."""
+        limit = self._options.limit_mm_per_prompt.image
+        first = list(islice(sources, limit + 1))
+        if len(first) > limit:
+            raise InvalidRequest(f"At most {limit} images may be in one prompt.", param=first[limit].param)
+        tasks = [asyncio.create_task(self._load(source, input)) for source in first]
         try:
             return tuple([await task for task in tasks])
         finally:

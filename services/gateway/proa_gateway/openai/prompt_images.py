@@ -1,7 +1,8 @@
 """The images of a conversation: from the parts of its messages to their places among the prompt's tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from proa.contract import Image, ImageInput
@@ -48,29 +49,27 @@ class PromptImages:
             raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
 
 
-def image_parts(messages: Sequence[ChatMessage], param: str) -> list[ImagePart]:
+def image_parts(messages: Sequence[ChatMessage], param: str) -> Iterator[ImagePart]:
     """In their order, each with the field that errors name. `param`: of the messages."""
-    return [
-        part if part.param else replace(part, param=f"{param}[{index}].content[{part_index}]")
-        for index, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for part_index, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
-    ]
+    for index, message in enumerate(messages):
+        for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ImagePart):
+                yield part if part.param else replace(part, param=f"{param}[{index}].content[{part_index}]")
 
 
 async def load_images(
-    parts: Sequence[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
+    parts: Iterator[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
 ) -> PromptImages:
     """`loader` None: no images are read. `param`: of the messages. Raises `InvalidRequest`, and `Overloaded`."""
-    if not parts:
+    first = next(parts, None)
+    if first is None:
         return PromptImages((), None, param)
     image_input = model.info.images
     if image_input is None or loader is None:
-        message = f"{parts[0].param}: the model {model.name!r} does not read images."
-        raise UnsupportedField(message, param=parts[0].param)
-    images = await loader.load([ImageSource(part.url, part.param) for part in parts], image_input)
-    return PromptImages(images, image_input, param)
+        message = f"{first.param}: the model {model.name!r} does not read images."
+        raise UnsupportedField(message, param=first.param)
+    sources = (ImageSource(part.url, part.param) for part in chain((first,), parts))
+    return PromptImages(await loader.load(sources, image_input), image_input, param)
 
 
 def images_kept(

@@ -107,6 +107,7 @@ class Serving:
                 context.routing_hints = [
                     await self._routing_hints(context, prompt, model, params[0]) for prompt in context.prompts
                 ]
+            guard.hold_images(sum(len(image.pixels) for prompt in context.prompts for image in prompt.images))
             message = handler.message_constraint(model, context.prompts)
             if constraint is not None or (message is not None and message.constrains):
                 with context.trace.span("grammar"):

@@ -106,8 +106,8 @@ async def _chat_ids(
     if model.tokenizer.chat_template is None and request.chat_template is None:
         raise InvalidRequest(f"The model {model.name!r} has no chat template: use input.", param="messages")
     fields = ("messages", "add_special_tokens", "continue_final_message", "chat_template", "chat_template_kwargs")
-    if parts := image_parts(request.messages or (), "messages"):
-        raise UnsupportedField(f"{parts[0].param}: images are not supported here, only text.", param=parts[0].param)
+    if (part := next(image_parts(request.messages or (), "messages"), None)) is not None:
+        raise UnsupportedField(f"{part.param}: images are not supported here, only text.", param=part.param)
     values = {name: getattr(request, name) for name in fields}
     opens = bool(request.add_generation_prompt)
     handler = ChatHandler(ChatCompletionRequest.model_construct(**values, add_generation_prompt=opens), settings)
