@@ -1,77 +1,68 @@
-"""Images are resized to the pixels of `transformers`, bit for bit."""
+"""Greedy tokens behind images equal those of `transformers`, alone, mixed, and with every scheduling feature."""
 
-from io import BytesIO
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image, ImageOps
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from proa.image.limits import ImageLimits
-from proa.image.prepare import prepare_image
-from support.image_files import KEEPS_SHAPE, SQUARE, encoded, random_image
+from proa_engine.core.operations import Sleep, WakeUp
+from proa_engine.speculative_config import SpeculativeConfig
+from support.adapters import operate
+from support.engine import build_core, run
+from support.image_chats import CHATS, PARAMS, Case, image_input_of, make_case
+from support.image_models import make_image_model
 
-FILES: list[tuple[str, str, dict[str, Any]]] = [
-    ("PNG", "1", {}),
-    ("PNG", "L", {}),
-    ("PNG", "LA", {}),
-    ("PNG", "I;16", {}),
-    ("PNG", "P", {}),
-    ("PNG", "P", {"transparency": 3}),
-    ("PNG", "RGB", {"transparency": (1, 2, 3)}),
-    ("PNG", "RGBA", {}),
-    ("JPEG", "L", {}),
-    ("JPEG", "RGB", {}),
-    ("JPEG", "CMYK", {}),
-    ("WEBP", "RGBA", {}),
-    ("GIF", "P", {"save_all": True, "append_images": [random_image("P", 211, 97, 1)]}),
-    ("BMP", "RGB", {}),
-]
+ALL_ON: dict[str, Any] = {
+    "max_num_batched_tokens": 40,  # chunked prefill
+    "num_gpu_blocks_override": 46,  # preemption
+    "enable_prefix_caching": True,
+    "async_scheduling": True,
+}
+NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all on": ALL_ON,
+    "drafts": ALL_ON | {"speculative_config": NGRAM},
+    "chunks within images, few of which fit": ALL_ON | {"max_num_batched_tokens": 7, "encoder_cache_size": 64},
+    "all off": ALL_ON | {"max_num_batched_tokens": 4096, "enable_prefix_caching": False, "async_scheduling": False},
+}
 
 
-def opened(data: bytes) -> Image.Image:
-    return ImageOps.exif_transpose(Image.open(BytesIO(data)))
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(make_image_model(tmp_path_factory.mktemp("images") / "qwen3_vl", "qwen3_vl", seed=1))
 
 
-def pixels_of_qwen(image: Image.Image) -> np.ndarray:
-    """uint8 [height, width, 3], put together from the patches."""
-    processor = Qwen2VLImageProcessorPil(
-        patch_size=16,
-        merge_size=2,
-        size={"shortest_edge": KEEPS_SHAPE.min_pixels, "longest_edge": KEEPS_SHAPE.max_pixels},
-        do_rescale=False,
-        do_normalize=False,
-    )
-    features = processor(images=[image])
-    rows, columns = features["image_grid_thw"][0][1:]
-    # [block row, block column, row, column, channel, time, y, x]
-    patches = features["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 16, 16)[:, :, :, :, :, 0]
-    pixels: np.ndarray = patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 16, columns * 16, 3).astype(np.uint8)
-    return pixels
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) -> None:
+    settings = {"max_model_len": 140, "block_size": 4} | SETTINGS[setting]
+    with build_core(case.folder, poison=True, block_seed=1, **settings) as engine:
+        case.check(case.generate(engine))
+        stats = engine.core.stats()
+    assert stats.num_preemptions > 0 or setting == "drafts"
+    assert (stats.prefix_cache_hits > 0) == settings["enable_prefix_caching"]
+    assert (stats.spec_decode_num_draft_tokens > 0) == ("speculative_config" in settings)
 
 
-def pixels_of_gemma(image: Image.Image) -> np.ndarray:
-    side = {"height": SQUARE.side, "width": SQUARE.side}
-    features = Gemma3ImageProcessorPil(size=side, do_rescale=False, do_normalize=False)(images=[image])
-    pixels: np.ndarray = np.asarray(features["pixel_values"][0]).transpose(1, 2, 0).astype(np.uint8)
-    return pixels
+def test_log_probabilities_alone_have_the_bits_of_those_in_a_batch(case: Case) -> None:
+    """Also where chunks end within images."""
+    params = replace(PARAMS, logprobs=2)
+    with build_core(case.folder, max_model_len=256, max_num_batched_tokens=40, enable_prefix_caching=False) as engine:
+        requests = [
+            replace(case.request(index, image_input_of(engine)), sampling_params=params) for index in range(len(CHATS))
+        ]
+        together = run(engine, requests)
+        for wanted in requests:
+            alone = run(engine, [wanted])[wanted.request_id]
+            assert alone.token_ids == together[wanted.request_id].token_ids
+            assert alone.logprobs == together[wanted.request_id].logprobs
 
 
-@pytest.mark.parametrize(("format", "mode", "options"), FILES)
-def test_pixels_are_those_of_transformers(format: str, mode: str, options: dict[str, Any]) -> None:
-    data = encoded(random_image(mode, 211, 97), format, **options)
-    kept = prepare_image(data, KEEPS_SHAPE, ImageLimits())
-    np.testing.assert_array_equal(
-        np.frombuffer(kept.pixels, np.uint8).reshape(kept.height, kept.width, 3), pixels_of_qwen(opened(data))
-    )
-    square = prepare_image(data, SQUARE, ImageLimits())
-    assert square.pixels == pixels_of_gemma(opened(data)).tobytes()
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 200), (33, 3), (255, 257), (1000, 7), (700, 699)])
-def test_sizes_are_those_of_transformers(size: tuple[int, int]) -> None:
-    data = encoded(random_image("L", *size), "PNG")
-    image = prepare_image(data, KEEPS_SHAPE, ImageLimits())
-    assert image.pixels == pixels_of_qwen(opened(data)).tobytes()
+def test_each_image_is_encoded_once_and_again_after_sleep(case: Case) -> None:
+    with build_core(case.folder, max_model_len=256) as engine:
+        case.check(case.generate(engine))
+        num_images = len({id(image) for chat in CHATS for image in chat.images})
+        assert sum(len(plan.encoder_inputs) for plan in engine.plans) == num_images
+        operate(engine, Sleep(2))
+        operate(engine, WakeUp())
+        case.check(case.generate(engine))
+        assert sum(len(plan.encoder_inputs) for plan in engine.plans) == 2 * num_images

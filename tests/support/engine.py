@@ -22,6 +22,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.engine_parts import make_loras, scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
+from proa_engine.image_parts import make_images
 from proa_engine.layers.cache_layers import StateLayer
 
 DEADLINE = 60.0  # seconds for one run
@@ -150,6 +151,7 @@ def engine_over(
         eos_token_ids=executor.eos_token_ids,
         grammars=grammars,
         loras=make_loras(config, executor),
+        images=make_images(config, executor.model_config.images),
         last_token_tasks=executor.model_config.pooling.last_token_tasks,
         whole_prompts=executor.model_config.is_encoder,
     )
