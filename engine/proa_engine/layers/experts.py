@@ -73,8 +73,11 @@ class ExpertTensors:
 class SeparateOrTogether:
     """Stored as `ExpertTensors` if the checkpoint has these, as `SeparateExperts` if not."""
 
+    inputs_first: bool = False  # as in `ExpertTensors`
+
     def load(self, weights: Weights, context: LayerContext, num_experts: int, inner_size: int) -> Experts:
-        storage: ExpertStorage = ExpertTensors() if weights.has("gate_up_proj") else PLAIN_EXPERTS
+        together = ExpertTensors(inputs_first=self.inputs_first)
+        storage: ExpertStorage = together if weights.has("gate_up_proj") else PLAIN_EXPERTS
         return storage.load(weights, context, num_experts, inner_size)
 
 

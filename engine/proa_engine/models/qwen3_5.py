@@ -1,7 +1,6 @@
 """Qwen3.5 (dense and mixture of experts): the layers of Qwen3-Next.
 
-Of checkpoints that also read images, only the text model is loaded. Their rotation has three positions a token, which
-are equal for text, so it is the plain one.
+Checkpoints that also read images have the image encoder of Qwen3-VL, without DeepStack.
 """
 
 from typing import ClassVar
@@ -9,11 +8,19 @@ from typing import ClassVar
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.image_files import ImageFiles
+from proa_engine.models.image_reader import ImageReadingDecoder
 from proa_engine.models.qwen3_next import experts, hybrid_options
+from proa_engine.models.qwen_vision import QwenVisionOptions
+from proa_engine.models.qwen_vision_options import read_qwen_vision
 
 
 class Qwen3_5ForCausalLM(DecoderForCausalLM):
-    defaults: ClassVar[read.Fields] = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
+    defaults: ClassVar[read.Fields] = {
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "mrope_section": (11, 11, 10),
+    }
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
@@ -32,9 +39,16 @@ class Qwen3_5MoeForCausalLM(DecoderForCausalLM):
         return hybrid_options(fields, mlps, by_key_head=False)
 
 
-class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Qwen3.5 with an image encoder, which is not loaded."""
+class Qwen3_5ForConditionalGeneration(ImageReadingDecoder):
+    defaults: ClassVar[read.Fields] = Qwen3_5ForCausalLM.defaults
+    read_options = staticmethod(Qwen3_5ForCausalLM.read_options)
+
+    @staticmethod
+    def read_images(fields: read.Fields, files: ImageFiles) -> QwenVisionOptions:
+        return read_qwen_vision(fields, files, deepstack=())
 
 
-class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):
-    """Qwen3.5 MoE with an image encoder, which is not loaded."""
+class Qwen3_5MoeForConditionalGeneration(ImageReadingDecoder):
+    defaults: ClassVar[read.Fields] = Qwen3_5ForCausalLM.defaults
+    read_options = staticmethod(Qwen3_5MoeForCausalLM.read_options)
+    read_images = staticmethod(Qwen3_5ForConditionalGeneration.read_images)

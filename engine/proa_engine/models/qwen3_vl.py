@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import ClassVar
 
+from proa_engine.layers.experts import SeparateOrTogether
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.deepstack import with_deepstack
 from proa_engine.models.image_files import ImageFiles
 from proa_engine.models.image_reader import ImageReadingDecoder
 from proa_engine.models.qwen3 import Qwen3ForCausalLM
+from proa_engine.models.qwen3_moe import moe_options
 from proa_engine.models.qwen_vision import QwenVisionOptions
 from proa_engine.models.qwen_vision_options import read_qwen_vision
 
@@ -30,6 +32,18 @@ class Qwen3VLForConditionalGeneration(ImageReadingDecoder):
     @staticmethod
     def read_images(fields: read.Fields, files: ImageFiles) -> QwenVisionOptions:
         return read_qwen_vision(fields, files, DEEPSTACK)
+
+
+class Qwen3VLMoeForConditionalGeneration(ImageReadingDecoder):
+    # Weights of experts are always normalised, whatever the config says.
+    defaults: ClassVar[read.Fields] = Qwen3VLForConditionalGeneration.defaults
+
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        storage = SeparateOrTogether(inputs_first=True)
+        return _with_deepstack(fields, moe_options({**fields, "norm_topk_prob": True}, storage))
+
+    read_images = staticmethod(Qwen3VLForConditionalGeneration.read_images)
 
 
 def _with_deepstack(fields: read.Fields, options: DecoderOptions) -> DecoderOptions:

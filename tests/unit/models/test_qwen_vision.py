@@ -84,8 +84,10 @@ def expected_logits(folder: Path, images: Sequence[torch.Tensor]) -> torch.Tenso
     return logits[0]
 
 
-@pytest.mark.parametrize("num_images", [0, 1, 3])
-@pytest.mark.parametrize("architecture", ["qwen3_vl"])
+@pytest.mark.parametrize(
+    ("architecture", "num_images"),
+    [("qwen3_vl", 0), ("qwen3_vl", 1), ("qwen3_vl", 3), ("qwen3_vl_moe", 3), ("qwen3_5", 3), ("qwen3_5_moe", 3)],
+)
 def test_logits_of_prompts_with_images_equal_those_of_transformers(
     architecture: str, num_images: int, tmp_path: Path
 ) -> None:
