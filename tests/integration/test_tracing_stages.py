@@ -160,6 +160,21 @@ def test_the_gateways_spans_are_children_of_the_request_span(receiver: OtlpRecei
     assert root.attributes["gen_ai.response.finish_reasons"] == ["stop"]
 
 
+def test_a_part_of_a_stage_has_a_span_in_that_of_the_stage(receiver: OtlpReceiver) -> None:
+    tracer = GatewayTracer.from_environment()
+    with tracer.part("images", {}):  # of a request without a trace
+        pass
+    trace = tracer.start_request({}, "/v1/chat/completions")
+    with trace.span("tokenize"), tracer.part("images", {"proa.num_images": 2}):
+        pass
+    trace.finish(status=200)
+    tracer.shutdown()
+    assert len(receiver.spans) == 3
+    spans = {span.name: span for span in receiver.spans}
+    assert spans["images"].parent_id == spans["tokenize"].span_id
+    assert spans["images"].attributes["proa.num_images"] == 2
+
+
 def test_a_stage_that_raises_has_a_failed_span(receiver: OtlpReceiver) -> None:
     tracer = GatewayTracer.from_environment()
     trace = tracer.start_request({}, "/v1/completions")

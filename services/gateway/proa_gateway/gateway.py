@@ -119,7 +119,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             timeout=config.images.image_fetch_timeout,
             max_bytes=config.images.max_image_bytes,
         )
-        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics)
+        images = ImageLoader(config.images, fetcher=fetcher, executor=image_executor, metrics=metrics, tracer=tracer)
         background = BackgroundTasks()
         tasks = [
             asyncio.create_task(_follow(discovery, pool), name="discovery"),

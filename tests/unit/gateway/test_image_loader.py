@@ -17,6 +17,7 @@ from proa_gateway.errors import InvalidRequest, Overloaded
 from proa_gateway.images import loader as loader_module
 from proa_gateway.images.config import ImageOptions, PromptLimit
 from proa_gateway.images.loader import ImageLoader, ImageSource
+from proa_gateway.observability.telemetry import GatewayTracer
 from support.image_files import KEEPS_SHAPE, SQUARE, encoded, random_image
 
 FILE = encoded(random_image("RGB", 80, 90), "PNG")
@@ -48,7 +49,13 @@ class Loader:
         self.metrics = Metrics()
 
     def make(self, **options: Any) -> ImageLoader:
-        return ImageLoader(ImageOptions(**options), fetcher=FakeFetcher(), executor=self.executor, metrics=self.metrics)
+        return ImageLoader(
+            ImageOptions(**options),
+            fetcher=FakeFetcher(),
+            executor=self.executor,
+            metrics=self.metrics,
+            tracer=GatewayTracer(),
+        )
 
 
 @pytest.fixture

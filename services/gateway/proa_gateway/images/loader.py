@@ -17,6 +17,7 @@ from proa_gateway.errors import InvalidRequest, Overloaded
 from proa_gateway.images.cache import ImageCache, ImageKey
 from proa_gateway.images.config import ImageOptions
 from proa_gateway.images.data_url import is_data_url, read_data_url
+from proa_gateway.observability.telemetry import GatewayTracer
 
 T = TypeVar("T")
 
@@ -45,11 +46,20 @@ class Metrics(Protocol):
 class ImageLoader:
     """Equal images that are prepared at the same time are prepared once."""
 
-    def __init__(self, options: ImageOptions, *, fetcher: Fetcher, executor: Executor, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        options: ImageOptions,
+        *,
+        fetcher: Fetcher,
+        executor: Executor,
+        metrics: Metrics,
+        tracer: GatewayTracer,
+    ) -> None:
         self._options = options
         self._fetcher = fetcher
         self._executor = executor
         self._metrics = metrics
+        self._tracer = tracer
         self._cache = ImageCache(options.image_cache_bytes)
         self._pending: dict[ImageKey, asyncio.Task[PreparedImage]] = {}
         self._large = asyncio.Semaphore(1)
@@ -62,13 +72,14 @@ class ImageLoader:
         first = list(islice(sources, limit + 1))
         if len(first) > limit:
             raise InvalidRequest(f"At most {limit} images may be in one prompt.", param=first[limit].param)
-        tasks = [asyncio.create_task(self._load(source, input)) for source in first]
-        try:
-            return tuple([await task for task in tasks])
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with self._tracer.part("images", {"proa.num_images": len(first)}):
+            tasks = [asyncio.create_task(self._load(source, input)) for source in first]
+            try:
+                return tuple([await task for task in tasks])
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, source: ImageSource, input: ImageInput) -> PreparedImage:
         started = time.perf_counter()

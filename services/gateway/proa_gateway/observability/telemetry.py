@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -40,6 +40,16 @@ class GatewayTracer:
             attributes["proa.api_key.name"] = key_name
         span = self._tracer.start_span(f"POST {route}", parent, SpanKind.SERVER, attributes)
         return RequestTrace(self._tracer, span)
+
+    @contextmanager
+    def part(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[None]:
+        """Span of a part (`images`) of the stage whose code calls this, of whichever request. Nothing outside of
+        stages: not all requests have a trace."""
+        if not trace.get_current_span().get_span_context().is_valid:
+            yield
+            return
+        with _ended(self._tracer.start_span(name, attributes=attributes)):
+            yield
 
     def shutdown(self) -> None:
         """Export the remaining spans and stop. Waits at most for the exporter's timeout."""
@@ -109,13 +119,12 @@ class RequestTrace:
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         """Span of a stage (`tokenize`, `admission`, `route`). An exception marks it as failed and is raised again."""
         span = self._tracer.start_span(name, self._context, attributes=attributes)
+        token = attach(trace.set_span_in_context(span))
         try:
-            yield span
-        except BaseException as error:
-            set_error(span, type(error).__name__, str(error))
-            raise
+            with _ended(span):
+                yield span
         finally:
-            span.end()
+            detach(token)
 
     def start_attempt(self, engine: str, attempt: int = 1) -> "AttemptSpan":
         """Start the span of one attempt. `engine` is `host:port`; retries and failovers are further attempts."""
@@ -177,6 +186,18 @@ class AttemptSpan:
         if error_type is not None:
             set_error(self._span, error_type, message)
         self._span.end()
+
+
+@contextmanager
+def _ended(span: Span) -> Iterator[Span]:
+    """Ends it. An exception marks it as failed and is raised again."""
+    try:
+        yield span
+    except BaseException as error:
+        set_error(span, type(error).__name__, str(error))
+        raise
+    finally:
+        span.end()
 
 
 def _present(values: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
