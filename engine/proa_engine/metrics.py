@@ -19,6 +19,7 @@ from proa_engine.core.types import CacheOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
     COUNT_BUCKETS,
+    PREEMPTION_BUCKETS,
     REQUEST_BUCKETS,
     TOKEN_BUCKETS,
     TTFT_BUCKETS,
@@ -32,11 +33,12 @@ from proa_engine.metric_families import (
 
 @dataclass(slots=True)
 class _RequestTimes:
-    """When an unfinished request reached its stages, in Unix seconds; zero: not yet."""
+    """When an unfinished request reached its stages, in Unix seconds; zero: not yet. And how often it had to wait."""
 
     queued: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
+    num_preemptions: int = 0
 
 
 class EngineMetrics:
@@ -86,6 +88,12 @@ class EngineMetrics:
         self._inference = add("vllm:request_inference_time_seconds", "Seconds from first step to the end.")
         self._request_prompt_tokens = add("vllm:request_prompt_tokens", "Prompt tokens per request.", COUNT_BUCKETS)
         self._request_output_tokens = add("vllm:request_generation_tokens", "Output tokens per request.", COUNT_BUCKETS)
+        text = "Tokens of a step: generated ones, and the prompts of the requests that got their first."
+        self._step_tokens = add("vllm:iteration_tokens_total", text, COUNT_BUCKETS)
+        text = "Prompt tokens of a request that were not in the prefix cache."
+        self._computed_tokens = add("vllm:request_prefill_kv_computed_tokens", text, COUNT_BUCKETS)
+        text = "Times that a finished request was preempted."
+        self._preemptions = add("vllm:request_num_preemptions", text, PREEMPTION_BUCKETS)
         self._step = add(
             "proa_engine_step_duration_seconds", "Seconds from scheduling a step to its outputs.", TOKEN_BUCKETS
         )
@@ -101,9 +109,12 @@ class EngineMetrics:
         """Count one step's outputs, which are not changed."""
         with self._lock:
             self._stats = outputs.stats
+            before = self._prompt_tokens + self._generation_tokens
             self._observe_plain(outputs.plain.request_ids, outputs.timestamp)
             for output in outputs.outputs:
                 self._observe_output(output, outputs.timestamp)
+            if num_tokens := self._prompt_tokens + self._generation_tokens - before:
+                self._step_tokens.observe(num_tokens)
 
     def observe_step(self, duration: float) -> None:
         """Count a step that took `duration` seconds from scheduling to its outputs."""
@@ -128,6 +139,7 @@ class EngineMetrics:
         stats, labels = self._stats, self._labels
         yield gauge("vllm:num_requests_running", "Requests running now.", labels, stats.num_running_reqs)
         yield gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", labels, stats.num_waiting_reqs)
+        yield self._waiting_by_reason()
         yield self._sleep_state()
         yield gauge("vllm:kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", labels, stats.kv_cache_usage)
         yield from self._cache_gauges(self._occupancy())
@@ -165,6 +177,12 @@ class EngineMetrics:
         text = "Slots for the recurrent states of one request, by use."
         yield gauge_by_label("proa_engine_state_slots", text, self._labels, "use", states)
 
+    def _waiting_by_reason(self) -> Metric:
+        deferred = self._stats.num_deferred_reqs
+        reasons = {"capacity": self._stats.num_waiting_reqs - deferred, "deferred": deferred}
+        text = "Waiting requests by reason; deferred: for their grammar, or for a slot of their adapter."
+        return gauge_by_label("vllm:num_requests_waiting_by_reason", text, self._labels, "reason", reasons)
+
     def _sleep_state(self) -> Metric:
         states = ("awake", "weights_offloaded", "discard_all")
         return gauge_by_label(
@@ -186,6 +204,7 @@ class EngineMetrics:
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.spec_decode_num_accepted_tokens),
             ("prompt_tokens", "Prompt tokens of started requests, computed or cached.", self._prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", self._cached_tokens),
+            ("prompt_tokens_by_source", "Prompt tokens by where they come from.", self._prompt_sources()),
             ("generation_tokens", "Generated tokens.", self._generation_tokens),
             ("request_success", "Finished requests, by finished_reason.", self._finishes),
             ("admission_rejections", "Refused requests, by gRPC status code as reason.", self._rejections),
@@ -196,6 +215,12 @@ class EngineMetrics:
         yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, stats.num_encoded_images)
         text = "Images of requests that were found encoded."
         yield counter("proa_engine_encoder_cache_hits", text, self._labels, stats.num_encoder_hits)
+
+    def _prompt_sources(self) -> CounterByLabel:
+        sources = CounterByLabel("source")
+        sources.counts["local_compute"] = self._prompt_tokens - self._cached_tokens
+        sources.counts["local_cache_hit"] = self._cached_tokens
+        return sources
 
     def _render_histograms(self) -> Iterator[Metric]:
         for histogram in self._histograms:
@@ -250,9 +275,13 @@ class EngineMetrics:
             self._prefill.observe(event.timestamp - (times.scheduled or event.timestamp))
             self._prompt_tokens += output.num_prompt_tokens or 0
             self._cached_tokens += output.num_cached_tokens or 0
+            self._computed_tokens.observe((output.num_prompt_tokens or 0) - (output.num_cached_tokens or 0))
+        elif event.type is EventType.PREEMPTED:
+            times.num_preemptions += 1
 
     def _observe_finish(self, times: _RequestTimes, output: EngineCoreOutput, reason: FinishReason, now: float) -> None:
         self._finishes.counts[reason.public_name] += 1
+        self._preemptions.observe(times.num_preemptions)
         num_output_tokens = output.num_output_tokens or 0
         self._request_prompt_tokens.observe(output.num_prompt_tokens or 0)
         self._request_output_tokens.observe(num_output_tokens)

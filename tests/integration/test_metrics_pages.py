@@ -91,6 +91,25 @@ def test_engine_page_counts_the_cores_work() -> None:
     assert page.value("vllm:inter_token_latency_seconds_count") == 12  # five tokens have four gaps
     assert page.value("gen_ai_server_time_to_first_token_seconds_count", gen_ai_request_model="m") == 3
     assert page.value("vllm:request_prompt_tokens_sum") == 30
+    assert page.value("vllm:iteration_tokens_total_count") == 10  # five steps of two requests, five of one
+    assert page.value("vllm:iteration_tokens_total_sum") == 30 + 15
+    assert page.value("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 8
+    assert page.value("vllm:prompt_tokens_by_source_total") == 30
+    assert page.value("vllm:request_prefill_kv_computed_tokens_sum") == 30 - 8
+    assert page.value("vllm:request_num_preemptions_bucket", le="0.0") == 3
+
+
+def test_preemptions_and_reasons_of_waiting_are_counted() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    events = [Event(EventType.SCHEDULED, 1.0), *[Event(EventType.PREEMPTED, 2.0)] * 2]
+    output = EngineCoreOutput(request_id="a", events=events, finish_reason=FinishReason.ABORT)
+    stats = SchedulerStats(num_waiting_reqs=5, num_deferred_reqs=2)
+    metrics.observe_outputs(StepOutputs([output], stats, 3.0, 1))
+    page = scrape(registry)
+    assert page.value("vllm:request_num_preemptions_sum") == 2
+    assert page.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 3
+    assert page.value("vllm:num_requests_waiting_by_reason", reason="deferred") == 2
 
 
 def test_engine_page_tells_what_the_cache_holds() -> None:
@@ -266,6 +285,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         time_to_first_token=0.1,
         input_tokens=7,
         output_tokens=11,
+        longest_output=6,
         num_choices=2,
         max_tokens=50,
     )
@@ -287,6 +307,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
         "request_time_per_output_token_seconds": 0.1,
         "request_prompt_tokens": 7,
         "request_generation_tokens": 11,
+        "request_max_num_generation_tokens": 6,
         "request_params_n": 2,
         "request_params_max_tokens": 50,
     }.items():

@@ -32,6 +32,13 @@ class LoraQueue:
         """Known tokens of all waiting requests."""
         return self._plain.num_tokens + sum(queue.num_tokens for queue in self._queues.values())
 
+    @property
+    def num_deferred(self) -> int:
+        """Requests whose adapters have no slot and can have none now."""
+        if not self._queues or self._slots.has_idle:
+            return 0
+        return sum(len(queue) for adapter, queue in self._queues.items() if adapter.slot is None)
+
     def push(self, request: Request) -> None:
         queue = self._plain if request.lora is None else self._queues.setdefault(request.lora, RequestQueue())
         queue.push(request)

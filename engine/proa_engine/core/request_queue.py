@@ -18,6 +18,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._num_tokens)
 
+    @property
+    def num_deferred(self) -> int:
+        """Any of the requests can be started."""
+        return 0
+
     def push(self, request: Request) -> None:
         heapq.heappush(self._entries, (request.order, request))
         self._num_tokens[request.order] = request.num_tokens

@@ -49,6 +49,11 @@ class RequestTable:
         """Waiting and pending requests."""
         return len(self.waiting) + len(self.pending)
 
+    @property
+    def num_deferred(self) -> int:
+        """Those of them that could not start even if there were room: without a grammar or a slot for their adapter."""
+        return len(self.pending) + self.waiting.num_deferred
+
     def add(self, request: Request, now: float) -> None:
         self.by_id[request.request_id] = request
         self._loras.join(request)

@@ -92,6 +92,7 @@ class Scheduler:
         return SchedulerStats(
             num_running_reqs=len(self._table.running),
             num_waiting_reqs=self._table.num_waiting,
+            num_deferred_reqs=self._table.num_deferred,
             num_waiting_tokens=self._table.waiting.num_tokens,
             kv_cache_usage=self._manager.usage,
             prefix_cache_queries=self._manager.num_queried_tokens,

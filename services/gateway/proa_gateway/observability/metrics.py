@@ -153,6 +153,7 @@ class GatewayMetrics:
         time_to_first_token: float | None = None,
         input_tokens: int = 0,
         output_tokens: int = 0,
+        longest_output: int = 0,
         cached_tokens: int = 0,
         num_choices: int = 1,
         max_tokens: int | None = None,
@@ -160,7 +161,7 @@ class GatewayMetrics:
     ) -> None:
         """Observe one generation request when it ends. `operation`: `chat` or `text_completion`. `model`: empty if it
         was rejected before its model was known. `base_model`: the engines' model, which differs for an adapter; the
-        label of vLLM's metrics, as in vLLM. `max_tokens`: of a choice.
+        label of vLLM's metrics, as in vLLM. `max_tokens`: of a choice. `longest_output`: of its sequences, in tokens.
 
         If it failed, `error_type` is set and only duration and tokens are observed.
         """
@@ -183,6 +184,7 @@ class GatewayMetrics:
             time_per_output_token=per_token,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
+            longest_output=longest_output,
             num_choices=num_choices,
             max_tokens=max_tokens,
         )

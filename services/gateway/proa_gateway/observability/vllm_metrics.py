@@ -34,6 +34,8 @@ class VllmMetrics:
         self._latency = histogram("e2e_request_latency_seconds", text, REQUEST_BUCKETS)
         self._request_prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", COUNT_BUCKETS)
         self._request_output = histogram("request_generation_tokens", "Output tokens of a request.", COUNT_BUCKETS)
+        text = "Output tokens of the longest sequence of a request."
+        self._longest_output = histogram("request_max_num_generation_tokens", text, COUNT_BUCKETS)
         self._choices = histogram("request_params_n", "The parameter n.", CHOICE_BUCKETS)
         self._max_tokens = histogram("request_params_max_tokens", "The parameter max_tokens.", COUNT_BUCKETS)
 
@@ -54,6 +56,7 @@ class VllmMetrics:
         time_per_output_token: float | None,
         input_tokens: int,
         output_tokens: int,
+        longest_output: int,
         num_choices: int,
         max_tokens: int | None,
     ) -> None:
@@ -64,6 +67,7 @@ class VllmMetrics:
             self._per_token.labels(model).observe(time_per_output_token)
         self._request_prompt.labels(model).observe(input_tokens)
         self._request_output.labels(model).observe(output_tokens)
+        self._longest_output.labels(model).observe(longest_output)
         self._choices.labels(model).observe(num_choices)
         if max_tokens is not None:
             self._max_tokens.labels(model).observe(max_tokens)

@@ -161,6 +161,7 @@ class ServedRequest(ABC):
             time_to_first_token=first_token,
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
+            longest_output=max((each.num_tokens for each in sequences), default=0),
             cached_tokens=usage.cached_tokens,
             num_choices=self.num_choices,
             max_tokens=self.max_tokens,
