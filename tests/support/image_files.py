@@ -1,5 +1,6 @@
 """Files of images with random pixels, and how models read them."""
 
+import base64
 from io import BytesIO
 from typing import Any
 
@@ -46,3 +47,12 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
     file = BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
+
+
+def random_areas(seed: int, width: int = 100, height: int = 60) -> Image.Image:
+    """Areas of random colours, which tiny models tell apart."""
+    return random_image("RGB", 3, 2, seed).resize((width, height))
+
+
+def data_url(image: Image.Image) -> str:
+    return "data:image/png;base64," + base64.b64encode(encoded(image, "PNG")).decode()

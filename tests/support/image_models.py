@@ -25,7 +25,6 @@ _TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_PATCH = 8
 _TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -46,7 +45,6 @@ _VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_heads": 2,
-    "patch_size": _PATCH,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
@@ -55,12 +53,15 @@ _VISION: dict[str, Any] = {
 }
 
 
-def make_image_model(folder: Path, model_type: str, seed: int = 0, **overrides: Any) -> Path:
+def make_image_model(
+    folder: Path, model_type: str, seed: int = 0, *, patch: int = 8, side: int = 128, **overrides: Any
+) -> Path:
     """Write a model of `qwen3_vl`, `qwen3_5`, a mixture of experts of these (`…_moe`), or `gemma3` to `folder`; returns
-    it. `overrides` are fields of `text_config`."""
+    it. `patch` is in pixels. Qwen's read images of at most `side` * `side` pixels. `overrides` are fields of
+    `text_config`."""
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
-    fields = _fields(model_type)
+    fields = _fields(model_type, patch)
     fields["text_config"] |= overrides
     config = AutoConfig.for_model(model_type, **fields)
     with torch.random.fork_rng(devices=[]):
@@ -74,7 +75,7 @@ def make_image_model(folder: Path, model_type: str, seed: int = 0, **overrides: 
     if model_type == "qwen3_vl_moe":
         _store_experts_as_released(folder / "model.safetensors")
     _write_tokenizer(folder, model_type)
-    _image_processor(model_type).save_pretrained(folder)
+    _image_processor(model_type, patch, side).save_pretrained(folder)
     return folder
 
 
@@ -125,7 +126,7 @@ def _inputs(folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[I
     placeholder, token = (GEMMA_TOKENS[0], GEMMA_TOKENS[2]) if is_gemma else (QWEN_TOKENS[2],) * 2
     features: dict[str, torch.Tensor] = {}
     if images:
-        found = _image_processor(model_type)(list(images), return_tensors="pt")
+        found = _processor_class(model_type).from_pretrained(folder)(list(images), return_tensors="pt")
         kept = ("pixel_values",) if is_gemma else ("pixel_values", "image_grid_thw")
         features = {name: found[name] for name in kept}
     counts = [16] * len(images) if is_gemma else [int(grid.prod()) // 4 for grid in features.get("image_grid_thw", ())]
@@ -138,15 +139,15 @@ def _inputs(folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[I
     return {"input_ids": ids, "token_type_ids" if is_gemma else "mm_token_type_ids": types, **features}
 
 
-def _fields(model_type: str) -> dict[str, Any]:
+def _fields(model_type: str, patch: int) -> dict[str, Any]:
     if model_type == "gemma3":
-        vision = {
+        siglip = {
             "hidden_size": 32,
             "intermediate_size": 48,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
-            "image_size": 64,
-            "patch_size": _PATCH,
+            "image_size": 8 * patch,
+            "patch_size": patch,
             "initializer_range": 0.1,
         }
         text = _TEXT | {"vocab_size": VOCAB_SIZE + 3, "sliding_window": 24, "query_pre_attn_scalar": 16}
@@ -154,13 +155,13 @@ def _fields(model_type: str) -> dict[str, Any]:
         ids = {"boi_token_index": VOCAB_SIZE, "eoi_token_index": VOCAB_SIZE + 1, "image_token_index": VOCAB_SIZE + 2}
         return {
             "text_config": text,
-            "vision_config": vision,
+            "vision_config": siglip,
             "mm_tokens_per_image": 16,
             "tie_word_embeddings": False,
         } | ids
     text = _TEXT | MIXTURES.get(_MIXTURES.get(model_type, ""), {}) | {"vocab_size": VOCAB_SIZE + len(QWEN_TOKENS)}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
-    vision = _VISION
+    vision: dict[str, Any] = _VISION | {"patch_size": patch}
     if model_type in ("qwen3_5", "qwen3_5_moe"):
         text |= {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -172,7 +173,7 @@ def _fields(model_type: str) -> dict[str, Any]:
         }
     else:
         text |= {"rope_parameters": rope | {"mrope_section": [4, 2, 2]}}
-        vision = _VISION | {"deepstack_visual_indexes": [0, 2]}
+        vision |= {"deepstack_visual_indexes": [0, 2]}
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     ids = {name: VOCAB_SIZE + index for index, name in enumerate(names)}
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False} | ids
@@ -189,14 +190,23 @@ def _write_tokenizer(folder: Path, model_type: str) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE.replace("IMAGE", image)}))
 
 
-def _image_processor(model_type: str) -> Any:
+def _image_processor(model_type: str, patch: int, side: int) -> Any:
+    if model_type == "gemma3":
+        size = {"height": 8 * patch, "width": 8 * patch}
+        return _processor_class(model_type)(size=size, image_seq_length=16)
+    mean = [0.5, 0.5, 0.5]
+    return _processor_class(model_type)(
+        patch_size=patch,
+        merge_size=2,
+        temporal_patch_size=2,
+        size={"shortest_edge": (4 * patch) ** 2, "longest_edge": side**2},
+        image_mean=mean,
+        image_std=mean,
+    )
+
+
+def _processor_class(model_type: str) -> Any:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    if model_type == "gemma3":
-        return Gemma3ImageProcessorPil(size={"height": 64, "width": 64}, image_seq_length=16)
-    mean = [0.5, 0.5, 0.5]
-    size = {"shortest_edge": (4 * _PATCH) ** 2, "longest_edge": (16 * _PATCH) ** 2}
-    return Qwen2VLImageProcessorPil(
-        patch_size=_PATCH, merge_size=2, temporal_patch_size=2, size=size, image_mean=mean, image_std=mean
-    )
+    return Gemma3ImageProcessorPil if model_type == "gemma3" else Qwen2VLImageProcessorPil

@@ -1,13 +1,14 @@
 """Context managers that start programs as processes, wait until they are ready and end them."""
 
 import http.client
+import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,6 +98,24 @@ def engine_process(
     command += ["--metrics-port", "0", *arguments]
     with process(command, is_ready=lambda: is_loaded(port), env=env, seconds=seconds) as child:
         yield child, f"127.0.0.1:{port}"
+
+
+def wait_for_models(port: int, names: Collection[str], seconds: float = 30.0) -> None:
+    """Wait until a gateway has found engines of all these models. Raises AssertionError if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not served_models(port).issuperset(names):
+        assert time.monotonic() < deadline, f"the gateway has not found engines of {', '.join(names)}"
+        time.sleep(0.05)
+
+
+def served_models(port: int) -> set[str]:
+    """The models of a gateway."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/v1/models")
+        return {model["id"] for model in json.load(connection.getresponse())["data"]}
+    finally:
+        connection.close()
 
 
 def accepts(port: int) -> bool:

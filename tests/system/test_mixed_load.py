@@ -1,12 +1,15 @@
-"""64 clients at once with every API and constraint, adapters and embeddings; an engine is killed meanwhile. Each answer
-is valid, and equal to the same request alone."""
+"""64 clients at once with every API and constraint, adapters, embeddings and images; engines are killed meanwhile. Each
+answer is valid, and equal to the same request alone."""
 
 import asyncio
 import json
 import re
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,11 +17,14 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from support.processes import engine_process, gateway_process
+from support.image_files import data_url, random_areas
+from support.image_models import make_image_model
+from support.processes import engine_process, gateway_process, wait_for_models
 
 CLIENTS = 64
 MODEL = "proa-builtin"
 ADAPTERS = ("sailor", "butler")
+IMAGE_MODEL = "images"
 QUESTIONS = ("What is {} plus {}?", "Tell me a story about {} boats and {} cats.", "Who are you, and what is {} + {}?")
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -130,6 +136,17 @@ async def embedding(clients: Clients, index: int) -> list[float]:
     return answer.data[0].embedding
 
 
+async def image(clients: Clients, index: int) -> str:
+    """A sampled chat about two images, one of which others have too, streamed."""
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(random_areas(seed))}} for seed in (index, 100 + index % 3)
+    ]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question(index)}]}]
+    fields = chat(index, stream=True, temperature=0.8) | {"model": IMAGE_MODEL, "messages": messages}
+    stream = await clients.openai.chat.completions.create(**fields)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
 Answer = str | list[float]
 KINDS: tuple[Callable[[Clients, int], Awaitable[Answer]], ...] = (
     plain,
@@ -140,6 +157,7 @@ KINDS: tuple[Callable[[Clients, int], Awaitable[Answer]], ...] = (
     message,
     adapter,
     embedding,
+    image,
 )
 
 
@@ -153,32 +171,39 @@ def like(answer: Answer) -> Any:
 
 
 class Service:
-    """A gateway with two engines."""
+    """A gateway with two engines of each model."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        flags = ["--model", "builtin", "--enable-lora"]
-        for name in ADAPTERS:
-            flags += ["--lora-modules", f"{name}=builtin:{name}"]
-        engines = [stack.enter_context(engine_process(*flags, env={"OMP_NUM_THREADS": "1"})) for _ in range(2)]
-        self.processes = [process for process, _ in engines]
-        first, second = (address for _, address in engines)
-        _, port = stack.enter_context(gateway_process(first, "--engine", second))
+    def __init__(self, stack: ExitStack, image_model: Path) -> None:
+        builtin = ["--model=builtin", "--enable-lora", *(f"--lora-modules={name}=builtin:{name}" for name in ADAPTERS)]
+        images = [f"--model={image_model}", f"--served-model-name={IMAGE_MODEL}", "--max-num-batched-tokens=256"]
+
+        def start(flags: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+            return stack.enter_context(engine_process(*flags, env={"OMP_NUM_THREADS": "1"}))
+
+        with ThreadPoolExecutor() as executor:
+            engines = list(executor.map(start, [builtin, images] * 2))
+        self.victims = [process for process, _ in engines[:2]]  # one of each model
+        first, *others = (address for _, address in engines)
+        arguments = [argument for address in others for argument in ("--engine", address)]
+        _, port = stack.enter_context(gateway_process(first, *arguments))
+        wait_for_models(port, (MODEL, IMAGE_MODEL))
         self.url = f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service(tmp_path: Path) -> Iterator[Service]:
     with ExitStack() as stack:
-        yield Service(stack)
+        yield Service(stack, make_image_model(tmp_path, "qwen3_vl"))
 
 
 @pytest.mark.timeout(400)
-async def test_mixed_requests_together_and_with_a_killed_engine_are_equal_to_each_alone(service: Service) -> None:
+async def test_mixed_requests_together_and_with_killed_engines_are_equal_to_each_alone(service: Service) -> None:
     async with open_clients(service.url) as clients:
         alone = [await answer for answer in answers(clients)]
         expected = [like(answer) for answer in alone]
         assert list(await asyncio.gather(*answers(clients))) == expected
         pending = [asyncio.ensure_future(answer) for answer in answers(clients)]
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        service.processes[0].kill()
+        for process in service.victims:
+            process.kill()
         assert list(await asyncio.gather(*pending)) == expected
