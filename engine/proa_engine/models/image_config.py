@@ -25,8 +25,9 @@ class ImageEncoderOptions(Protocol):
     """Declares an `ImageEncoder`: a frozen dataclass."""
 
     @property
-    def weights_name(self) -> str:
-        """What the names of its tensors begin with in a checkpoint. One without such tensors reads no images."""
+    def weights_name(self) -> str | tuple[str, ...]:
+        """What the names of its tensors begin with in a checkpoint, or one of several such beginnings. A checkpoint
+        without such tensors reads no images."""
         ...
 
     def config(self) -> ImageConfig: ...

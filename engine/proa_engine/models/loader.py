@@ -126,9 +126,11 @@ def load_pooling_heads(
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint's tensor is not needed: it can be derived from others, or is of another input than text, or
-    predicts several tokens (Qwen's `mtp`, DeepSeek's layers behind the last one)."""
+    predicts several tokens (Qwen's `mtp`, DeepSeek's layers behind the last one), or pools an image (SigLIP's head)."""
     drafting = range(len(config.layers), len(config.layers) + config.num_nextn_layers)
     if name.startswith(("mtp.", *(f"model.layers.{number}." for number in drafting))):
+        return True
+    if "vision_tower." in name and ".head." in name:
         return True
     if name == "score.weight" and config.pooling.labels:  # a head of `load_pooling_heads`
         return True

@@ -1,0 +1,136 @@
+"""The image encoder of Gemma 3: SigLIP's vision transformer (Zhai et al., 2023, arXiv 2303.15343) over the patches of a
+square image, whose outputs are averaged by squares and projected to the decoder's width."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from proa.contract import ImageInput
+from proa_engine.layers.norm import NormOptions, RMSNorm
+from proa_engine.layers.vision import Dense, LayerNorm, attend, normalised, patchify
+from proa_engine.layers.weights import Weights
+from proa_engine.models.decoder import tensors_of
+from proa_engine.models.image_config import ImageConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaVisionOptions:
+    input: ImageInput
+    mean: tuple[float, ...]  # of the three colors
+    std: tuple[float, ...]
+    scale: float  # of pixels, before the mean is subtracted
+    depth: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    output_size: int  # the decoder's width
+    patch_size: int  # pixels
+    eps: float  # of all norms
+    weights_name: tuple[str, ...] = ("vision_tower.", "model.vision_tower.")
+
+    @property
+    def merge(self) -> int:
+        """Rows and columns of patches in a token's square."""
+        return self.input.unit // self.patch_size
+
+    @property
+    def num_patches(self) -> int:
+        """Of an image."""
+        return (self.input.side // self.patch_size) ** 2
+
+    def config(self) -> ImageConfig:
+        return ImageConfig(
+            input=self.input,
+            embedding_width=self.output_size,
+            num_parameters=self._num_parameters(),
+            # The normed input and queries, keys and values with their sum, or the feed-forward layer.
+            token_values=self.merge**2 * max(7 * self.hidden_size, 2 * (self.hidden_size + self.inner_size)),
+            attends_within=True,
+        )
+
+    def make(self, weights: Weights) -> "GemmaVisionEncoder":
+        return GemmaVisionEncoder(weights, self)
+
+    def _num_parameters(self) -> int:
+        """Of matrices."""
+        block = 4 * self.hidden_size + 2 * self.inner_size
+        return self.hidden_size * (3 * self.patch_size**2 + self.num_patches + self.depth * block + self.output_size)
+
+
+class GemmaVisionEncoder:
+    """An `ImageEncoder`."""
+
+    def __init__(self, weights: Weights, options: GemmaVisionOptions) -> None:
+        self.options = options
+        tower, projector = _parts(weights)
+        size = options.hidden_size
+        self.patches = PatchEmbedding(tower / "embeddings", options)
+        layers = tower / "encoder" / "layers"
+        self.blocks = [Block(layers / str(number), options) for number in range(options.depth)]
+        self.norm = LayerNorm(tower / "post_layernorm", size, options.eps)
+        self.pooled_norm = RMSNorm(projector / "mm_soft_emb_norm", size, NormOptions(options.eps, offset=1.0))
+        self.projection = projector.take("mm_input_projection_weight", (size, options.output_size))
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [side, side, 3] uint8 -> [tokens, output_size], row by row"""
+        x = self.patches(pixels)
+        for block in self.blocks:
+            x = block(x)
+        side, merge = self.options.input.side // self.options.input.unit, self.options.merge
+        pooled = self.norm(x).view(side, merge, side, merge, -1).mean((1, 3)).flatten(0, 1)
+        return self.pooled_norm(pooled) @ self.projection
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return tensors_of(self)
+
+
+class PatchEmbedding:
+    """The convolution over patches, as a product, and learned positions.
+
+    The product is in float32: it is small, and its inputs have 8 bits.
+    """
+
+    def __init__(self, weights: Weights, options: GemmaVisionOptions) -> None:
+        self.options = options
+        inner, size, patch = weights / "patch_embedding", options.hidden_size, options.patch_size
+        self.weight = inner.take("weight", (size, 3, patch, patch), dtype=torch.float32).flatten(1)
+        self.bias = inner.take("bias", (size,), dtype=torch.float32)
+        self.positions = (weights / "position_embedding").take("weight", (options.num_patches, size))
+        self.mean, self.std = (
+            torch.tensor(values, device=self.weight.device) for values in (options.mean, options.std)
+        )
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [side, side, 3] uint8 -> [patches, hidden_size] in the model's type"""
+        x = patchify(normalised(pixels, self.mean, self.std, self.options.scale), self.options.patch_size, merge=1)
+        return F.linear(x, self.weight, self.bias).to(self.positions.dtype) + self.positions
+
+
+class Block:
+    def __init__(self, weights: Weights, options: GemmaVisionOptions) -> None:
+        size, inner_size = options.hidden_size, options.inner_size
+        attention, mlp = weights / "self_attn", weights / "mlp"
+        self.num_heads = options.num_heads
+        self.norm1 = LayerNorm(weights / "layer_norm1", size, options.eps)
+        self.norm2 = LayerNorm(weights / "layer_norm2", size, options.eps)
+        self.inputs = [Dense(attention / name, size, size) for name in ("q_proj", "k_proj", "v_proj")]
+        self.output = Dense(attention / "out_proj", size, size)
+        self.up, self.down = Dense(mlp / "fc1", size, inner_size), Dense(mlp / "fc2", inner_size, size)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [patches, hidden_size] -> the same shape"""
+        normed = self.norm1(x)
+        q, k, v = (project(normed).unflatten(1, (self.num_heads, -1)) for project in self.inputs)
+        x = x + self.output(attend(q, k, v))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+def _parts(weights: Weights) -> tuple[Weights, Weights]:
+    """The tower's weights and the projector's, whose names depend on the release that wrote the checkpoint."""
+    outer = weights if weights.has("multi_modal_projector.mm_input_projection_weight") else weights / "model"
+    tower = outer / "vision_tower"
+    if tower.has("vision_model.post_layernorm.weight"):
+        tower = tower / "vision_model"
+    return tower, outer / "multi_modal_projector"
