@@ -7,6 +7,7 @@ model. Prints a line for each check, writes screenshots into build/browser, and 
 import argparse
 import json
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ TOOLS = [
         },
     }
 ]
+DOT = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)  # a PNG of one pixel
 SCRIPT = (
     {"reasoning_content": "Let me "},
     {"reasoning_content": "think."},
@@ -45,7 +49,7 @@ def main() -> int:
     failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=FLAGS)
-        for check in (check_chat, check_tool_call, check_parts_of_an_answer, check_errors, check_phone):
+        for check in (check_chat, check_tool_call, check_parts_of_an_answer, check_images, check_errors, check_phone):
             try:
                 check(browser, arguments.url)
                 print(f"passed {check.__name__}", flush=True)
@@ -100,6 +104,35 @@ def check_parts_of_an_answer(browser: Browser, url: str) -> None:
         expect(page.locator("article.assistant .content")).to_have_text("<b>One</b> moment.")
         expect(page.locator(".call .name")).to_have_text("look")
         expect(page.locator("article.assistant footer")).to_contain_text("trace t1")
+
+
+def check_images(browser: Browser, url: str) -> None:
+    """Images are attached if the model reads them, shown as thumbnails, and sent before the text."""
+    sent: list[Any] = []
+
+    def answer(route: Route) -> None:
+        sent.append(route.request.post_data_json["messages"][-1]["content"])
+        event = json.dumps({"choices": [{"delta": {"content": "A dot."}, "finish_reason": "stop"}]})
+        route.fulfill(content_type="text/event-stream", body=f"data: {event}\n\ndata: [DONE]\n\n")
+
+    with opened(browser, url, DESK, "images") as page:
+        expect(page.locator("#attach")).to_be_hidden()  # the built-in model reads no images
+        page.route("**/v1/chat/completions", answer)
+        page.route(
+            "**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "m", "input_modalities": ["image"]}]})
+        )
+        page.reload()
+        expect(page.locator("#attach")).to_be_visible()
+        files = [{"name": name, "mimeType": "image/png", "buffer": DOT} for name in ("a.png", "b.png")]
+        page.set_input_files("#files", files)
+        page.locator("#images img").first.click()
+        expect(page.locator("#images img")).to_have_count(1)
+        ask(page, "What?")
+        expect(page.locator("article.assistant .content")).to_have_text("A dot.")
+        expect(page.locator("article.user .images img")).to_have_count(1)
+        expect(page.locator("#images img")).to_have_count(0)
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(DOT).decode()}"}}
+    assert sent == [[image, {"type": "text", "text": "What?"}]], sent
 
 
 def check_errors(browser: Browser, url: str) -> None:

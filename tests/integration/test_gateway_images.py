@@ -59,6 +59,8 @@ async def test_images_stand_in_the_prompt_where_the_template_shows_them(
     engine: FakeEngine, gateway: RunningGateway
 ) -> None:
     response = await create(gateway.openai, [user("One: ", image_part(1), " two: ", image_part(2, 64, 64))])
+    models = (await gateway.http.get("/v1/models")).json()["data"]
+    assert models[0]["input_modalities"] == ["text", "image"]
     first, second = engine.requests[0].images
     assert prompt_of(engine) == f"user: One: {START}{PAD * 2}{END} two: {START}{PAD * 4}{END}\nassistant: "
     assert (first.num_tokens, first.height, first.width) == (2, 32, 64)

@@ -14,7 +14,13 @@ CHAT = "/v1/chat/completions"
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/", "text/html"), ("/chat.js", "text/javascript"), ("/answer.js", "text/javascript"), ("/chat.css", "text/css")],
+    [
+        ("/", "text/html"),
+        ("/chat.js", "text/javascript"),
+        ("/answer.js", "text/javascript"),
+        ("/images.js", "text/javascript"),
+        ("/chat.css", "text/css"),
+    ],
 )
 async def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(path: str, kind: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"

@@ -152,4 +152,5 @@ def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
         "root": name if lora is None else lora.lora.path,
         "parent": None if lora is None else base,
         "max_model_len": model.info.max_model_len if model is not None else None,
+        "input_modalities": ["text", "image"] if model is not None and model.info.images else ["text"],
     }

@@ -21,5 +21,5 @@ def _add_file(path: str, name: str) -> None:
 
 
 _add_file("/", "index.html")
-for _name in ("chat.js", "api.js", "answer.js", "chat.css"):
+for _name in ("chat.js", "api.js", "answer.js", "images.js", "chat.css"):
     _add_file(f"/{_name}", _name)

@@ -1,4 +1,5 @@
 // One message on the page, filled in as its deltas arrive.
+import { thumbnail } from "./images.js";
 
 export class Answer {
   constructor(list, role) {
@@ -30,6 +31,10 @@ export class Answer {
   addContent(text) {
     this.text += text;
     this.show(() => this.part(".content").append(text));
+  }
+
+  addImages(urls) {
+    this.show(() => this.part(".images").append(...urls.map(thumbnail)));
   }
 
   addReasoning(text) {

@@ -1,9 +1,9 @@
-// The gateway's API: the names of its models, and one streamed chat completion.
+// The gateway's API: its models, and one streamed chat completion.
 
 export async function listModels(key) {
   const response = await fetch("v1/models", { headers: headers(key) });
   await check(response);
-  return (await response.json()).data.map((model) => model.id);
+  return (await response.json()).data;
 }
 
 // Sends the chat and calls the answer's methods as its parts arrive. Throws an Error with a sentence for the user.

@@ -1,9 +1,12 @@
 // The page's behaviour: it keeps the conversation, sends it, and shows the answer as it streams.
 import { Answer } from "./answer.js";
 import { listModels, streamChat } from "./api.js";
+import { Images } from "./images.js";
 
 const find = (id) => document.getElementById(id);
 const messages = []; // the conversation in the API's form
+const images = new Images(find("images"));
+let imageModels = new Set(); // names of the models that read images
 let running = null; // AbortController of the answer that is being generated
 let numOpenCalls = 0; // of the last answer, whose results the user has to give
 
@@ -14,16 +17,37 @@ async function start() {
   find("new-chat").addEventListener("click", reset);
   find("settings").addEventListener("submit", (event) => event.preventDefault());
   find("api-key").addEventListener("change", showModels);
+  find("model").addEventListener("change", showAttach);
+  find("attach").addEventListener("click", () => find("files").click());
+  find("files").addEventListener("change", onFiles);
+  find("prompt").addEventListener("paste", onPaste);
   await showModels();
 }
 
 async function showModels() {
   try {
-    const names = await listModels(find("api-key").value);
-    find("model").replaceChildren(...names.map((name) => new Option(name, name)));
+    const models = await listModels(find("api-key").value);
+    imageModels = new Set(models.filter((model) => model.input_modalities?.includes("image")).map((model) => model.id));
+    find("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
   } catch (error) {
     find("model").replaceChildren(new Option(error.message, ""));
   }
+  showAttach();
+}
+
+function showAttach() {
+  find("attach").hidden = !imageModels.has(find("model").value);
+  if (find("attach").hidden) images.take();
+}
+
+async function onFiles() {
+  await images.add(find("files").files);
+  find("files").value = ""; // so that the same file can be chosen again
+  find("prompt").focus();
+}
+
+function onPaste(event) {
+  if (!find("attach").hidden) images.add(event.clipboardData.files);
 }
 
 function onKey(event) {
@@ -36,12 +60,19 @@ function onKey(event) {
 function onSubmit(event) {
   event.preventDefault();
   const text = find("prompt").value.trim();
-  if (!text || running || numOpenCalls) return;
+  if (!(text || images.urls.length) || running || numOpenCalls) return;
   find("prompt").value = "";
-  messages.push({ role: "user", content: text });
+  const urls = images.take();
+  messages.push({ role: "user", content: urls.length ? parts(urls, text) : text });
   const question = new Answer(find("messages"), "user");
+  question.addImages(urls);
   question.addContent(text);
   respond();
+}
+
+function parts(urls, text) {
+  const shown = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...shown, { type: "text", text }] : shown;
 }
 
 async function respond() {
@@ -93,6 +124,7 @@ function reset() {
   running?.abort();
   messages.length = 0;
   numOpenCalls = 0;
+  images.take();
   find("messages").replaceChildren();
   find("prompt").focus();
 }
