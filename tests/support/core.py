@@ -17,6 +17,7 @@ from proa.contract import (
     PoolingTask,
     SamplingParams,
 )
+from proa_engine.core.block_hashes import BlockHashFunction
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
@@ -132,6 +133,7 @@ class CoreRun:
         encoder_cache_size: int = 0,
         attends_within: bool = False,
         image_store_bytes: int = 10_000,
+        hash_block: BlockHashFunction = hash_block,
     ) -> None:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from proa.blocks import hash_block, hash_blocks
 from proa.contract import EngineCoreRequest, FinishReason, Image
 from proa_engine.core.operations import Operation, ResetPrefixCache, Sleep, WakeUp
 from support.core import CoreRun, make_pooled, make_request
@@ -274,3 +275,12 @@ def test_kept_pixels_of_another_size_are_not_used() -> None:
     run.submit(with_images("b", [replace(A, pixels=b"", height=2, width=3), 1]))
     run.finish()
     assert [rejection.missing_images for rejection in run.rejections] == [[A.hash]]
+
+
+def test_block_hashes_are_those_of_the_gateway() -> None:
+    request = with_images("a", [*text(2), A, 1, B, *text(7)], cache_salt="salt")
+    run = CoreRun(encoder_cache_size=12, hash_block=hash_block)
+    run.submit(request)
+    run.finish()
+    hashes = hash_blocks(b"root", request.prompt_token_ids, 4, ["salt"], request.images)
+    assert set(hashes) <= run.cached_hashes
