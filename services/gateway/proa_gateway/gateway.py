@@ -27,7 +27,6 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.grammars import Grammars
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
-from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.constrainer import Constrainer
@@ -70,7 +69,7 @@ def gateway_of(request: HTTPConnection) -> Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> AsyncIterator[Gateway]:
+async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
     api_keys = ApiKeyStore(config.api_keys, config.api_key)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
@@ -110,7 +109,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             admission=admission,
             pool=pool,
             loras=models.loras,
-            constrainer=Constrainer(Grammars(grammar_executor, large_bodies.delay), pool),
+            constrainer=Constrainer(Grammars(grammar_executor), pool),
             tracer=tracer,
             metrics=metrics,
             router=router,

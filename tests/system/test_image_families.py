@@ -1,0 +1,22 @@
+"""Greedy tokens behind images equal those of `transformers` for other families too, in chunks and preempted."""
+
+from pathlib import Path
+
+import pytest
+
+from support.engine import build_core
+from support.image_chats import make_case
+from support.image_models import make_image_model
+
+
+@pytest.mark.parametrize(("model_type", "num_blocks"), [("qwen3_5", 48), ("qwen3_vl_moe", 46), ("gemma3", 60)])
+def test_tokens_equal_those_of_transformers(model_type: str, num_blocks: int, tmp_path: Path) -> None:
+    case = make_case(make_image_model(tmp_path / model_type, model_type, seed=1))
+    settings = {"max_model_len": 140, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8}
+    with build_core(case.folder, poison=True, block_seed=1, num_gpu_blocks_override=num_blocks, **settings) as engine:
+        case.check(case.generate(engine))
+        case.check(case.generate(engine))
+        stats = engine.core.stats()
+    assert stats.num_preemptions > 0
+    assert stats.prefix_cache_hits > 0
+    assert stats.num_encoder_hits > 0
