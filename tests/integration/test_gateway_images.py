@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 from proa.blocks import hash_blocks, root_hash
 from proa.contract import Image
+from proa.engine.v1 import service_pb2
 from proa_gateway.images.config import ImageOptions
 from support.chat_images import (
     END,
@@ -102,6 +103,15 @@ async def test_an_engine_that_keeps_no_images_is_sent_the_pixels_each_time(
         await create(gateway.openai, ONE)
         engine.pixels.clear()
     assert [sum(sizes) > 0 for sizes in sent_pixels(engine)] == [True, False, True, False, True, False, True]
+
+
+async def test_an_engine_that_misses_images_again_fails_the_request(
+    engine: FakeEngine, gateway: RunningGateway
+) -> None:
+    engine.rejection = service_pb2.Rejected(code=9, message="no room", missing_images=b"x" * 16)
+    with pytest.raises(openai.InternalServerError, match="no room"):
+        await create(gateway.openai, ONE)
+    assert len(engine.requests) == 2
 
 
 async def test_another_engine_gets_the_pixels_and_the_tokens_of_a_lost_one(engine: FakeEngine) -> None:
