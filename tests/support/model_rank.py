@@ -7,12 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from proa_engine.core.types import ImageSpan
 from proa_engine.layers.mlp import GatedMLP
 from proa_engine.layers.parallel import ParallelContext
+from proa_engine.models.base import ImageReader
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.loader import LoadFormat, load_model
-from support.paged_model import PagedModel
+from support.paged_model import CachedSequence, EncodedImage, PagedModel
 
 RankResult = tuple[torch.Tensor, dict[str, tuple[int, ...]]]  # logits; shapes by name
 
@@ -20,7 +22,8 @@ RankResult = tuple[torch.Tensor, dict[str, tuple[int, ...]]]  # logits; shapes b
 def run_rank(
     rank: int, world_size: int, meeting: Path, folders: list[Path], load_format: LoadFormat, out: Path
 ) -> None:
-    """Write `out`/rank.pt: for each folder the logits of a fixed prompt and the shapes of what this rank holds."""
+    """Write `out`/rank.pt: for each folder the logits of a fixed prompt, with an image for models that read them, and
+    the shapes of what this rank holds."""
     torch.set_num_threads(1)
     group = None
     if world_size > 1:
@@ -45,7 +48,14 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
         report=lambda line: None,
     )
     assert isinstance(model, DecoderForCausalLM)
-    hidden = PagedModel(model).prefill(list(range(100)), 33)
+    sequence = CachedSequence(list(range(100)))
+    if config.images is not None:  # 48 x 32 pixels of it, from the tenth token on
+        assert isinstance(model, ImageReader)
+        pixels = (torch.arange(48 * 32 * 3) % 251).to(torch.uint8).view(48, 32, 3)
+        embeddings = model.image_encoder(pixels)
+        sequence.images = [EncodedImage(ImageSpan(b"", 10, len(embeddings), 48, 32), embeddings)]
+    batch = PagedModel(model, image_config=config.images)
+    hidden = torch.cat([batch.step([(sequence, num_tokens)])[0] for num_tokens in (33, 33, 34)])
     # A CPU's products have a shape.
     layer: Any = next(layer for layer in model.layers if hasattr(getattr(layer, "attention", None), "qkv"))
     head: Any = model.lm_head

@@ -52,6 +52,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3ForCausalLM": ("qwen3", {}),
     "Qwen3MoeForCausalLM": ("qwen3_moe", {}),
     "Qwen3NextForCausalLM": ("qwen3_next", {}),
+    "Qwen3VLForConditionalGeneration": ("qwen3", {}),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_moe", {}),
     "Qwen3_5ForCausalLM": ("qwen3_5_text", {}),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text", {}),
     "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", {}),

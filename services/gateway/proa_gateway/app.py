@@ -18,6 +18,7 @@ from proa_gateway.dev_routes import dev_router
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http import BodyLimit, RootPath, error_handlers
+from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.lora_routes import lora_router
 from proa_gateway.messages.errors import MessagesMiddleware
 from proa_gateway.page import page_router
@@ -38,9 +39,11 @@ def create_app(config: GatewayConfig) -> FastAPI:
     """The gateway runs from the application's startup to its shutdown. Streams need a server whose ASGI scope has a
     `Connection`, see `HttpProtocol`."""
 
+    large_bodies = LargeBodies()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Gateway]]:
-        async with open_gateway(config) as gateway:
+        async with open_gateway(config, large_bodies) as gateway:
             yield {"gateway": gateway}
 
     app = FastAPI(
@@ -50,7 +53,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.

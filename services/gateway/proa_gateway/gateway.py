@@ -27,6 +27,7 @@ from proa_gateway.engines.pool import EnginePool
 from proa_gateway.grammars import Grammars
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
+from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.constrainer import Constrainer
@@ -69,7 +70,7 @@ def gateway_of(request: HTTPConnection) -> Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
+async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> AsyncIterator[Gateway]:
     """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
     api_keys = ApiKeyStore(config.api_keys, config.api_key)
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
@@ -109,7 +110,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             admission=admission,
             pool=pool,
             loras=models.loras,
-            constrainer=Constrainer(Grammars(grammar_executor), pool),
+            constrainer=Constrainer(Grammars(grammar_executor, large_bodies.delay), pool),
             tracer=tracer,
             metrics=metrics,
             router=router,

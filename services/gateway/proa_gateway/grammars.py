@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +19,9 @@ MIN_LARGE = 8192
 the others: checking takes 1 ms for most, and up to seconds for large ones."""
 MAX_LARGE_WAITING = 32
 MAX_LARGE_WAIT = 0.5  # seconds; what has waited for longer is rejected, so that clients know within 2 s
+MAX_BODY_DELAY = 0.5
+"""Seconds. While large bodies wait for longer until they are read, large constraints are rejected at once: checking
+them would hold up those bodies, whose clients have waited already."""
 MAX_CACHED = 1024  # results
 MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
 
@@ -59,10 +62,11 @@ _Result = Lowered | str  # the grammar, or why there is none
 
 
 class Grammars:
-    """`executor` needs two threads, with stacks of 8 MiB."""
+    """`executor` needs two threads, with stacks of 8 MiB. `body_delay`: see `MAX_BODY_DELAY`."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, body_delay: Callable[[], float]) -> None:
         self._executor = executor
+        self._body_delay = body_delay
         self._cached: OrderedDict[GrammarKey, _Result] = OrderedDict()  # least recently used first
         self._num_characters = 0
         self._pending: dict[GrammarKey, asyncio.Task[_Result]] = {}
@@ -92,7 +96,7 @@ class Grammars:
 
     def _start(self, key: GrammarKey) -> asyncio.Task[_Result]:
         is_large = key.num_characters >= MIN_LARGE
-        if is_large and self._num_large > MAX_LARGE_WAITING:
+        if is_large and (self._num_large > MAX_LARGE_WAITING or self._body_delay() > MAX_BODY_DELAY):
             raise Overloaded(_TOO_MANY_LARGE)
         self._num_large += is_large
         task = self._pending[key] = asyncio.create_task(self._run(key, is_large=is_large))

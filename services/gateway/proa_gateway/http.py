@@ -1,6 +1,5 @@
 """HTTP around the routes: the limit on request bodies, the root path, and errors as OpenAI's error object."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -12,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
+from proa_gateway.large_bodies import LargeBodies
 
 LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -45,10 +45,10 @@ class BodyLimit:
     milliseconds, and a hundred that come at once would hold up all streams for as long as they take together.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, large_bodies: LargeBodies) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._large = asyncio.Lock()
+        self._large_bodies = large_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,8 +67,7 @@ class BodyLimit:
             if num_bytes > self._max_bytes:
                 raise self._too_large()
             if num_bytes >= LARGE_BODY and not message.get("more_body"):
-                async with self._large:
-                    await asyncio.sleep(0)
+                await self._large_bodies.turn()
             return message
 
         await self._app(scope, limited, send)

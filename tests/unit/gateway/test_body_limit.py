@@ -7,6 +7,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from proa_gateway.http import LARGE_BODY, BodyLimit
+from proa_gateway.large_bodies import LargeBodies
 
 HTTP: Scope = {"type": "http", "headers": []}
 
@@ -35,7 +36,7 @@ async def bodies_and_others(num_bytes: int, count: int, parts: int = 1) -> str:
 
         return part
 
-    limit = BodyLimit(application, max_bytes=10 * num_bytes)
+    limit = BodyLimit(application, max_bytes=10 * num_bytes, large_bodies=LargeBodies())
     task = asyncio.create_task(other())
     await asyncio.gather(*(limit(HTTP, receive(), send) for _ in range(count)))
     task.cancel()

@@ -12,7 +12,14 @@ import proa_gateway.grammars
 from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import GrammarError, Lowered
 from proa_gateway.errors import Overloaded
-from proa_gateway.grammars import MAX_CACHED, MAX_CACHED_CHARACTERS, MAX_LARGE_WAITING, MIN_LARGE, Grammars
+from proa_gateway.grammars import (
+    MAX_BODY_DELAY,
+    MAX_CACHED,
+    MAX_CACHED_CHARACTERS,
+    MAX_LARGE_WAITING,
+    MIN_LARGE,
+    Grammars,
+)
 from proa_gateway.tokenizer import Tokenizer
 from support.fake_engine import tokenizer_files
 
@@ -49,7 +56,7 @@ async def executor() -> AsyncIterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def grammars(executor: ThreadPoolExecutor) -> Grammars:
-    return Grammars(executor)
+    return Grammars(executor, lambda: 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +168,18 @@ async def test_a_large_constraint_that_waits_for_too_long_is_rejected(
     checks.gate.set()
     assert await first
     assert await grammars.lower(params("b" * MIN_LARGE), tokenizer, strict=False)
+
+
+async def test_large_constraints_are_rejected_while_bodies_wait_to_be_read(
+    executor: ThreadPoolExecutor, tokenizer: Tokenizer, checks: Checks
+) -> None:
+    delay = MAX_BODY_DELAY
+    grammars = Grammars(executor, lambda: delay)
+    large = params("a" * MIN_LARGE)
+    assert await grammars.lower(large, tokenizer, strict=False)
+    delay += 0.01
+    assert await grammars.lower(large, tokenizer, strict=False)  # its result is known
+    assert await grammars.lower(params("small"), tokenizer, strict=False)
+    with pytest.raises(Overloaded):
+        await grammars.lower(params("b" * MIN_LARGE), tokenizer, strict=False)
+    assert len(checks.regexes) == 2

@@ -48,10 +48,10 @@ class Loader:
         self.executor = executor
         self.metrics = Metrics()
 
-    def make(self, **options: Any) -> ImageLoader:
+    def make(self, *, fetcher: FakeFetcher | None = None, **options: Any) -> ImageLoader:
         return ImageLoader(
             ImageOptions(**options),
-            fetcher=FakeFetcher(),
+            fetcher=fetcher or FakeFetcher(),
             executor=self.executor,
             metrics=self.metrics,
             tracer=GatewayTracer(),
@@ -173,3 +173,25 @@ def test_a_limit_that_is_not_one_of_images_is_refused(text: str) -> None:
 def test_the_limit_of_images_is_as_vllm_writes_it() -> None:
     assert PromptLimit.from_json('{"image": 3}') == PromptLimit(3)
     assert PromptLimit.from_json(str(PromptLimit())) == PromptLimit(16)
+
+
+async def test_images_that_wait_for_others_of_their_requests_are_bounded(made: Loader) -> None:
+    class Gate(FakeFetcher):
+        opened = asyncio.Event()
+
+        async def fetch(self, url: str) -> bytes:
+            await self.opened.wait()
+            return FILE
+
+    loader = made.make(fetcher=Gate(), max_image_memory=3 * 224 * 224 * 3)
+    files = [encoded(random_image("L", 10, 10, seed), "PNG") for seed in range(4)]
+    slow = ImageSource("https://example.com/a.png", "b")
+    first = asyncio.create_task(loader.load([*map(source, files[:2]), slow], SQUARE))
+    while made.metrics.outcomes["prepared"] < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await loader.load([source(files[2])], SQUARE)
+    with pytest.raises(Overloaded):
+        await loader.load([source(files[2]), source(files[3])], SQUARE)
+    Gate.opened.set()
+    assert len(await first) == 3
+    assert len(await loader.load([*map(source, files), slow], SQUARE)) == 5

@@ -64,6 +64,7 @@ class ImageLoader:
         self._pending: dict[ImageKey, asyncio.Task[PreparedImage]] = {}
         self._large = asyncio.Semaphore(1)
         self._num_waiting_bytes = 0
+        self._num_held_bytes = 0  # of prepared images, whose requests wait for others
 
     async def load(self, sources: Iterable[ImageSource], input: ImageInput) -> tuple[PreparedImage, ...]:
         """In the order of `sources`, of which no more are taken than are allowed, and one. Raises `InvalidRequest`,
@@ -73,19 +74,23 @@ class ImageLoader:
         if len(first) > limit:
             raise InvalidRequest(f"At most {limit} images may be in one prompt.", param=first[limit].param)
         with self._tracer.part("images", {"proa.num_images": len(first)}):
-            tasks = [asyncio.create_task(self._load(source, input)) for source in first]
+            held: list[int] = []
+            tasks = [asyncio.create_task(self._load(source, input, held)) for source in first]
             try:
                 return tuple([await task for task in tasks])
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                self._num_held_bytes -= sum(held)
 
-    async def _load(self, source: ImageSource, input: ImageInput) -> PreparedImage:
+    async def _load(self, source: ImageSource, input: ImageInput, held: list[int]) -> PreparedImage:
+        """`held`: bytes of each of the request's images that are prepared, to which this one is added."""
         started = time.perf_counter()
         outcome = "cancelled"
         try:
             image, outcome = await self._get(source.url, input)
+            self._hold(image, held)
             return image
         except ImageError as error:
             outcome = "refused"
@@ -108,6 +113,14 @@ class ImageLoader:
             return image, "cached"
         # Shielded: other requests may wait for the same task.
         return await asyncio.shield(self._pending.get(key) or self._start(key, data)), "prepared"
+
+    def _hold(self, image: PreparedImage, held: list[int]) -> None:
+        """Raises `Overloaded`, but not for a request that is the only one with prepared images."""
+        num_bytes, limit = len(image.pixels), self._options.max_image_memory
+        if self._num_held_bytes > sum(held) and self._num_held_bytes + num_bytes > limit:
+            raise Overloaded(f"The server is at its limit of {limit} bytes of images.", limit="images")
+        held.append(num_bytes)
+        self._num_held_bytes += num_bytes
 
     def _start(self, key: ImageKey, data: bytes) -> asyncio.Task[PreparedImage]:
         task = self._pending[key] = asyncio.create_task(self._prepare(key, data))
