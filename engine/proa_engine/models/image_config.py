@@ -1,11 +1,13 @@
 """ImageConfig: how a model reads images, from config.json and preprocessor_config.json."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proa.contract import ImageInput
-from proa_engine.layers.weights import Weights
-from proa_engine.models.base import ImageEncoder
+
+if TYPE_CHECKING:  # they import torch, and the server reads an ImageConfig
+    from proa_engine.layers.weights import Weights
+    from proa_engine.models.base import ImageEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,6 @@ class ImageEncoderOptions(Protocol):
 
     def config(self) -> ImageConfig: ...
 
-    def make(self, weights: Weights) -> ImageEncoder:
+    def make(self, weights: "Weights") -> "ImageEncoder":
         """`weights` are those of the whole checkpoint."""
         ...
