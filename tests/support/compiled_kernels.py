@@ -10,21 +10,25 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
-from proa_engine.core.types import LoraSlot
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.types import EncoderInput, ImageSpan, LoraSlot
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.worker.image_memory import image_of
 from proa_engine.worker.kv_cache import CacheSizes
 from proa_engine.worker.lora_adapters import EMPTY_LORA
 from proa_engine.worker.meta_worker import MetaWorker
+from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import LIMITED, PENALIZED
-from proa_engine.worker.warmup_steps import GREEDY, decode_step, finish_step, prefill_step
+from proa_engine.worker.warmup_steps import GREEDY, IMAGE_HASH, decode_step, finish_step, prefill_step
 from support import shape_models as models
 from support.kernel_facts import KernelFacts, facts_of
 from support.masks import masks_of
@@ -81,6 +85,8 @@ CASES = [
     Case("GLM-4.7-Flash", models.GLM_47_FLASH),
     Case("GLM-4.7-Flash n-gram", models.GLM_47_FLASH, _NGRAM),
     Case("Gemma-2-9B", models.GEMMA2_9B),
+    Case("Gemma-3-4B", models.GEMMA3_4B),
+    Case("Gemma-3-4B invariant", models.GEMMA3_4B, _INVARIANT),
     Case("Gemma-4-E4B", models.GEMMA4_E4B),
     Case("GLM-4-9B", models.GLM4_9B),
     Case("Qwen3.5-35B-A3B", models.QWEN35_35B_A3B),
@@ -120,6 +126,28 @@ def run_odd_steps(worker: MetaWorker, case: Case, lora: LoraSlot | None) -> None
                 runner.execute_model(inputs)
                 runner.sample_tokens(masks if step is prefill else None)
             runner.prepare_inputs(finish_step(names))
+    if worker.model_config.images is not None:
+        run_images(runner, worker.model_config.images.input, groups)
+
+
+def run_images(runner: ModelRunner, image_input: ImageInput, groups: CacheGroups) -> None:
+    """An image within a prompt, beside another prompt, at each of many places in the block tables."""
+    height, width = image_of(image_input, 256)
+    num_tokens = image_input.num_tokens(height, width)
+    image = EncoderInput(IMAGE_HASH, height, width, bytes(height * width * 3))
+    for before in (3, 20, 33):
+        step = prefill_step([5, before + num_tokens + 7], groups, GREEDY)
+        span = ImageSpan(IMAGE_HASH, before, num_tokens, height, width)
+        step.new_requests[1] = replace(step.new_requests[1], images=(span,))
+        for each in (
+            replace(step, encoder_inputs=[image]),
+            replace(prefill_step([1], groups), freed_images=[image.hash]),
+        ):
+            inputs = runner.prepare_inputs(each)
+            assert inputs is not None
+            runner.execute_model(inputs)
+            runner.sample_tokens(None)
+            runner.prepare_inputs(finish_step(list(each.num_scheduled_tokens)))
 
 
 def users(cases: Sequence[Case]) -> dict[Variant, list[str]]:

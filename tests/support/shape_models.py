@@ -35,6 +35,16 @@ QWEN3_30B_A3B = _fields("Qwen3MoeForCausalLM", 2048, 6144, 32, 4, 151936, head_d
 }
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "layer_types": ["sliding_attention", "full_attention"] * 2}
 GEMMA2_9B = _fields("Gemma2ForCausalLM", 3584, 14336, 16, 8, 256000, num_hidden_layers=4) | _GEMMA
+GEMMA3_4B = _fields("Gemma3ForConditionalGeneration", 2560, 10240, 8, 4, 262208, num_hidden_layers=4, head_dim=256)
+GEMMA3_4B |= _GEMMA | {"sliding_window": 1024}
+GEMMA3_4B["vision_config"] = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "image_size": 896,
+    "patch_size": 14,
+}
 GEMMA4_E4B = _fields("Gemma4ForCausalLM", 2560, 10240, 8, 2, 262144, num_hidden_layers=4) | _GEMMA
 GEMMA4_E4B |= {"num_kv_shared_layers": 2, "attention_k_eq_v": True}
 GLM4_9B = _fields("Glm4ForCausalLM", 4096, 13696, 32, 2, 151552, head_dim=128)

@@ -113,7 +113,11 @@ def find_request(query_start_loc_ptr, block, num_requests, BLOCK_Q: tl.constexpr
     return low - 1
 
 
-@kernel(do_not_specialize=["first_request", "num_requests", "stride_table_request"])
+# Of several block tables, all but the first may begin anywhere.
+@kernel(
+    do_not_specialize=["first_request", "num_requests", "stride_table_request"],
+    do_not_specialize_on_alignment=["block_table_ptr"],
+)
 def prefill_attention_kernel(
     query_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     key_cache_ptr,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
