@@ -139,13 +139,15 @@ def num_parameters(model: ModelConfig) -> int:
     return embeddings + sum(layer.num_parameters(model.hidden_size) for layer in model.layers)
 
 
-def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int) -> None:
+def check_room(groups: CacheGroups, block_bytes: int, max_model_len: int, *, reads_images: bool = False) -> None:
     """Raise `ValueError` unless one request of `max_model_len` tokens fits."""
     num_blocks, needed = max(groups.num_blocks, 0), groups.blocks_of(max_model_len)
     if num_blocks >= needed:
         return
     longest = groups.capacity
     shorter = f"lower max_model_len to at most {longest}" if longest else "take a smaller model"
+    if reads_images:
+        shorter += ", take less memory for images (encoder_cache_size, language_model_only)"
     raise ValueError(
         f"the KV cache has room for {num_blocks} blocks, but one request of max_model_len {max_model_len} tokens needs "
         f"{needed} ({_gib(needed * block_bytes)} on this rank): {shorter}, raise kv_cache_memory_bytes "

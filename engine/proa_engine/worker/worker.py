@@ -118,7 +118,8 @@ class Worker:
         self._plan = plan
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
         groups = self.cache_groups(sizes)
-        kv_cache.check_room(groups, plan.block_bytes, self.max_model_len)
+        reads_images = self.model_config.images is not None
+        kv_cache.check_room(groups, plan.block_bytes, self.max_model_len, reads_images=reads_images)
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
         return WorkerSizes(sizes, plan.block_bytes, weight_bytes)
 

@@ -77,14 +77,17 @@ def test_ranks_use_what_fits_on_each() -> None:
 
 
 def test_a_cache_below_one_full_request_is_rejected_with_what_to_change() -> None:
-    def check(num_blocks: int) -> None:
-        check_room(cache_groups(CONFIG, plan(), CacheSizes(num_blocks, 0, 4)), 1024, 100)
+    def check(num_blocks: int, *, reads_images: bool = False) -> None:
+        groups = cache_groups(CONFIG, plan(), CacheSizes(num_blocks, 0, 4))
+        check_room(groups, 1024, 100, reads_images=reads_images)
 
     check(7)
     with pytest.raises(ValueError, match=r"room for 6 blocks.* needs 7 .*lower max_model_len to at most 96.*raise"):
         check(6)
-    with pytest.raises(ValueError, match=r"room for 0 blocks.*take a smaller model"):
+    with pytest.raises(ValueError, match=r"room for 0 blocks.*take a smaller model, raise"):
         check(-5)
+    with pytest.raises(ValueError, match=r"lower max_model_len to at most 96, take less memory for images \(encoder_"):
+        check(6, reads_images=True)
 
 
 def test_weights_that_do_not_fit_are_rejected_before_loading() -> None:
