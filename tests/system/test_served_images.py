@@ -30,10 +30,10 @@ from support.scrape import Scrape
 SEEDS = {"qwen3_vl": 0, "qwen3_5": 1, "gemma3": 3}  # with which images decide the tokens
 REPLICATED = "qwen"
 PARALLEL = "tp2"  # of two ranks
-ENGINES = {REPLICATED: "qwen3_vl", PARALLEL: "qwen3_vl", "qwen35": "qwen3_5"}  # by served name
+ENGINES = {REPLICATED: "qwen3_vl", PARALLEL: "qwen3_vl", "qwen35": "qwen3_5", "gemma": "gemma3"}  # by served name
 NUM_TOKENS = 24
 LONG = 160  # tokens of a stream during which an engine is killed
-ARGUMENTS = ("--max-model-len=640", "--num-gpu-blocks-override=512", "--max-num-batched-tokens=128", "--block-size=16")
+ARGUMENTS = ("--max-model-len=640", "--num-gpu-blocks-override=512", "--max-num-batched-tokens=128", "--max-num-seqs=9")
 Turns = Sequence[Sequence[str | Image.Image]]  # contents of the user's messages, with answers between them
 
 

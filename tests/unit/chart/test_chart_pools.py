@@ -42,7 +42,7 @@ def test_null_removes_a_default_resource_limit() -> None:
     values = {"enginePool.resources": {"limits": {"memory": None}}, "gateway.resources": {"limits": {"cpu": None}}}
     objects = render(values)
     assert lookup(objects, *ENGINE, "resources")["limits"] == {}
-    assert lookup(objects, *GATEWAY, "resources")["limits"] == {"memory": "2Gi"}
+    assert lookup(objects, *GATEWAY, "resources")["limits"] == {"memory": "3Gi"}
 
 
 def test_a_partial_rolling_update_keeps_the_other_default() -> None:
