@@ -1,6 +1,7 @@
 """Greedy tokens behind images equal those of `transformers`, alone, mixed, and with every scheduling feature."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ def test_batched_tokens_equal_those_of_transformers(case: Case, setting: str) ->
     assert stats.num_preemptions > 0 or setting == "drafts"
     assert (stats.prefix_cache_hits > 0) == settings["enable_prefix_caching"]
     assert (stats.spec_decode_num_draft_tokens > 0) == ("speculative_config" in settings)
+
+
+def test_tokens_of_a_recurrent_model_equal_those_of_transformers(tmp_path: Path) -> None:
+    case = make_case(make_image_model(tmp_path, "qwen3_5_moe", seed=1))
+    with build_core(case.folder, poison=True, block_seed=1, max_model_len=140, block_size=4, **ALL_ON) as engine:
+        case.check(case.generate(engine))
+        assert engine.core.stats().prefix_cache_hits > 0
 
 
 def test_log_probabilities_alone_have_the_bits_of_those_in_a_batch(case: Case) -> None:
