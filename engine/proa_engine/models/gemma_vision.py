@@ -45,8 +45,8 @@ class GemmaVisionOptions:
             input=self.input,
             embedding_width=self.output_size,
             num_parameters=self._num_parameters(),
-            # The normed input and queries, keys and values with their sum, or the feed-forward layer.
-            token_values=self.merge**2 * max(7 * self.hidden_size, 2 * (self.hidden_size + self.inner_size)),
+            # On a CPU an image takes 0.43 GiB in float32, where this is 0.40 (layers of 1152).
+            token_values=self.merge**2 * 4 * (2 * self.hidden_size + self.inner_size),
             attends_within=True,
         )
 

@@ -6,10 +6,6 @@ from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.models.image_config import ImageConfig
 
-# The memory that an encoder takes, by that of the tensors that it holds at once: what the allocator frees is in pieces.
-# Measured in float32: 1.9 with the sizes of Qwen3-VL 4B; 2.6 with those of Gemma 3, whose images need 0.4 GiB.
-_PEAK = 2
-
 
 def most_image_tokens(config: EngineConfig, images: ImageInput, max_model_len: int) -> int:
     """Of the largest image that is encoded: others are rejected."""
@@ -36,4 +32,4 @@ def cpu_encoder_bytes(config: EngineConfig, images: ImageConfig | None, max_mode
     if images is None:
         return 0
     most = most_image_tokens(config, images.input, max_model_len)
-    return encoder_cache_bytes(config, images, dtype_bytes) + _PEAK * most * images.token_values * dtype_bytes
+    return encoder_cache_bytes(config, images, dtype_bytes) + most * images.token_values * dtype_bytes

@@ -115,7 +115,7 @@ def test_sizes_of_images_are_within_the_models_limits() -> None:
 def test_kept_images_and_the_largest_one_take_memory() -> None:
     config, images = EngineConfig(model="unused", max_num_batched_tokens=300), replace(image_config(), token_values=50)
     assert encoder_cache_bytes(config, images, 2) == 300 * WIDTH * 2
-    assert cpu_encoder_bytes(config, images, 256, 2) == 300 * WIDTH * 2 + 2 * 100 * 50 * 2
+    assert cpu_encoder_bytes(config, images, 256, 2) == 300 * WIDTH * 2 + 100 * 50 * 2
     assert encoder_cache_bytes(config, None, 2) == cpu_encoder_bytes(config, None, 256, 2) == 0
     assert most_image_tokens(config, images.input, 80) == 80
     assert most_image_tokens(replace(config, encoder_cache_size=70), images.input, 80) == 70
