@@ -20,6 +20,7 @@ class Qwen3_5ForCausalLM(DecoderForCausalLM):
         "partial_rotary_factor": 0.25,
         "full_attention_interval": 4,
         "mrope_section": (11, 11, 10),
+        "image_token_id": 248_056,
     }
 
     @staticmethod

@@ -23,6 +23,7 @@ class Qwen3VLForConditionalGeneration(ImageReadingDecoder):
         "max_position_embeddings": 128_000,
         "rope_theta": 500_000.0,
         "mrope_section": (24, 20, 20),
+        "image_token_id": 151_655,
     }
 
     @staticmethod

@@ -52,7 +52,7 @@ def random_pixels(height: int, width: int) -> torch.Tensor:
     return torch.randint(256, (height, width, 3), dtype=torch.uint8, generator=generator)
 
 
-def changed(folder: Path, target: Path, file: str, change: Callable[[Fields], None]) -> Path:
+def changed(folder: Path, target: Path, file: str, change: Callable[[Fields], object]) -> Path:
     """A copy of `folder` with other fields in a file."""
     shutil.copytree(folder, target)
     fields: Fields = json.loads((target / file).read_text())
@@ -153,6 +153,15 @@ def test_without_a_processor_the_defaults_are_those_of_transformers(folder: Path
     assert {"shortest_edge": encoder.input.min_pixels, "longest_edge": encoder.input.max_pixels} == dict(theirs.size)
     assert (encoder.mean, encoder.std) == (tuple(theirs.image_mean), tuple(theirs.image_std))
     assert (encoder.scale, encoder.input.resample) == (theirs.rescale_factor, theirs.resample)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_5"])
+def test_tokens_of_images_have_the_ids_of_transformers_where_none_is_named(model_type: str, tmp_path: Path) -> None:
+    model = make_image_model(tmp_path / "model", model_type)
+    copy = changed(model, tmp_path / "copy", "config.json", lambda fields: fields.pop("image_token_id"))
+    images = ModelConfig.from_folder(copy).images
+    assert images is not None
+    assert images.input.token_id == AutoConfig.for_model(model_type).image_token_id
 
 
 @pytest.mark.parametrize(
