@@ -379,6 +379,20 @@ async def test_invocations_are_sent_to_the_endpoint_of_their_fields(gateway: Run
     assert (await post(gateway, "/invocations", input="a"))["data"][0]["object"] == "embedding"
     assert (await post(gateway, "/invocations", query="a", documents=["b"]))["results"]
     assert (await post(gateway, "/invocations", text_1="a", text_2="b"))["data"][0]["object"] == "score"
+    chat = chat_body("a")
+    assert (await post(gateway, "/invocations", **chat))["choices"]
+    assert (await post(gateway, "/invocations", **chat, encoding_format="float"))["data"][0]["object"] == "embedding"
+
+
+@pytest.mark.parametrize(("task", "field"), [(EMBED, "embedding"), (CLASSIFY, "probs")])
+async def test_chats_with_models_that_only_pool_are_invoked_for_values(task: Any, field: str) -> None:
+    async with FakeEngine(pooling_tasks=(task,), pooling_only=True) as engine, running_gateway(engine) as gateway:
+        for fields in (chat_body("a"), {"input": "a"}, {"model": "fake", "input": "a"}):
+            assert (await post(gateway, "/invocations", **fields))["data"][0][field]
+        response = await gateway.http.post(
+            "/invocations", json={"model": "other", **chat_body("a")} | {"model": "other"}
+        )
+        assert response.status_code == 404
 
 
 async def test_responses_are_as_the_openapi_document_describes_them(gateway: RunningGateway) -> None:

@@ -163,7 +163,7 @@ def _context(arguments: list[str]) -> list[str]:
     lengths = _values(arguments, "--max-model-len")
     if not _thinks(arguments):
         lengths = [length for length in lengths if not SHORT_CONTEXT < int(length) < LONG_CONTEXT]
-    return ["--max-model-len", *lengths] if lengths else []
+    return ["--max-model-len", lengths[-1]] if lengths else []
 
 
 def _lora_updates(environment: Mapping[str, str]) -> list[str]:

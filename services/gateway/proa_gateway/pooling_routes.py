@@ -1,10 +1,13 @@
 """The routes of the endpoints that compute values from texts: embeddings, classes, scores of pairs."""
 
+from collections.abc import Collection
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from proa_gateway.gateway import gateway_of
+from proa.contract import PoolingTask
+from proa_gateway.errors import GatewayError
+from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.generation_routes import ERRORS, on_trace, use_request_id
 from proa_gateway.pooling.classify import ClassifyHandler
 from proa_gateway.pooling.cohere import CohereEmbedHandler
@@ -68,6 +71,16 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """The documents that fit a query best."""
     return pool(RerankHandler(body), request)
+
+
+def only_tasks(gateway: Gateway, model: object) -> Collection[PoolingTask]:
+    """The tasks of a model that only computes values. Empty: it generates text, or no engine has served it yet."""
+    lookup = gateway.admission.lookup
+    try:
+        info = lookup.get(lookup.name(model if isinstance(model, str) else None)).info
+    except GatewayError:
+        return ()
+    return info.pooling_tasks if info.pooling_only else ()
 
 
 def pool(handler: PoolingHandler, request: Request) -> Response:

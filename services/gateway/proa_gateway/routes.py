@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from proa.contract import PoolingTask
 from proa_gateway.errors import ModelNotFound
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.generate.routes import generate_router
@@ -23,9 +24,9 @@ from proa_gateway.openai.response_schema import (
 )
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
-from proa_gateway.pooling.protocol import SCORE_FIELDS, EmbeddingRequest, RerankRequest, ScoreRequest
-from proa_gateway.pooling.response_schema import EmbeddingList, RankedDocuments, ScoreList
-from proa_gateway.pooling_routes import embeddings, pooling_router, rerank, score
+from proa_gateway.pooling.protocol import SCORE_FIELDS, ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from proa_gateway.pooling.response_schema import ClassList, EmbeddingList, RankedDocuments, ScoreList
+from proa_gateway.pooling_routes import classify, embeddings, only_tasks, pooling_router, rerank, score
 from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
@@ -44,6 +45,7 @@ INVOCATION = {
                     {"$ref": "#/components/schemas/ChatCompletionRequest"},
                     {"$ref": "#/components/schemas/CompletionRequest"},
                     {"$ref": "#/components/schemas/EmbeddingRequest"},
+                    {"$ref": "#/components/schemas/ClassifyRequest"},
                     {"$ref": "#/components/schemas/ScoreRequest"},
                     {"$ref": "#/components/schemas/RerankRequest"},
                 ]
@@ -53,7 +55,7 @@ INVOCATION = {
 }
 INVOKED: dict[str, Any] = {
     **generation_response(ChatCompletion, ChatCompletionChunk),
-    "model": ChatCompletion | Completion | EmbeddingList | ScoreList | RankedDocuments,
+    "model": ChatCompletion | Completion | EmbeddingList | ClassList | ScoreList | RankedDocuments,
 }
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,11 +82,14 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @router.post("/invocations", responses=ERRORS | {200: INVOKED}, openapi_extra={"requestBody": INVOCATION})
 async def invocations(body: dict[str, Any], request: Request) -> Response:
-    """SageMaker's route: the endpoint follows from the body's fields."""
-    if "messages" in body:
+    """SageMaker's route: the endpoint follows from the body's fields, and from the model if it generates nothing."""
+    if "messages" in body or "input" in body:
+        tasks = only_tasks(gateway_of(request), body.get("model"))
+        if tasks and PoolingTask.EMBED not in tasks:
+            return await classify(validated(ClassifyRequest, body), request)
+        if tasks or "input" in body or "encoding_format" in body:
+            return await embeddings(validated(EmbeddingRequest, body), request)
         return await chat_completions(validated(ChatCompletionRequest, body), request)
-    if "input" in body:
-        return await embeddings(validated(EmbeddingRequest, body), request)
     if "query" in body:
         return await rerank(validated(RerankRequest, body), request)
     if SCORE_FIELDS & body.keys():

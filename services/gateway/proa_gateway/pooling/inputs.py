@@ -61,7 +61,8 @@ def check_inputs(inputs: Sequence[PooledInput], info: ModelInfo, param: str) -> 
         if len(each.token_ids) > info.max_model_len:
             message = (
                 f"This model's maximum context length is {info.max_model_len} tokens. However, {name} has "
-                f"{len(each.token_ids)} tokens. Please reduce its length, or let truncate_prompt_tokens be -1."
+                f"{len(each.token_ids)} tokens. Please reduce the length of the input prompt, or set "
+                "truncate_prompt_tokens."
             )
             raise ContextOverflow(message, param=param)
 
