@@ -35,7 +35,10 @@ QUERIES: dict[str, dict[str, Any]] = {
     **{route: {"queries": "Hi"} for route in ("/score", "/v1/score")},
     **{route: {"query": "Hi"} for route in ("/rerank", "/v1/rerank", "/v2/rerank")},
 }
-POOLING = ("--pooling-tasks", *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY", "TOKEN_CLASSIFY")))
+POOLING = (
+    "--pooling-tasks",
+    *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY", "TOKEN_CLASSIFY")),
+)
 ANYTHING: SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()

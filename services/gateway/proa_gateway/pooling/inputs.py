@@ -45,7 +45,10 @@ def limit_of(request: TruncatedFields, info: ModelInfo) -> Limit:
     """Raises `InvalidRequest` if more tokens are to be kept than the model takes."""
     kept, longest = request.truncate_prompt_tokens, info.max_model_len
     if kept is not None and kept > longest:
-        message = f"truncate_prompt_tokens must not be above the model's context length of {longest}, got {kept}."
+        message = (
+            f"truncate_prompt_tokens must not be above the model's context length of {longest}, got {kept}. "
+            "Please request a smaller truncation size."
+        )
         raise InvalidRequest(message, param="truncate_prompt_tokens")
     if kept == 0:
         raise InvalidRequest("truncate_prompt_tokens must keep a token.", param="truncate_prompt_tokens")
