@@ -28,6 +28,8 @@ class Sizes:
     rounds: int  # number of timed prefills
     closed: tuple[int, int]  # prompt and output of a closed loop's requests
     closed_turns: int  # requests of each client
+    image: tuple[int, int]  # width and height of an image, in pixels
+    image_outputs: int  # output of a request with an image
 
 
 FULL = Sizes(
@@ -38,11 +40,23 @@ FULL = Sizes(
     rounds=5,
     closed=(128, 1024),
     closed_turns=2,
+    image=(640, 480),
+    image_outputs=107,
 )
 SMALL = Sizes(
-    mixed_requests=3, mixed=(2, 5), context=8, decode_steps=6, rounds=1, closed=(4, 5), closed_turns=1
+    mixed_requests=3,
+    mixed=(2, 5),
+    context=8,
+    decode_steps=6,
+    rounds=1,
+    closed=(4, 5),
+    closed_turns=1,
+    image=(64, 32),
+    image_outputs=4,
 )  # only to check that everything runs
 _WARM_UP_STEPS = 8
+_QUESTION = 64  # tokens of text in a prompt with an image
+_PLAIN_TOKENS = 256  # ids below this one are of text
 _LOOP = 16  # length of the token sequence that a repetitive prompt repeats
 
 
@@ -79,6 +93,7 @@ class Bench:
             return self.prefill(*map(int, size.split("x")))
         works: dict[str, Callable[[int], Figure]]
         works = {"decode": self.decode, "closed": self.closed, "repetitive": self.repetitive}
+        works["images"] = self.images
         return works[kind](int(size))
 
     def mixed(self) -> Figure:
@@ -143,6 +158,31 @@ class Bench:
             steps += 1
         milliseconds = (time.perf_counter() - started) / (outputs - 1) * 1e3
         return Figure(milliseconds, "ms a token", f"{(outputs - 1) / steps:.2f} tokens a step")
+
+    def images(self, count: int) -> Figure:
+        """Requests with an image each, all different, at once."""
+        from PIL import Image
+
+        from proa_engine import SamplingParams
+
+        width, height = self._sizes.image
+        model = self._engine._limits.images
+        assert model is not None
+        params = SamplingParams(
+            temperature=0.6, max_tokens=self._sizes.image_outputs, ignore_eos=True, detokenize=False
+        )
+        prepared = []
+        for _ in range(count):
+            self._num_requests += 1
+            image = Image.frombytes("RGB", (width, height), self._random.randbytes(width * height * 3))
+            token_ids = [*self._random.choices(range(_PLAIN_TOKENS), k=_QUESTION), model.token_id]
+            prompt = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": image}}
+            prepared.append(self._engine.prepare(str(self._num_requests), prompt, params, 0, 0.0))
+        started = time.perf_counter()
+        for state, requests in prepared:
+            self._engine.submit(state, requests)
+        self.drain()
+        return Figure(count / (time.perf_counter() - started), "requests/s")
 
     def step(self, count: int) -> None:
         for _ in range(count):

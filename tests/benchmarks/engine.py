@@ -8,6 +8,8 @@
 - `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of five.
 - `closed-C`: a closed loop of C clients, prompts of 128 tokens and outputs of 1,024; output tokens/s.
 - `repetitive-B`: B requests that repeat one token, so that every draft token is accepted; milliseconds a token.
+- `images-N`: N requests with an image each, all different, 640 x 480 pixels, and 107 tokens of output, as many as in
+  sglang #36411; requests/s, without resizing, which the gateway does.
 - `profile-decode-B`, `profile-prefill-NxL`: the same kernel by kernel, see `engine_profile.py`.
 
 Temperature 0.6, end tokens ignored, prompts random and never repeated, prefix caching on.
@@ -54,7 +56,7 @@ def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Itera
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(arguments.model, Path(scratch))
         config = json.loads((folder / "config.json").read_text())
-        bench = Bench(folder, llm_arguments(arguments, folder), vocab_size=config["vocab_size"], sizes=sizes)
+        bench = Bench(folder, llm_arguments(arguments, folder), vocab_size=vocab_size(config), sizes=sizes)
         ready = seconds_since_start()
         card: Card | None = None
         for workload in arguments.workloads:
@@ -68,6 +70,11 @@ def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Itera
             else:
                 record = bench.run(workload)._asdict()
             yield workload, record | {"took": round(time.monotonic() - started, 1)}
+
+
+def vocab_size(config: dict[str, Any]) -> int:
+    size: int = config.get("text_config", config)["vocab_size"]
+    return size
 
 
 def seconds_since_start() -> float:

@@ -96,6 +96,7 @@ def calls() -> list[tuple[Step, ...]]:
             _engine("Llama-3.1-8B-fp8", ("mixed", *TABLE), 120),
             _engine("Qwen3-30B-A3B", ("mixed", *TABLE), 160),
             _engine("gpt-oss-20b", ("start", "mixed", *_DECODES, *_PREFILLS, *_profiles(*_DECODES)), 140),
+            _engine("Qwen3-VL-8B", ("start", "images-1200", "decode-64"), 120),
             _over_http("Qwen3-0.6B", 110),
             _over_http("Llama-3.1-8B", 140),
             _engine("Qwen3-0.6B", (*_DECODES, *_PREFILLS), 80, INVARIANT, prefix="invariant/"),
