@@ -48,8 +48,16 @@ def check_attention(
     block_size: int = 16,
     window: int | None,
     scores: dict[str, Any] | None = None,
+    has_image: bool = False,
 ) -> None:
-    """Attention of a sequence's tokens: as one prompt, in chunks and as decodes, alone and in a batch."""
+    """Attention of a sequence's tokens: as one prompt, in chunks and as decodes, alone and in a batch.
+
+    `has_image`: the second chunk ends with an image, and so does the second decode.
+    """
+    middle = length // 2 + 1
+    ends = torch.arange(1, length + 1, dtype=torch.int32, device=device)
+    if has_image:
+        ends[length // 3 + 2 : middle] = middle
     query = torch.randn(length, num_heads, head_dim).to(dtype).to(device)
     num_blocks = -(-length // block_size)
     table = torch.randperm(num_blocks, dtype=torch.int32).to(device)
@@ -63,18 +71,22 @@ def check_attention(
         tables = table.expand(len(parts), -1).contiguous()
         out = torch.full_like(rows, torch.nan)
         keys, values = caches
+        options = dict(scores or {})
         batch = starts, lens, tables, out
-        prefill_attention(rows, keys, values, *batch, 0, SCALE, window, batch_invariant=True, **scores or {})
+        if has_image:
+            options["ends"] = torch.cat([ends[first % length :][: past - first] for first, past in parts])
+        prefill_attention(rows, keys, values, *batch, 0, SCALE, window, batch_invariant=True, **options)
         return out
 
     whole = attend([(0, length)])
     key, value = caches[:, table.long()].transpose(2, 3).flatten(1, 2)[:, :length]
-    expected = dense_attention(query, key, value, SCALE, window, **scores or {})
+    expected = dense_attention(query, key, value, SCALE, window, **scores or {}, ends=ends)
     torch.testing.assert_close(whole.float(), expected, atol=tolerance, rtol=tolerance)
     decodes = [(token, token + 1) for token in (0, length // 2, length - 1)]
-    chunks = [(0, length // 3), (length // 3, length // 2 + 1), (length // 2 + 1, length)]
-    batches = [*([decode] for decode in decodes), chunks, [*decodes, *chunks]]
+    chunks = [(0, length // 3), (length // 3, middle), (middle, length)]
+    batches = [*([decode] for decode in decodes), chunks, [*decodes, *chunks], [(middle - 5, middle)]]
     for parts in batches:
         assert torch.equal(attend(parts), torch.cat([whole[first:past] for first, past in parts])), parts
-    padding = (-1, 0)  # a padding row of a captured decode
-    assert (attend([decodes[1], padding])[1] == 0).all()
+    if not has_image:
+        padding = (-1, 0)  # a padding row of a captured decode
+        assert (attend([decodes[1], padding])[1] == 0).all()
