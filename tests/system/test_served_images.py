@@ -20,6 +20,7 @@ from anthropic import Anthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from PIL import Image
 
+from proa.contract import PoolingParams, PoolingTask
 from proa_engine import LLM, SamplingParams
 from support.greedy import Expected
 from support.image_files import data_url, encoded, random_areas
@@ -34,6 +35,7 @@ ENGINES = {REPLICATED: "qwen3_vl", PARALLEL: "qwen3_vl", "qwen35": "qwen3_5", "g
 NUM_TOKENS = 24
 LONG = 160  # tokens of a stream during which an engine is killed
 ARGUMENTS = ("--max-model-len=640", "--num-gpu-blocks-override=512", "--max-num-batched-tokens=128", "--max-num-seqs=9")
+PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?<|im_end|>\n<|im_start|>assistant\n"
 Turns = Sequence[Sequence[str | Image.Image]]  # contents of the user's messages, with answers between them
 
 
@@ -217,32 +219,47 @@ async def test_a_hostile_image_is_refused_while_a_stream_goes_on(service: Servic
         assert await stream == expected
 
 
+@pytest.fixture(scope="module")
+def llm(service: Service) -> Iterator[LLM]:
+    llm = LLM(
+        str(service.folders[REPLICATED]), max_model_len=640, num_gpu_blocks_override=64, max_num_batched_tokens=48
+    )
+    yield llm
+    llm.llm_engine.shutdown()
+
+
 @pytest.mark.timeout(120)
-def test_the_offline_llm_has_the_same_tokens_beside_plain_prompts(service: Service, client: OpenAI) -> None:
+def test_the_offline_llm_has_the_same_tokens_beside_plain_prompts(service: Service, llm: LLM) -> None:
     folder = service.folders[REPLICATED]
-    llm = LLM(str(folder), max_model_len=640, num_gpu_blocks_override=64, max_num_batched_tokens=48)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     expected = [prompt_and_tokens(folder, turns) for turns in TURNS.values()]
     chats: Any = [
         conversation(turns, lambda image: {"type": "image_pil", "image_pil": image}) for turns in TURNS.values()
     ]
     plain = [{"role": "user", "content": "No image."}]
-    text = (
-        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    token_ids = llm.llm_engine.tokenizer.encode(text) if llm.llm_engine.tokenizer else []
+    token_ids = llm.llm_engine.tokenizer.encode(PROMPT) if llm.llm_engine.tokenizer else []
     alone = llm.chat(plain, params, use_tqdm=False)
     outputs = llm.chat([*chats, plain], params, use_tqdm=False)
     data = {"multi_modal_data": {"image": random_areas(1)}}
-    prompts: Any = [{"prompt": text, **data}, {"prompt_token_ids": token_ids, **data}]
+    prompts: Any = [{"prompt": PROMPT, **data}, {"prompt_token_ids": token_ids, **data}]
     generated = llm.generate(prompts, params, use_tqdm=False)
-    llm.llm_engine.shutdown()
     assert outputs[-1].outputs == alone[0].outputs
     for output, (prompt, tokens) in zip(
         [*outputs[:-1], *generated], [*expected, expected[0], expected[0]], strict=True
     ):
         assert output.prompt_token_ids == prompt
         assert output.outputs[0].token_ids[: tokens.num_sure] == tokens.token_ids[: tokens.num_sure]
+
+
+def test_the_offline_llm_pools_prompts_with_images(llm: LLM) -> None:
+    prompt = {"prompt": PROMPT, "multi_modal_data": {"image": random_areas(1)}}
+    named = (5, 9)
+    (pooled,) = llm.encode(
+        prompt, PoolingParams(task=PoolingTask.TOKEN_LOGPROBS, score_token_ids=named), use_tqdm=False
+    )
+    (generated,) = llm.generate(prompt, SamplingParams(max_tokens=1, logprob_token_ids=named), use_tqdm=False)
+    (logprobs,) = generated.outputs[0].logprobs or [{}]
+    assert pooled.outputs.data.tolist() == pytest.approx([logprobs[token].logprob for token in named], abs=1e-4)
 
 
 @pytest.mark.timeout(120)
