@@ -63,7 +63,8 @@ def test_attention_of_a_token_has_its_bits_in_every_batch(
 ) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(zip(("num_heads", "num_kv_heads", "head_dim", "block_size"), shape, strict=True))
-    check_attention(1000, dtype, TOLERANCE[dtype], DEVICE, window=window, **sizes)
+    for has_image in (False, True):
+        check_attention(1000, dtype, TOLERANCE[dtype], DEVICE, window=window, has_image=has_image, **sizes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -150,6 +150,17 @@ def test_attention_of_padded_decodes(shape: dict[str, Any], dtype: torch.dtype, 
     close(attend(case, window, 0.1, 5), case.expected)
 
 
+@pytest.mark.parametrize("window", [None, 100, 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ATTENTION_SHAPES)
+def test_tokens_of_an_image_attend_to_all_of_it(shape: dict[str, Any], dtype: torch.dtype, window: int | None) -> None:
+    """As Gemma 3's images of 256 tokens: side by side, and behind a hit within one, of one token too."""
+    lens = [(1, 900), (1, 256), (256, 256), (700, 1500), (300, 301)]
+    images = [(1, 0, 256), (2, 0, 256), (3, 700, 956), (3, 956, 1212), (4, 0, 256)]
+    case = attention_case(lens, window=window, images=images, scale=0.1, dtype=dtype, device="cuda", **shape)
+    close(attend(case, window, 0.1), case.expected)
+
+
 @pytest.mark.parametrize("query_len", [1, 33])
 def test_attention_reaches_over_128k_tokens(query_len: int) -> None:
     length, block_size, dtype = 131_072, 16, torch.bfloat16
