@@ -49,11 +49,13 @@ def run_model(folder: Path, load_format: LoadFormat, parallel: ParallelContext) 
     )
     assert isinstance(model, DecoderForCausalLM)
     sequence = CachedSequence(list(range(100)))
-    if config.images is not None:  # 48 x 32 pixels of it, from the tenth token on
+    if config.images is not None:  # from the tenth token on
         assert isinstance(model, ImageReader)
-        pixels = (torch.arange(48 * 32 * 3) % 251).to(torch.uint8).view(48, 32, 3)
+        side = config.images.input.side
+        height, width = (side, side) if side else (48, 32)
+        pixels = (torch.arange(height * width * 3) % 251).to(torch.uint8).view(height, width, 3)
         embeddings = model.image_encoder(pixels)
-        sequence.images = [EncodedImage(ImageSpan(b"", 10, len(embeddings), 48, 32), embeddings)]
+        sequence.images = [EncodedImage(ImageSpan(b"", 10, len(embeddings), height, width), embeddings)]
     batch = PagedModel(model, image_config=config.images)
     hidden = torch.cat([batch.step([(sequence, num_tokens)])[0] for num_tokens in (33, 33, 34)])
     # A CPU's products have a shape.

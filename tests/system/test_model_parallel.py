@@ -63,6 +63,7 @@ def test_two_ranks_give_the_logits_of_one_and_hold_half_each(tmp_path: Path) -> 
         make_tiny_model(tmp_path / "olmo 3", "olmo3"),
         make_tiny_model(tmp_path / "phi 4", "phi3"),
         make_image_model(tmp_path / "qwen3 vl", "qwen3_vl"),
+        make_image_model(tmp_path / "gemma 3 with images", "gemma3"),
     ]
     ranks = run_ranks(folders, "auto", 2, tmp_path)
     for folder, first, second in zip(folders, *ranks, strict=True):
