@@ -60,7 +60,7 @@ class LLM:
         arguments = {"max_waiting_requests": sys.maxsize} | config  # a batch may be of any size
         self.llm_engine = LLMEngine(
             EngineConfig(model=model, speculative_config=speculative, **arguments),
-            max_images=(limit_mm_per_prompt or {}).get("image"),
+            max_images=_max_images(limit_mm_per_prompt or {}),
         )
         self._ids = itertools.count()
 
@@ -223,6 +223,13 @@ class LLM:
                     finished[output.request_id] = output
                     bar.update()
         return finished
+
+
+def _max_images(limits: Mapping[str, object]) -> int | None:
+    limit = limits.get("image")
+    if limit is None or isinstance(limit, int):
+        return limit
+    raise ValueError(f"limit_mm_per_prompt must have a number of images, got {limit!r}")
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -231,6 +231,12 @@ def test_bad_requests_raise_before_anything_runs(llm: LLM, prompt: Any, params: 
     assert not llm.llm_engine.has_unfinished_requests()
 
 
+def test_a_limit_of_images_that_is_no_number_raises_value_error(folder: Path) -> None:
+    limit: Any = {"image": {"count": 2}}
+    with pytest.raises(ValueError, match="limit_mm_per_prompt must have a number of images, got"):
+        LLM(str(folder), limit_mm_per_prompt=limit)
+
+
 def test_unknown_model_raises_value_error() -> None:
     with pytest.raises(ValueError, match="/no/such/folder does not exist"):
         LLM("/no/such/folder")
