@@ -33,7 +33,7 @@ REPLICATED = "qwen"
 PARALLEL = "tp2"  # of two ranks
 ENGINES = {REPLICATED: "qwen3_vl", PARALLEL: "qwen3_vl", "qwen35": "qwen3_5", "gemma": "gemma3"}  # by served name
 NUM_TOKENS = 24
-LONG = 160  # tokens of a stream during which an engine is killed
+LONG = 320  # tokens of a stream during which an engine is killed
 ARGUMENTS = ("--max-model-len=640", "--num-gpu-blocks-override=512", "--max-num-batched-tokens=128", "--max-num-seqs=9")
 PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?<|im_end|>\n<|im_start|>assistant\n"
 Turns = Sequence[Sequence[str | Image.Image]]  # contents of the user's messages, with answers between them
@@ -50,8 +50,14 @@ class Service:
 
     def encoded_images(self, name: str) -> float:
         """Images that the only engine of this name has encoded."""
-        page = httpx.get(f"http://127.0.0.1:{self.metrics_ports[name]}/metrics", timeout=10).text
-        return Scrape(page).value("proa_engine_encoded_images_total")
+        return self.scrape(name).value("proa_engine_encoded_images_total")
+
+    def busy_replica(self) -> subprocess.Popen[bytes]:
+        """One that runs requests, of which there must be some."""
+        return self.replicas[1 if self.scrape(REPLICATED).value("vllm:num_requests_running") else 0]
+
+    def scrape(self, name: str) -> Scrape:
+        return Scrape(httpx.get(f"http://127.0.0.1:{self.metrics_ports[name]}/metrics", timeout=10).text)
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +276,7 @@ async def test_streams_of_a_killed_engine_continue_with_their_images(service: Se
         started = [asyncio.Event() for _ in chats]
         streams = [asyncio.create_task(tell(openai, turns, event)) for turns, event in zip(chats, started, strict=True)]
         await asyncio.gather(*(event.wait() for event in started))
-        service.replicas[0].kill()
+        service.busy_replica().kill()
         assert await asyncio.gather(*streams) == expected
     async with httpx.AsyncClient(base_url=service.url) as http:
         page = Scrape((await http.get("/metrics")).text)
