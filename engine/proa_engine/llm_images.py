@@ -4,13 +4,10 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from proa.contract import ImageInput
+from proa.contract import Image, ImageInput
 from proa.image.limits import ImageLimits
-
-if TYPE_CHECKING:
-    from proa.image.prepare import PreparedImage
 
 _OTHER_MEDIA = ("image", "image_embeds", "input_image", "input_audio", "audio_url", "video", "video_url")
 
@@ -45,7 +42,7 @@ def chat_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str
     return plain, images
 
 
-def prepare(images: Sequence[object], image_input: ImageInput) -> list["PreparedImage"]:
+def prepare(images: Sequence[object], image_input: ImageInput) -> list[Image]:
     """Resize images of Pillow, and those of data URLs.
 
     Raises `ValueError` for another object, for an image that cannot be read, and without Pillow.

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
+from proa.contract.image import HASH_BYTES
 
-HASH_BYTES = 16
 _UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second one is a message without any
 
 

@@ -2,19 +2,24 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+HASH_BYTES: Final = 16
+"""Of an image's hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """One image of a prompt, resized as the model's `ImageInput` says."""
+    """One image of a prompt, resized as the model's `ImageInput` says. Until it has a place, `offset` is 0."""
 
     hash: bytes  # `proa.image.hash_image`
     offset: int = 0  # prompt tokens before its first one
     num_tokens: int
     height: int  # pixels
     width: int
-    pixels: bytes = b""  # uint8 RGB, row by row; empty: the engine has kept those of this hash
+    # uint8 RGB, row by row; empty: the engine has kept those of this hash
+    pixels: bytes = field(default=b"", repr=False)
 
     @property
     def end(self) -> int:

@@ -3,9 +3,11 @@
 import hashlib
 import struct
 
+from proa.contract.image import HASH_BYTES
+
 
 def hash_image(pixels: bytes, height: int, width: int) -> bytes:
-    """16 bytes; `pixels` [height, width, 3] are those of the resized image."""
+    """`pixels` [height, width, 3] are those of the resized image."""
     digest = hashlib.sha256(struct.pack("<II", height, width))
     digest.update(pixels)
-    return digest.digest()[:16]
+    return digest.digest()[:HASH_BYTES]

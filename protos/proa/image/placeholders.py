@@ -1,12 +1,9 @@
 """Where images stand in a prompt: in its text, then among its tokens. Without Pillow."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from proa.contract import Image, ImageInput
-
-if TYPE_CHECKING:
-    from proa.image.prepare import PreparedImage
 
 
 def expand_placeholders(text: str, num_tokens: Sequence[int], input: ImageInput) -> str:
@@ -25,7 +22,7 @@ def expand_placeholders(text: str, num_tokens: Sequence[int], input: ImageInput)
     return first + "".join(expanded)
 
 
-def place_images(token_ids: Sequence[int], images: Sequence["PreparedImage"], input: ImageInput) -> tuple[Image, ...]:
+def place_images(token_ids: Sequence[int], images: Sequence[Image], input: ImageInput) -> tuple[Image, ...]:
     """The images with their offsets in the prompt, in order. Raises `ValueError` if `token_id` stands at other places
     than those of the images."""
     placed = []
@@ -35,16 +32,7 @@ def place_images(token_ids: Sequence[int], images: Sequence["PreparedImage"], in
         if offset is None or not _is_run(token_ids, offset, image.num_tokens, input.token_id):
             raise ValueError(f"the prompt has fewer {input.token!r} than its images have tokens")
         end = offset + image.num_tokens
-        placed.append(
-            Image(
-                hash=image.hash,
-                offset=offset,
-                num_tokens=image.num_tokens,
-                height=image.height,
-                width=image.width,
-                pixels=image.pixels,
-            )
-        )
+        placed.append(replace(image, offset=offset))
     if _find(token_ids, input.token_id, end) is not None:
         raise ValueError(f"the prompt has {input.token!r} outside of its images")
     return tuple(placed)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from PIL import Image, ImageOps
+import PIL.Image
+from PIL import ImageOps
 
-from proa.contract import ImageInput
+from proa.contract import Image, ImageInput
 from proa.image.decode import check_size, open_image, to_rgb
 from proa.image.error import ImageError
 from proa.image.hash import hash_image
@@ -14,18 +14,7 @@ from proa.image.limits import ImageLimits
 from proa.image.sizes import resized
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedImage:
-    """An image resized as the model's `ImageInput` says."""
-
-    hash: bytes  # `hash_image`
-    height: int  # pixels
-    width: int
-    num_tokens: int
-    pixels: bytes = field(repr=False)  # uint8 RGB [height, width, 3]
-
-
-def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> PreparedImage:
+def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> Image:
     """`data` is a file. The first frame of an animated image is taken, turned as its EXIF orientation says, and put on
     white where it is transparent. Raises `ImageError`. To be run in a thread: Pillow releases the GIL."""
     with _as_image_error():
@@ -40,9 +29,9 @@ def num_pixels(data: bytes, limits: ImageLimits) -> int:
         return image.width * image.height
 
 
-def prepare_pillow(image: object, input: ImageInput) -> PreparedImage:
+def prepare_pillow(image: object, input: ImageInput) -> Image:
     """As `prepare_image`, of a `PIL.Image.Image` that the caller has opened or made; without limits."""
-    if not isinstance(image, Image.Image):
+    if not isinstance(image, PIL.Image.Image):
         raise ImageError(f"an image must be a PIL.Image.Image, got {type(image).__name__}")
     return _prepare(to_rgb(ImageOps.exif_transpose(image)), input)
 
@@ -58,7 +47,7 @@ def _as_image_error() -> Iterator[None]:
         raise ImageError(f"the image cannot be read, its file may be damaged: {reason}") from error
 
 
-def _decode(data: bytes, input: ImageInput, limits: ImageLimits) -> Image.Image:
+def _decode(data: bytes, input: ImageInput, limits: ImageLimits) -> PIL.Image.Image:
     """The upright image in mode RGB."""
     image, orientation = open_image(data, limits)
     check_size(image, limits)
@@ -66,11 +55,11 @@ def _decode(data: bytes, input: ImageInput, limits: ImageLimits) -> Image.Image:
     return orientation.apply(to_rgb(image))
 
 
-def _prepare(image: Image.Image, input: ImageInput) -> PreparedImage:
+def _prepare(image: PIL.Image.Image, input: ImageInput) -> Image:
     """`image` is upright, in mode RGB."""
     height, width = resized(image.height, image.width, input)
-    pixels = image.resize((width, height), Image.Resampling(input.resample)).tobytes()
-    return PreparedImage(
+    pixels = image.resize((width, height), PIL.Image.Resampling(input.resample)).tobytes()
+    return Image(
         hash=hash_image(pixels, height, width),
         height=height,
         width=width,

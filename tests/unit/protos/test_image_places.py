@@ -2,17 +2,17 @@
 
 import pytest
 
+from proa.contract import Image
 from proa.image.hash import hash_image
 from proa.image.placeholders import expand_placeholders, place_images
-from proa.image.prepare import PreparedImage
 from support.image_files import KEEPS_SHAPE, SQUARE
 
 IMAGE = KEEPS_SHAPE.token_id
 
 
-def prepared(num_tokens: int) -> PreparedImage:
+def prepared(num_tokens: int) -> Image:
     pixels = bytes(32 * 32 * num_tokens * 3)
-    return PreparedImage(
+    return Image(
         hash=hash_image(pixels, 32, 32 * num_tokens),
         height=32,
         width=32 * num_tokens,

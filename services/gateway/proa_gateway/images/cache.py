@@ -3,8 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from proa.contract import ImageInput
-from proa.image.prepare import PreparedImage
+from proa.contract import Image, ImageInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +17,16 @@ class ImageCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._images: OrderedDict[ImageKey, PreparedImage] = OrderedDict()
+        self._images: OrderedDict[ImageKey, Image] = OrderedDict()
         self.num_bytes = 0
 
-    def get(self, key: ImageKey) -> PreparedImage | None:
+    def get(self, key: ImageKey) -> Image | None:
         image = self._images.get(key)
         if image is not None:
             self._images.move_to_end(key)
         return image
 
-    def add(self, key: ImageKey, image: PreparedImage) -> None:
+    def add(self, key: ImageKey, image: Image) -> None:
         if key in self._images:
             return
         self._images[key] = image

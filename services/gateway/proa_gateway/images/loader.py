@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from proa.contract import ImageInput
+from proa.contract import Image, ImageInput
 from proa.image.error import ImageError
-from proa.image.prepare import PreparedImage, num_pixels, prepare_image
+from proa.image.prepare import num_pixels, prepare_image
 from proa_gateway.errors import InvalidRequest, Overloaded
 from proa_gateway.images.cache import ImageCache, ImageKey
 from proa_gateway.images.config import ImageOptions
@@ -61,12 +61,12 @@ class ImageLoader:
         self._metrics = metrics
         self._tracer = tracer
         self._cache = ImageCache(options.image_cache_bytes)
-        self._pending: dict[ImageKey, asyncio.Task[PreparedImage]] = {}
+        self._pending: dict[ImageKey, asyncio.Task[Image]] = {}
         self._large = asyncio.Semaphore(1)
         self._num_waiting_bytes = 0
         self._num_held_bytes = 0  # of prepared images, whose requests wait for others
 
-    async def load(self, sources: Iterable[ImageSource], input: ImageInput) -> tuple[PreparedImage, ...]:
+    async def load(self, sources: Iterable[ImageSource], input: ImageInput) -> tuple[Image, ...]:
         """In the order of `sources`, of which no more are taken than are allowed, and one. Raises `InvalidRequest`,
         which names the first image that is not used, or `Overloaded`."""
         limit = self._options.limit_mm_per_prompt.image
@@ -84,7 +84,7 @@ class ImageLoader:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._num_held_bytes -= sum(held)
 
-    async def _load(self, source: ImageSource, input: ImageInput, held: list[int]) -> PreparedImage:
+    async def _load(self, source: ImageSource, input: ImageInput, held: list[int]) -> Image:
         """`held`: bytes of each of the request's images that are prepared, to which this one is added."""
         started = time.perf_counter()
         outcome = "cancelled"
@@ -102,7 +102,7 @@ class ImageLoader:
         finally:
             self._metrics.observe_image(outcome, time.perf_counter() - started)
 
-    async def _get(self, url: str, input: ImageInput) -> tuple[PreparedImage, str]:
+    async def _get(self, url: str, input: ImageInput) -> tuple[Image, str]:
         """The image, and whether it was `cached` or `prepared`."""
         if is_data_url(url):
             data = await self._run(lambda: read_data_url(url, self._options.max_image_bytes))
@@ -114,7 +114,7 @@ class ImageLoader:
         # Shielded: other requests may wait for the same task.
         return await asyncio.shield(self._pending.get(key) or self._start(key, data)), "prepared"
 
-    def _hold(self, image: PreparedImage, held: list[int]) -> None:
+    def _hold(self, image: Image, held: list[int]) -> None:
         """Raises `Overloaded`, but not for a request that is the only one with prepared images."""
         num_bytes, limit = len(image.pixels), self._options.max_image_memory
         if self._num_held_bytes > sum(held) and self._num_held_bytes + num_bytes > limit:
@@ -122,17 +122,17 @@ class ImageLoader:
         held.append(num_bytes)
         self._num_held_bytes += num_bytes
 
-    def _start(self, key: ImageKey, data: bytes) -> asyncio.Task[PreparedImage]:
+    def _start(self, key: ImageKey, data: bytes) -> asyncio.Task[Image]:
         task = self._pending[key] = asyncio.create_task(self._prepare(key, data))
         task.add_done_callback(lambda _: self._ended(key, task))
         return task
 
-    def _ended(self, key: ImageKey, task: asyncio.Task[PreparedImage]) -> None:
+    def _ended(self, key: ImageKey, task: asyncio.Task[Image]) -> None:
         del self._pending[key]
         if not task.cancelled():
             task.exception()  # marks it as seen: all who waited may be gone
 
-    async def _prepare(self, key: ImageKey, data: bytes) -> PreparedImage:
+    async def _prepare(self, key: ImageKey, data: bytes) -> Image:
         limits = self._options.limits
         async with self._waiting(len(data)):
             is_large = await self._run(lambda: num_pixels(data, limits)) > MIN_LARGE

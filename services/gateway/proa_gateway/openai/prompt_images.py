@@ -7,7 +7,6 @@ from typing import Literal
 
 from proa.contract import Image, ImageInput
 from proa.image.placeholders import expand_placeholders, place_images
-from proa.image.prepare import PreparedImage
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.images.loader import ImageLoader, ImageSource
@@ -20,7 +19,7 @@ class PromptImages:
     """The prepared images of one prompt, in their order; maybe none. `param`: the field that errors about their places
     name."""
 
-    images: Sequence[PreparedImage]
+    images: Sequence[Image]
     input: ImageInput | None
     param: str
 
