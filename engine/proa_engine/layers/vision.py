@@ -4,6 +4,8 @@ Products are torch's, of unquantized weights, whatever the decoder's: an encoder
 and no adapters.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -19,6 +21,32 @@ class Dense:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features]"""
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixelScaling:
+    """From 8 bits to the values that an encoder was trained with."""
+
+    mean: tuple[float, ...]  # of the three colors
+    std: tuple[float, ...]
+    scale: float  # of pixels, before the mean is subtracted
+
+
+class PatchEmbedding:
+    """The convolution over patches, as a product. In float32: it is small, and its inputs have 8 bits."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, scaling: PixelScaling, *, merge: int) -> None:
+        """weight [size, colors, patch_size, patch_size] and bias [size] float32. The patches come square by square of
+        `merge` rows and columns."""
+        self.weight, self.bias, self.merge = weight.flatten(1), bias, merge
+        self.patch_size = weight.shape[-1]
+        self.mean, self.std = (torch.tensor(values, device=weight.device) for values in (scaling.mean, scaling.std))
+        self.scale = scaling.scale
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels [height, width, 3] uint8 -> [patches, size] float32"""
+        x = patchify(normalised(pixels, self.mean, self.std, self.scale), self.patch_size, self.merge)
         return F.linear(x, self.weight, self.bias)
 
 

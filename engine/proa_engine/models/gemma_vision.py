@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from proa.contract import ImageInput
 from proa_engine.layers.norm import NormOptions, RMSNorm
-from proa_engine.layers.vision import Dense, LayerNorm, attend, normalised, patchify
+from proa_engine.layers.vision import Dense, LayerNorm, PatchEmbedding, PixelScaling, attend
 from proa_engine.layers.weights import Weights
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.image_config import ImageConfig
@@ -18,9 +18,7 @@ from proa_engine.models.image_config import ImageConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaVisionOptions:
     input: ImageInput
-    mean: tuple[float, ...]  # of the three colors
-    std: tuple[float, ...]
-    scale: float  # of pixels, before the mean is subtracted
+    scaling: PixelScaling
     depth: int
     hidden_size: int
     inner_size: int
@@ -65,8 +63,12 @@ class GemmaVisionEncoder:
     def __init__(self, weights: Weights, options: GemmaVisionOptions) -> None:
         self.options = options
         tower, projector = _parts(weights)
-        size = options.hidden_size
-        self.patches = PatchEmbedding(tower / "embeddings", options)
+        size, patch = options.hidden_size, options.patch_size
+        inner = tower / "embeddings" / "patch_embedding"
+        weight = inner.take("weight", (size, 3, patch, patch), dtype=torch.float32)
+        bias = inner.take("bias", (size,), dtype=torch.float32)
+        self.patches = PatchEmbedding(weight, bias, options.scaling, merge=1)
+        self.positions = (tower / "embeddings" / "position_embedding").take("weight", (options.num_patches, size))
         layers = tower / "encoder" / "layers"
         self.blocks = [Block(layers / str(number), options) for number in range(options.depth)]
         self.norm = LayerNorm(tower / "post_layernorm", size, options.eps)
@@ -75,7 +77,7 @@ class GemmaVisionEncoder:
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels [side, side, 3] uint8 -> [tokens, output_size], row by row"""
-        x = self.patches(pixels)
+        x = self.patches(pixels).to(self.positions.dtype) + self.positions
         for block in self.blocks:
             x = block(x)
         side, merge = self.options.input.side // self.options.input.unit, self.options.merge
@@ -84,28 +86,6 @@ class GemmaVisionEncoder:
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return tensors_of(self)
-
-
-class PatchEmbedding:
-    """The convolution over patches, as a product, and learned positions.
-
-    The product is in float32: it is small, and its inputs have 8 bits.
-    """
-
-    def __init__(self, weights: Weights, options: GemmaVisionOptions) -> None:
-        self.options = options
-        inner, size, patch = weights / "patch_embedding", options.hidden_size, options.patch_size
-        self.weight = inner.take("weight", (size, 3, patch, patch), dtype=torch.float32).flatten(1)
-        self.bias = inner.take("bias", (size,), dtype=torch.float32)
-        self.positions = (weights / "position_embedding").take("weight", (options.num_patches, size))
-        self.mean, self.std = (
-            torch.tensor(values, device=self.weight.device) for values in (options.mean, options.std)
-        )
-
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """pixels [side, side, 3] uint8 -> [patches, hidden_size] in the model's type"""
-        x = patchify(normalised(pixels, self.mean, self.std, self.options.scale), self.options.patch_size, merge=1)
-        return F.linear(x, self.weight, self.bias).to(self.positions.dtype) + self.positions
 
 
 class Block:

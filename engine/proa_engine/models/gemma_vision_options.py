@@ -21,8 +21,6 @@ def read_gemma_vision(fields: Fields, files: ImageFiles) -> GemmaVisionOptions:
     require(vision, "model_type", ("siglip_vision_model",))
     require(vision, "hidden_act", ("gelu_pytorch_tanh",))
     require(vision, "num_channels", (3,))
-    for name in ("do_resize", "do_rescale", "do_normalize"):
-        require(processor, name, (True,))
     require(processor, "do_pan_and_scan", (False,))
     hidden_size, num_heads = vision.get("hidden_size", 768), vision.get("num_attention_heads", 12)
     if hidden_size % num_heads:
@@ -30,9 +28,7 @@ def read_gemma_vision(fields: Fields, files: ImageFiles) -> GemmaVisionOptions:
     patch_size = vision.get("patch_size", 16)
     return GemmaVisionOptions(
         input=_image_input(fields, files, patch_size),
-        mean=tuple(processor.get("image_mean") or MEAN),
-        std=tuple(processor.get("image_std") or STD),
-        scale=processor.get("rescale_factor") or 1 / 255,
+        scaling=files.pixel_scaling(MEAN, STD),
         depth=vision.get("num_hidden_layers", 12),
         hidden_size=hidden_size,
         inner_size=vision.get("intermediate_size", 3072),

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proa_engine.layers.vision import PixelScaling
+from proa_engine.models.fields import require
+
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
@@ -17,6 +20,17 @@ class ImageFiles:
         """Read processor_config.json or preprocessor_config.json, and the added tokens of the tokenizer."""
         processor = _read(folder / "processor_config.json").get("image_processor")
         return cls(processor or _read(folder / "preprocessor_config.json"), _added_tokens(folder))
+
+    def pixel_scaling(self, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScaling:
+        """`mean` and `std` count where the processor's file has none. Raises ValueError, naming the field, for a
+        processor that does not resize, rescale and normalise."""
+        for name in ("do_resize", "do_rescale", "do_normalize"):
+            require(self.processor, name, (True,))
+        return PixelScaling(
+            mean=tuple(self.processor.get("image_mean") or mean),
+            std=tuple(self.processor.get("image_std") or std),
+            scale=self.processor.get("rescale_factor") or 1 / 255,
+        )
 
 
 def _added_tokens(folder: Path) -> dict[int, str]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from proa.contract import ImageInput
-from proa_engine.layers.vision import Dense, LayerNorm, attend, in_squares, normalised, patchify, rotate
+from proa_engine.layers.vision import Dense, LayerNorm, PatchEmbedding, PixelScaling, attend, in_squares, rotate
 from proa_engine.layers.weights import Weights
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.image_config import ImageConfig
@@ -18,9 +18,7 @@ EPS = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVisionOptions:
     input: ImageInput
-    mean: tuple[float, ...]  # of the three colors
-    std: tuple[float, ...]
-    scale: float  # of pixels, before the mean is subtracted
+    scaling: PixelScaling
     depth: int
     hidden_size: int
     inner_size: int
@@ -67,7 +65,7 @@ class QwenVisionEncoder:
 
     def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
         self.options = options
-        self.patches = PatchEmbedding(weights, options)
+        self.patches = _patch_embedding(weights / "patch_embed" / "proj", options)
         self.positions = PatchPositions(weights / "pos_embed", options)
         self.blocks = [Block(weights / "blocks" / str(number), options) for number in range(options.depth)]
         self.merger = Merger(weights / "merger", options, norms_squares=False)
@@ -78,7 +76,7 @@ class QwenVisionEncoder:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels [height, width, 3] uint8 -> [tokens, (1 + DeepStack layers) * output_size]"""
         rows, columns = (size // self.options.patch_size for size in pixels.shape[:2])
-        x = self.patches(pixels)
+        x = self.patches(pixels).to(self.positions.table.dtype)
         x = x + self.positions.embeddings(rows, columns).to(x.dtype)
         rotation = self.positions.rotation(rows, columns, x.device)
         added = []
@@ -90,28 +88,6 @@ class QwenVisionEncoder:
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return tensors_of(self)
-
-
-class PatchEmbedding:
-    """The convolution over patches, as a product. In float32: it is small, and its inputs have 8 bits."""
-
-    def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
-        self.options = options
-        inner, patch = weights / "patch_embed" / "proj", options.patch_size
-        kernel = inner.take("weight", (options.hidden_size, 3, options.frames, patch, patch), dtype=torch.float32)
-        # All frames of an image are equal, so the sum of their weights is enough.
-        self.weight = kernel.sum(2).flatten(1)
-        self.bias = inner.take("bias", (options.hidden_size,), dtype=torch.float32)
-        self.dtype = inner.take("bias", (options.hidden_size,)).dtype
-        self.mean, self.std = (
-            torch.tensor(values, device=self.weight.device) for values in (options.mean, options.std)
-        )
-
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """pixels [height, width, 3] uint8 -> [patches, hidden_size] in the model's type"""
-        options = self.options
-        x = patchify(normalised(pixels, self.mean, self.std, options.scale), options.patch_size, options.merge)
-        return F.linear(x, self.weight, self.bias).to(self.dtype)
 
 
 class PatchPositions:
@@ -177,3 +153,11 @@ class Merger:
         """x [patches, hidden_size] -> [tokens, output_size]"""
         x = self.norm(x.view(-1, self.size)) if self.norms_squares else self.norm(x).view(-1, self.size)
         return self.second(F.gelu(self.first(x)))
+
+
+def _patch_embedding(weights: Weights, options: QwenVisionOptions) -> PatchEmbedding:
+    size, patch = options.hidden_size, options.patch_size
+    kernel = weights.take("weight", (size, 3, options.frames, patch, patch), dtype=torch.float32)
+    bias = weights.take("bias", (size,), dtype=torch.float32)
+    # All frames of an image are equal, so the sum of their weights is enough.
+    return PatchEmbedding(kernel.sum(2), bias, options.scaling, merge=options.merge)

@@ -31,8 +31,6 @@ def read_qwen_vision(fields: Fields, files: ImageFiles, deepstack: Sequence[int]
     require(processor, "patch_size", (patch_size,))
     require(processor, "merge_size", (merge,))
     require(processor, "temporal_patch_size", (frames,))
-    for name in ("do_resize", "do_rescale", "do_normalize"):
-        require(processor, name, (True,))
     output_size = vision.get("out_hidden_size", 3584)
     require({"out_hidden_size": output_size}, "out_hidden_size", (fields["hidden_size"],))
     hidden_size, num_heads = vision.get("hidden_size", 1152), vision.get("num_heads", 16)
@@ -41,9 +39,7 @@ def read_qwen_vision(fields: Fields, files: ImageFiles, deepstack: Sequence[int]
     positions = vision.get("num_position_embeddings", 2304)
     return QwenVisionOptions(
         input=_image_input(fields, files, unit=patch_size * merge),
-        mean=tuple(processor.get("image_mean") or CLIP_MEAN),
-        std=tuple(processor.get("image_std") or CLIP_STD),
-        scale=processor.get("rescale_factor") or 1 / 255,
+        scaling=files.pixel_scaling(CLIP_MEAN, CLIP_STD),
         depth=vision.get("depth", 27),
         hidden_size=hidden_size,
         inner_size=vision.get("intermediate_size", 4304),

@@ -151,8 +151,8 @@ def test_without_a_processor_the_defaults_are_those_of_transformers(folder: Path
     read, theirs = ModelConfig.from_folder(copy), Qwen2VLImageProcessorPil()
     encoder: Any = read.image_encoder
     assert {"shortest_edge": encoder.input.min_pixels, "longest_edge": encoder.input.max_pixels} == dict(theirs.size)
-    assert (encoder.mean, encoder.std) == (tuple(theirs.image_mean), tuple(theirs.image_std))
-    assert (encoder.scale, encoder.input.resample) == (theirs.rescale_factor, theirs.resample)
+    assert (encoder.scaling.mean, encoder.scaling.std) == (tuple(theirs.image_mean), tuple(theirs.image_std))
+    assert (encoder.scaling.scale, encoder.input.resample) == (theirs.rescale_factor, theirs.resample)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_5"])
