@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE
 from proa.tokenizer_files import read_tokenizer_files as read_files
 
 
@@ -32,7 +33,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        source = template_source(config, files.get("chat_template.jinja"))
+        source = template_source(config, files.get(CHAT_TEMPLATE_FILE))
         self._chat_template = ChatTemplate(source, special_tokens=special_tokens(config)) if source else None
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+CHAT_TEMPLATE_FILE: Final = "chat_template.jinja"
+"""A template in this file comes before one in tokenizer_config.json."""
 FILE_NAMES: Final = (
-    "chat_template.jinja",
+    CHAT_TEMPLATE_FILE,
     "config_sentence_transformers.json",
     "generation_config.json",
     "special_tokens_map.json",

@@ -77,6 +77,12 @@ async def test_a_chats_tokens_are_those_that_generation_sends(
     assert answer["count"] == len(answer["tokens"])
 
 
+async def test_the_gateways_chat_template_is_used_in_place_of_the_models(engine: FakeEngine) -> None:
+    async with running_gateway(engine, chat_template="{{ eos_token }}{{ messages[0].content }}?") as gateway:
+        tokens = (await post(gateway, "/tokenize", messages=CHAT))["tokens"]
+        assert await post(gateway, "/detokenize", tokens=tokens) == {"prompt": "<eos>Hi?"}
+
+
 async def test_requests_that_are_not_one_text_or_chat_are_refused(gateway: RunningGateway) -> None:
     assert "either prompt or messages" in (await refused(gateway, "/tokenize"))["message"]
     assert "either prompt or messages" in (await refused(gateway, "/tokenize", prompt="Hi", messages=CHAT))["message"]

@@ -32,6 +32,7 @@ GATEWAY_OPTIONS = {
     "--allowed-origins": 1,
     "--root-path": 1,
     "--trust-request-chat-template": 0,
+    "--chat-template": 1,
     "--chat-template-content-format": 1,
     "--enable-force-include-usage": 0,
     "--return-tokens-as-token-ids": 0,

@@ -42,6 +42,10 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
             from proa_gateway.openai.message_format import MessageFormats  # imports pydantic too
 
             MessageFormats(config.tool_call_parser, config.reasoning_parser)  # checks the names
+        if config.chat_template is not None:
+            from proa.chat_template import ChatTemplate  # imports Jinja
+
+            ChatTemplate(config.chat_template)  # checks that it compiles
     except ValueError as error:
         parser.error(str(error))
     _prepare(arguments.log_level)

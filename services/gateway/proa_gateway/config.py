@@ -34,6 +34,15 @@ def parse_tokenizer_folder(text: str) -> Path:
     return Path(text)
 
 
+def _chat_template(text: str) -> str:
+    """The template in the file called `text`, or `text` if it is a template itself."""
+    if "{" in text or "\n" in text:
+        return text
+    if not Path(text).is_file():
+        raise ValueError(f"{text!r} is neither a file nor a template")
+    return Path(text).read_text()
+
+
 def _api_key(text: str) -> str:
     if not text.isascii() or not text.isprintable() or not text.strip():
         raise ValueError("an API key has printable ASCII characters")
@@ -148,6 +157,12 @@ class GatewayConfig:
         "API key without a name and limits; repeat for several (default: the variable PROA_API_KEY)",
         metavar="KEY",
         parse=_api_key,
+    )
+    chat_template: str | None = option(
+        None,
+        "chat template for all models, a file or the Jinja template itself (default: each model's own)",
+        metavar="FILE",
+        parse=_chat_template,
     )
     trust_request_chat_template: bool = option(
         False, "run the chat templates of requests: programs in a sandbox, without a limit of their time"

@@ -94,7 +94,12 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
         ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar") as grammar_executor,
         ThreadPoolExecutor(config.images.image_threads, thread_name_prefix="image") as image_executor,
     ):
-        models = ModelRegistry(executor, folder=config.tokenizer, loras=LoraRegistry(config.lora_modules))
+        models = ModelRegistry(
+            executor,
+            folder=config.tokenizer,
+            chat_template=config.chat_template,
+            loras=LoraRegistry(config.lora_modules),
+        )
         pool = EnginePool(
             client_id=f"{socket.gethostname()}-{secrets.token_hex(4)}",
             models=models,

@@ -10,6 +10,7 @@ import tokenizers
 
 from proa.chat_template import ChatTemplate, special_tokens, template_source
 from proa.text import Vocabulary
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE
 
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
@@ -39,7 +40,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._executor = executor
         config = _json(files.get("tokenizer_config.json"))
-        template_file = files.get("chat_template.jinja")
+        template_file = files.get(CHAT_TEMPLATE_FILE)
         source = template_source(config, template_file)
         tool_source = template_source(config, template_file, tools=True)
         self._special_tokens = special_tokens(config)

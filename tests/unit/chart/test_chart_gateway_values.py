@@ -58,6 +58,9 @@ CASES = {
     "gateway.images.maxBytes": Case(value=5_000_000, at=ARGUMENTS, contains="--max-image-bytes=5000000"),
     "gateway.images.maxPixels": Case(value=9_000_000, at=ARGUMENTS, contains="--max-image-pixels=9000000"),
     "gateway.images.maxPerPrompt": Case(value=0, at=ARGUMENTS, contains='--limit-mm-per-prompt={"image":0}'),
+    "gateway.chatTemplate": Case(
+        value='{{ "$(HOME)" }}\n<a>', at=ARGUMENTS, contains='--chat-template={{ "$$(HOME)" }}\n<a>'
+    ),
     "gateway.extraArgs": Case(value=["--log-level=debug"], at=ARGUMENTS, contains="--log-level=debug"),
     "gateway.env": Case(
         value=[{"name": "A", "value": "b"}], at=(*GATEWAY, "env"), contains={"name": "A", "value": "b"}

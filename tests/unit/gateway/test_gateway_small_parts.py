@@ -53,6 +53,16 @@ def test_api_keys_come_from_flags_or_from_a_variable(monkeypatch: pytest.MonkeyP
     assert [config.api_key for config in served] == [("sk-1", "sk-2"), ("sk-0",)]
 
 
+def test_a_chat_template_is_read_from_a_file_or_given_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    served: list[GatewayConfig] = []
+    monkeypatch.setattr("proa_gateway.server.serve", served.append)
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    for given in (str(file), "{{ messages[0] }}"):
+        main(["serve", "--engine", "a:1", "--chat-template", given])
+    assert [config.chat_template for config in served] == ["{{ messages }}", "{{ messages[0] }}"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -68,6 +78,8 @@ def test_api_keys_come_from_flags_or_from_a_variable(monkeypatch: pytest.MonkeyP
         ["serve", "--engine", "a:1", "--scale-from-zero-timeout", "long"],
         ["serve", "--engine", "a:1", "--api-keys", "/nowhere"],
         ["serve", "--engine", "a:1", "--api-key", " "],
+        ["serve", "--engine", "a:1", "--chat-template", "/nowhere"],
+        ["serve", "--engine", "a:1", "--chat-template", "{{ unclosed"],
     ],
 )
 def test_wrong_arguments_end_with_an_error_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

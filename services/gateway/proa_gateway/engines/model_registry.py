@@ -10,7 +10,7 @@ from pathlib import Path
 
 from proa.blocks import BLOCK_HASH_VERSION
 from proa.contract import Lora, ModelInfo
-from proa.tokenizer_files import digest, read_tokenizer_files
+from proa.tokenizer_files import CHAT_TEMPLATE_FILE, digest, read_tokenizer_files
 from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.tokenizer import Tokenizer
@@ -44,12 +44,21 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """`folder`: local tokenizer files, used instead of the engines' own. `loras`: the models' adapters."""
+    """`folder`: local tokenizer files, used instead of the engines' own. `chat_template`: its source, instead of each
+    model's own. `loras`: the models' adapters."""
 
-    def __init__(self, executor: Executor, *, folder: Path | None = None, loras: LoraRegistry | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        folder: Path | None = None,
+        chat_template: str | None = None,
+        loras: LoraRegistry | None = None,
+    ) -> None:
         self.loras = loras if loras is not None else LoraRegistry()
         self._executor = executor
         self._folder = folder
+        self._chat_template = chat_template
         self._models: dict[str, ServedModel] = {}
         self._engines: dict[str, set[str]] = {}  # model name -> addresses of its accepted engines
         self._locks: dict[str, asyncio.Lock] = {}
@@ -103,6 +112,8 @@ class ModelRegistry:
             files = await read_files()
             if digest(files) != info.tokenizer_digest:
                 raise EngineRefused("tokenizer files do not match the engine's tokenizer digest")
+        if self._chat_template is not None:
+            files = {**files, CHAT_TEMPLATE_FILE: self._chat_template.encode()}
         loop = asyncio.get_running_loop()
         try:
             tokenizer = await loop.run_in_executor(self._executor, Tokenizer, files, self._executor)
