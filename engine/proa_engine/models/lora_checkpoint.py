@@ -90,6 +90,7 @@ class LoraCheckpoint:
         self._folder = folder
         self._weights = weights  # as from `safe_open`
         self._alpha = _read_alpha(config, folder)
+        self._ranks = _read_ranks(config)
         self._is_rank_stabilized = bool(config.get("use_rslora"))
         self._max_rank = max_rank
         self._names: dict[str, dict[str, str]] = {}  # module -> "A" and "B" -> the tensor's name
@@ -117,6 +118,9 @@ class LoraCheckpoint:
             raise LoraInvalid(
                 f"the adapter at {self._folder} has rank {rank}; the most is {self._max_rank} (--max-lora-rank)"
             )
+        if self._ranks and rank not in self._ranks:
+            ranks = " or ".join(map(str, sorted(self._ranks)))
+            raise LoraInvalid(f"{names['A']} of the adapter at {self._folder} has rank {rank}, its configuration {ranks}")
         a = self._take(names["A"], (rank, segment.in_features), [segment.columns] if segment.columns else [])
         b = self._take(names["B"], (segment.out_features, rank), segment.rows)
         scale = self._alpha / (rank**0.5 if self._is_rank_stabilized else rank)
@@ -164,6 +168,13 @@ def _read_alpha(config: dict[str, Any], folder: Path) -> float:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise LoraInvalid(f"{folder / CONFIG_FILE} needs a lora_alpha that is a number, not {alpha!r}")
     return float(alpha)
+
+
+def _read_ranks(config: dict[str, Any]) -> frozenset[int]:
+    """The ranks that matrices may have. Empty: they are not configured."""
+    pattern = config.get("rank_pattern")
+    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    return frozenset(rank for rank in ranks if isinstance(rank, int))
 
 
 def _parse(name: str, folder: Path) -> tuple[str, str]:
