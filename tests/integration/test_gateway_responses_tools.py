@@ -144,6 +144,21 @@ async def test_only_allowed_tools_may_be_called(engine: FakeEngine, client: Asyn
     assert (await both(client, tool_choice="none", input="Hi")).tools
 
 
+@pytest.mark.parametrize("choice", ["auto", {"type": "function", "name": "get_weather"}])
+async def test_a_function_of_a_namespace_is_called_by_both_names(
+    engine: FakeEngine, client: AsyncOpenAI, choice: Any
+) -> None:
+    says(engine, CALL.replace("get_weather", "sky__get_weather"))
+    tools: Any = [{"type": "namespace", "name": "sky", "description": "", "tools": TOOLS[:1]}, TOOLS[1]]
+    call = (await both(client, tools=tools, tool_choice=choice)).output[0]
+    assert call.type == "function_call"
+    assert (call.namespace, call.name, json.loads(call.arguments)) == ("sky", "get_weather", {"city": "Rome"})
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "heavy rain"}
+    says(engine, "It rains.")
+    await both(client, input=[call.to_dict(), result], tools=tools, tool_choice="none")
+    assert '{"name": "sky__get_weather", "arguments": {"city": "Rome"}}' in prompt_text(engine)
+
+
 async def test_an_effort_switches_reasoning(engine: FakeEngine, client: AsyncOpenAI) -> None:
     says(engine, "Look it up.</think>\n\nWarm.")
     thinking = await client.responses.create(model="fake", input="Hi", reasoning={"effort": "low"})

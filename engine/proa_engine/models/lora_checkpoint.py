@@ -120,7 +120,8 @@ class LoraCheckpoint:
             )
         if self._ranks and rank not in self._ranks:
             ranks = " or ".join(map(str, sorted(self._ranks)))
-            raise LoraInvalid(f"{names['A']} of the adapter at {self._folder} has rank {rank}, its configuration {ranks}")
+            message = f"{names['A']} of the adapter at {self._folder} has rank {rank}, not {ranks} as configured"
+            raise LoraInvalid(message)
         a = self._take(names["A"], (rank, segment.in_features), [segment.columns] if segment.columns else [])
         b = self._take(names["B"], (segment.out_features, rank), segment.rows)
         scale = self._alpha / (rank**0.5 if self._is_rank_stabilized else rank)

@@ -50,7 +50,7 @@ def test_a_matrix_without_a_rank_is_refused(tmp_path: Path, a: torch.Tensor) -> 
 
 
 def test_matrices_of_another_rank_than_the_configurations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoraInvalid, match="has rank 2, its configuration 4 or 8"):
+    with pytest.raises(LoraInvalid, match="has rank 2, not 4 or 8 as configured"):
         read(tmp_path, r=4, rank_pattern={"layers.1.mlp.up_proj": 8})
     assert read(tmp_path, r=4, rank_pattern={MODULE: 2}) == read(tmp_path, r=2) == 4.0
 

@@ -19,7 +19,8 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.fields import TemplateValue, Text
 from proa_gateway.parsing.tool import NamedTool
 
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+MAX_NAME = 128
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
 
 
 class FunctionDefinition(BaseModel):

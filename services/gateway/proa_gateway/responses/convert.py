@@ -16,11 +16,11 @@ def conversation_of(body: ResponsesRequest, history: Sequence[Item]) -> Conversa
     items = [*history, *body.input]
     continues = _is_unfinished(items[-1])
     system = [_message("system", body.instructions)] if body.instructions else []
-    selection = body.tool_choice
+    functions = body.functions
     return Conversation(
         messages=[*system, *chat_messages(items, len(history))],
-        tools=selection.tools([tool.tool() for tool in body.tools or ()]),
-        tool_choice=selection.choice,
+        tools=body.tool_choice.tools(functions),
+        tool_choice=body.tool_choice.choice(functions),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         includes_reasoning=body.include_reasoning is not False,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
@@ -66,7 +66,7 @@ class _Answer:
         elif isinstance(item, MessageItem):
             self._fields["content"] = content_of(item.content, path and f"{path}.content")
         elif isinstance(item, CallItem):
-            function = {"name": item.name, "arguments": item.arguments}
+            function = {"name": item.call_name.flat, "arguments": item.arguments}
             self._fields.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
 
     def take(self) -> list[ChatMessage]:

@@ -76,6 +76,7 @@ class ResponsesHandler(ConversationHandler):
         items = OutputItems(
             includes_reasoning=self.conversation.includes_reasoning,
             logprobs=self._logprobs_of(model) if wants_logprobs else None,
+            call_names=[function.call_name for function in self._body.functions],
         )
         message_format = self.message_format(model, prompts[0])
         return ResponsesAnswer(ResponsesChoice(response, items), message_format, self.keep, wants_tokens=wants_logprobs)

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from proa_gateway.openai.fields import Text, known_types
 from proa_gateway.responses.parts import Fields, Parts, TextPart, output_text
+from proa_gateway.responses.tools import CallName
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -40,17 +41,22 @@ class MessageItem(BaseModel):
 
 
 class CallItem(BaseModel):
-    """A call by the model. `arguments`: JSON text."""
+    """A call by the model. `namespace`: of the function. `arguments`: JSON text."""
 
     type: Literal["function_call"]
     call_id: Text
     name: Text
     arguments: Text
+    namespace: Text | None = None
     id: Text | None = None
     status: Status | None = None
 
+    @property
+    def call_name(self) -> CallName:
+        return CallName(self.name, self.namespace)
+
     def listed(self) -> Fields:
-        fields = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        fields = {"call_id": self.call_id, **self.call_name.fields(), "arguments": self.arguments}
         return {"id": self.id or new_id("fc_"), "type": "function_call", **fields}
 
 

@@ -1,6 +1,6 @@
 """OutputItems: the items of a response's output, and the events that tell how they grow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from proa.contract import TokenLogprobs
 from proa_gateway.deltas import Delta
@@ -14,6 +14,7 @@ from proa_gateway.parsing.events import (
 )
 from proa_gateway.responses.items import Status, new_id
 from proa_gateway.responses.parts import Fields, output_text
+from proa_gateway.responses.tools import CallName
 
 LogprobsOf = Callable[[Sequence[TokenLogprobs]], list[Fields]]
 Event = tuple[str, Fields]
@@ -23,11 +24,14 @@ Event = tuple[str, Fields]
 class OutputItems:
     """`items`: those that have ended."""
 
-    def __init__(self, *, includes_reasoning: bool, logprobs: LogprobsOf | None) -> None:
-        """`logprobs`: renders those of the text's tokens. None: there are none."""
+    def __init__(
+        self, *, includes_reasoning: bool, logprobs: LogprobsOf | None, call_names: Iterable[CallName] = ()
+    ) -> None:
+        """`logprobs`: renders those of the text's tokens. None: there are none. `call_names`: of the functions."""
         self.items: list[Fields] = []
         self._includes_reasoning = includes_reasoning
         self._render_logprobs = logprobs
+        self._call_names = {name.flat: name for name in call_names}
         self._open: Fields | None = None  # the item that has not ended
         self._texts: list[str] = []  # its text, or the arguments of the call
         self._logprobs: list[Fields] = []  # of its text
@@ -75,7 +79,8 @@ class OutputItems:
                 self._in("reasoning")
                 self._grow("response.reasoning_text.delta", text, content_index=0)
             case CallStarted(_, id, name):
-                self._start({"id": new_id("fc_"), "call_id": id, "name": name, "arguments": ""}, "function_call")
+                names = self._call_names.get(name, CallName(name)).fields()
+                self._start({"id": new_id("fc_"), "call_id": id, **names, "arguments": ""}, "function_call")
             case ArgumentsDelta(_, text):
                 self._grow("response.function_call_arguments.delta", text)
             case CallEnded():

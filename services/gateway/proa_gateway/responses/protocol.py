@@ -11,7 +11,8 @@ from proa_gateway.openai.fields import TemplateVariables, Text
 from proa_gateway.openai.protocol import Count, Effort, GenerationRequest, Name
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.responses.items import InputItems
-from proa_gateway.responses.tools import ToolParam, ToolSelection, ToolSelectionField
+from proa_gateway.responses.tool_selection import ToolSelection, ToolSelectionField
+from proa_gateway.responses.tools import Function, ToolParam, functions_of
 
 LOGPROBS = "message.output_text.logprobs"
 # What else `include` may name. The reasoning of an answer is readable; other items and parts do not occur.
@@ -117,6 +118,11 @@ class ResponsesRequest(GenerationRequest):
     # vLLM's extra fields
     include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
     chat_template_kwargs: TemplateVariables | None = None
+
+    @property
+    def functions(self) -> list[Function]:
+        """All functions of `tools`."""
+        return list(functions_of(self.tools or ()))
 
     @property
     def extra_fields(self) -> dict[str, Any]:

@@ -34,12 +34,13 @@ class OutputReasoning(BaseModel):
 
 
 class OutputCall(BaseModel):
-    """`arguments`: JSON text."""
+    """`namespace`: of the function; only there if it has one. `arguments`: JSON text."""
 
     id: str
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
     status: Literal["completed", "incomplete"]
 

@@ -1,15 +1,38 @@
-"""Tools of the Responses API. Its functions have no object of their own within a tool."""
+"""Tools of the Responses API. Its functions have no object of their own within a tool, and may stand in namespaces."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.openai.fields import TemplateValue, Text, known_types
-from proa_gateway.openai.tools import Tool, ToolChoice, ToolMode, ToolName
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.openai.tools import MAX_NAME, Tool, ToolName
+
+
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """The name of a function that may be called. `flat`: the one that the model gets to know, as in vLLM."""
+
+    name: str
+    namespace: str | None = None
+
+    @property
+    def flat(self) -> str:
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+    def fields(self) -> dict[str, str]:
+        """Of a call."""
+        return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called. `tool`: in the form of chat completions."""
+
+    call_name: CallName
+    tool: Tool
 
 
 class FunctionParam(BaseModel):
@@ -23,66 +46,39 @@ class FunctionParam(BaseModel):
     parameters: dict[str, TemplateValue] | None = None
     strict: bool | None = None
 
-    def tool(self) -> Tool:
-        function = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
-        return Tool.model_validate({"type": "function", "function": function})
+    def function(self, namespace: str | None = None) -> Function:
+        call_name = CallName(self.name, namespace)
+        fields = self.model_dump(include={"description", "parameters", "strict"}, exclude_none=True)
+        function = {"name": call_name.flat, **fields}
+        return Function(call_name, Tool.model_validate({"type": "function", "function": function}))
 
 
-ToolParam = Annotated[FunctionParam, known_types("function")]
+class NamespaceParam(BaseModel):
+    """Functions with a common first name. `description` has no effect: each function has its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text | None = None
+    tools: list[Annotated[FunctionParam, known_types("function")]]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "NamespaceParam":
+        if any(len(CallName(tool.name, self.name).flat) > MAX_NAME for tool in self.tools):
+            message = "has a function whose name, with that of the namespace, is longer than {most} characters"
+            raise PydanticCustomError("invalid_value", message, {"most": MAX_NAME})
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSelection:
-    """`sent`: the field as it was sent. `allowed`: names of the tools that may be called; None: all of them."""
-
-    sent: object
-    choice: ToolChoice
-    allowed: frozenset[str] | None = None
-
-    def tools(self, tools: Sequence[Tool]) -> list[Tool]:
-        return [tool for tool in tools if self.allowed is None or tool.function.name in self.allowed]
-
-
-def _selection(value: object) -> ToolSelection:
-    if value is None or value in get_args(ToolMode):
-        mode = cast(ToolMode, value or "auto")
-        return ToolSelection(mode, mode)
-    match value:
-        case {"type": "function", "name": str(name)}:
-            return ToolSelection(value, NamedTool(name))
-        case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
-            return ToolSelection(value, cast(ToolMode, mode), frozenset(_name(tool) for tool in tools))
-        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
-            message = "has the type {kind}: only function and allowed_tools are supported"
-            raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
-    message = 'must be "none", "auto", "required", {"type": "function", "name": …} or allowed_tools'
-    raise PydanticCustomError("invalid_value", message)
-
-
-def _name(tool: Any) -> str:
-    match tool:
-        case {"type": "function", "name": str(name)}:
-            return name
-    raise PydanticCustomError("invalid_value", 'must have {"type": "function", "name": …} in its tools')
-
-
-_FUNCTION = {
-    "type": "object",
-    "properties": {"type": {"enum": ["function"]}, "name": {"type": "string"}},
-    "required": ["type", "name"],
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["allowed_tools"]},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": _FUNCTION},
-    },
-    "required": ["type", "mode", "tools"],
-}
-ToolSelectionField = Annotated[
-    ToolSelection,
-    PlainValidator(_selection),
-    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _FUNCTION, _ALLOWED, {"type": "null"}]}),
+ToolParam = Annotated[
+    Annotated[FunctionParam | NamespaceParam, Field(discriminator="type")], known_types("function", "namespace")
 ]
-"""`tool_choice` of responses."""
+
+
+def functions_of(tools: Iterable[FunctionParam | NamespaceParam]) -> Iterator[Function]:
+    for tool in tools:
+        if isinstance(tool, FunctionParam):
+            yield tool.function()
+        else:
+            yield from (function.function(tool.name) for function in tool.tools)

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.http import validation_error_object
 from proa_gateway.openai.content_parts import ImagePart, Part
+from proa_gateway.parsing.tool import NamedTool
 from proa_gateway.responses.convert import chat_messages, conversation_of
 from proa_gateway.responses.items import listed, parsed
 from proa_gateway.responses.protocol import ResponsesRequest
@@ -55,6 +57,40 @@ def test_another_text_or_thought_begins_another_message() -> None:
 def test_a_summary_stands_for_reasoning_that_is_not_there() -> None:
     summary = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Short."}]}
     assert shape(summary) == [("assistant", None, "Short.", [])]
+
+
+SKY, SEA = (
+    {"type": "namespace", "name": name, "tools": [{"type": "function", "name": each} for each in ("now", name)]}
+    for name in ("sky", "sea")
+)
+NOW = {"type": "function", "name": "now"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "named", "chosen"),
+    [
+        ([SKY, SEA], "sky", "sky__sky"),
+        ([SKY, SEA], "sea__now", "sea__now"),
+        ([SKY, NOW], "now", "now"),
+        ([SKY], "tomorrow", "tomorrow"),  # refused later
+    ],
+)
+def test_a_function_in_a_namespace_is_chosen_by_either_name(
+    tools: list[dict[str, Any]], named: str, chosen: str
+) -> None:
+    body = request(tools=tools, tool_choice={"type": "function", "name": named})
+    assert conversation_of(body, []).tool_choice == NamedTool(chosen)
+
+
+def test_a_name_of_several_functions_is_no_choice() -> None:
+    with pytest.raises(InvalidRequest, match="sky__now, sea__now"):
+        conversation_of(request(tools=[SKY, SEA], tool_choice=NOW), [])
+
+
+def test_allowed_functions_of_namespaces() -> None:
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [NOW, {"type": "function", "name": "sky__sky"}]}
+    conversation = conversation_of(request(tools=[SKY, SEA], tool_choice=allowed), [])
+    assert [tool.function.name for tool in conversation.tools] == ["sky__now", "sky__sky", "sea__now"]
 
 
 def test_parts_of_text_are_joined() -> None:
