@@ -106,6 +106,21 @@ async def test_a_gateway_names_tokens_by_their_ids_unless_a_request_wants_texts(
             assert choice["logprobs"]["content"][0]["token"].startswith("token_id:") is expected
 
 
+async def test_a_gateway_gives_the_times_of_a_request_beside_its_usage(engine: FakeEngine) -> None:
+    async with running_gateway(engine, enable_per_request_metrics=True) as gateway:
+        whole: Any = await gateway.openai.completions.create(model="fake", prompt="Hi")
+        stream: Any = await gateway.openai.chat.completions.create(
+            model="fake", messages=[USER], max_tokens=1, stream=True, stream_options={"include_usage": True}
+        )
+        *chunks, last = [chunk async for chunk in stream]
+        two: Any = await gateway.openai.completions.create(model="fake", prompt="Hi", n=2)
+    fields = {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "tokens_per_second"}
+    assert whole.metrics.keys() == {*fields, "mean_itl_ms"}
+    assert last.metrics.keys() == fields
+    assert two.metrics is None
+    assert not any("metrics" in chunk.model_extra for chunk in chunks)
+
+
 async def test_a_request_may_ask_for_fewer_events_but_not_for_more(engine: FakeEngine) -> None:
     engine.script = say("one two ", repeat=True)
     async with running_gateway(engine, stream_interval=3) as gateway:

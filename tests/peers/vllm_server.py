@@ -35,6 +35,7 @@ GATEWAY_OPTIONS = {
     "--chat-template": 1,
     "--chat-template-content-format": 1,
     "--enable-force-include-usage": 0,
+    "--enable-per-request-metrics": 0,
     "--return-tokens-as-token-ids": 0,
     "--enable-tokenizer-info-endpoint": 0,
     "--lora-modules": 1,

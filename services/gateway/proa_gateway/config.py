@@ -179,6 +179,9 @@ class GatewayConfig:
     enable_force_include_usage: bool = option(
         False, "give the usage in every event of all streams, whatever their stream_options are"
     )
+    enable_per_request_metrics: bool = option(
+        False, "give the times of a request as metrics in its response, in streams beside the usage"
+    )
     return_tokens_as_token_ids: bool = option(
         False,
         "write token_id:5 in place of a token's text in log probabilities, unless the request says otherwise",

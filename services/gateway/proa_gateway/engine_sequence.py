@@ -1,9 +1,9 @@
 """EngineSequence: what a generation request has for each of its requests to engines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from proa.contract import EngineCoreOutput
+from proa.contract import EngineCoreOutput, EventType
 from proa_gateway.deltas import FinishName
 from proa_gateway.errors import GatewayError
 
@@ -24,6 +24,11 @@ class EngineSequence(Protocol):
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens from the engine's prefix cache."""
+        ...
+
+    @property
+    def times(self) -> Mapping[EventType, float]:
+        """When each of these happened first, by the engine's clock in Unix seconds."""
         ...
 
     @property

@@ -7,7 +7,7 @@ the client reads too slowly.
 from array import array
 from collections.abc import Sequence
 
-from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
+from proa.contract import EngineCoreOutput, EventType, FinishReason, TokenLogprobs
 from proa.text import TextDelta, TextStream
 from proa_gateway.deltas import Delta, DeltaSink, FinishName
 from proa_gateway.discarded_text import DiscardedText
@@ -49,6 +49,7 @@ class OutputProcessor:
         "num_cached_tokens",
         "num_tokens",
         "received",
+        "times",
     )
 
     def __init__(
@@ -78,6 +79,7 @@ class OutputProcessor:
         self.received = array("I")
         self.num_tokens = 0
         self.num_cached_tokens = 0  # prompt tokens from the prefix cache of the engine that sent the first token
+        self.times: dict[EventType, float] = {}
         self.finish_reason: FinishName | None = None
 
     def token(self, token_id: int) -> None:
@@ -107,6 +109,8 @@ class OutputProcessor:
             return
         if output.num_cached_tokens is not None and not self.received:
             self.num_cached_tokens = output.num_cached_tokens
+        for event in output.events:
+            self.times.setdefault(event.type, event.timestamp)
         self._prompt_logprobs += output.prompt_logprobs
         token_ids = output.new_token_ids
         if not self.received and (token_ids or output.finish_reason is not None):

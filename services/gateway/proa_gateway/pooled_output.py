@@ -1,8 +1,8 @@
 """PooledOutput: the values that an engine computes from one prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from proa.contract import EngineCoreOutput, FinishReason
+from proa.contract import EngineCoreOutput, EventType, FinishReason
 from proa_gateway.deltas import FinishName
 from proa_gateway.engine_sequence import SequenceListener
 from proa_gateway.errors import EngineUnavailable, GatewayError, GenerationFailed
@@ -18,6 +18,7 @@ class PooledOutput:
 
     received: Sequence[int] = ()
     num_tokens = 0
+    times: Mapping[EventType, float] = {}
 
     def __init__(self, listener: SequenceListener) -> None:
         self._listener = listener

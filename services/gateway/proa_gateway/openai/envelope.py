@@ -16,13 +16,14 @@ _DONE = b"data: [DONE]\n\n"
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`reasoning_tokens`: those of the completion's tokens; None: reasoning is not distinguished from the rest.
-    `image_tokens`: those of the prompt's."""
+    `image_tokens`: those of the prompt's. `metrics`: times of the request that the response is to have beside them."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int | None = None
     image_tokens: int = 0
+    metrics: dict[str, float | None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         usage: dict[str, Any] = {
@@ -72,7 +73,8 @@ class Envelope:
         return self._event_tail(None)
 
     def last_events(self, usage: Usage) -> bytes:
-        return (self.event(b"", usage) if self._include_usage else b"") + _DONE
+        metrics = {"metrics": usage.metrics} if usage.metrics is not None else {}
+        return (self.event(b"", usage, **metrics) if self._include_usage else b"") + _DONE
 
     def error_events(self, error: GatewayError) -> bytes:
         return b"data: " + orjson.dumps(error.to_dict()) + b"\n\n" + _DONE
@@ -80,7 +82,8 @@ class Envelope:
     def response(self, choices: Sequence[dict[str, Any]], usage: Usage, **fields: object) -> bytes:
         """Fields that are not there are null, as in vLLM: OpenAI's client raises where one is missing."""
         absent = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
-        return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **absent, **fields})
+        others = {**absent, "metrics": usage.metrics, **fields}
+        return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **others})
 
     def _event_head(self, **fields: object) -> bytes:
         return b"data: " + orjson.dumps({**self._fields, **fields})[:-1] + b',"choices":['

@@ -10,7 +10,9 @@ from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import GatewayError
 from proa_gateway.openai.answer import ChoiceOutput, EventOutlet, StreamedChoice
+from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.request_context import RequestContext
+from proa_gateway.openai.request_times import request_times
 from proa_gateway.streaming import ResponseWriter
 
 
@@ -59,7 +61,7 @@ class Responder:
             writer.write(opening)
         try:
             await self._write_all(writer, streams)
-            last = self._answer.last_events(context.usage)
+            last = self._answer.last_events(self._final_usage())
         except GatewayError as error:
             context.error = error
             await self._flush(writer, streams)
@@ -68,12 +70,19 @@ class Responder:
 
     async def complete(self, writer: ResponseWriter) -> None:
         """Write one body, once all sequences have ended. Raises `GatewayError`."""
-        context, generation = self._context, self._generation
+        generation = self._generation
         choices = [self._answer.collect(index, prompt) for index, prompt in enumerate(self._prompts)]
         self._start(choices)
         while not generation.finished:
             await generation.wait()
-        await writer.send_json(self._answer.body(choices, context.usage))
+        await writer.send_json(self._answer.body(choices, self._final_usage()))
+
+    def _final_usage(self) -> Usage:
+        """With the request's times if they are wanted; several sequences have different ones."""
+        usage, sequences = self._context.usage, self._context.sequences
+        if not self._config.enable_per_request_metrics or len(sequences) > 1:
+            return usage
+        return replace(usage, metrics=request_times(sequences[0].times, sequences[0].num_tokens))
 
     def _start(self, choices: Sequence[ChoiceOutput]) -> None:
         """Send one engine request for each choice; its output goes to the choice's sink."""

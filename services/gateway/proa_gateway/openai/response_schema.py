@@ -35,6 +35,7 @@ class _Response(BaseModel):
     service_tier: None
     system_fingerprint: None
     kv_transfer_params: None
+    metrics: dict[str, float | None] | None
 
 
 class _Chunk(BaseModel):
@@ -42,6 +43,7 @@ class _Chunk(BaseModel):
     created: int
     model: str
     usage: UsageInfo | None = None
+    metrics: dict[str, float | None] | None = None
 
 
 class _Choice(BaseModel):
