@@ -198,7 +198,7 @@ def test_a_cache_of_8_bits_is_written_and_read(dtype: torch.dtype) -> None:
         caches = case.key_cache.to(fp8.FP8), case.value_cache.to(fp8.FP8)
         metadata = case.metadata
         batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
-        plan = plan_reference(*batch, metadata.num_decodes, caches[0].shape, None)
+        plan = plan_reference(*batch, caches[0].shape, None)
         expected = paged_attention_reference(case.query, *caches, plan, 0.1)
         on_device = batch[0].cuda(), batch[1].cuda(), batch[2].cuda()
         plan_there = plan_attention(*on_device, metadata.num_decodes, caches[0].shape, None)

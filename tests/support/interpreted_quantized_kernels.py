@@ -95,7 +95,7 @@ def check_cache(dtype: torch.dtype) -> None:
         as_floats = in_8_bits[0].to(dtype), in_8_bits[1].to(dtype)
         result = attention_on_triton(case, *in_8_bits)
         close(result, attention_on_triton(case, *as_floats), TOLERANCE[dtype])
-        plan = plan_reference(*batch_of(case), case.metadata.num_decodes, case.key_cache.shape, None)
+        plan = plan_reference(*batch_of(case), case.key_cache.shape, None)
         close(result, paged_attention_reference(case.query, *in_8_bits, plan, 0.25), TOLERANCE[dtype])
 
 

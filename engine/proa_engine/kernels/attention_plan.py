@@ -4,9 +4,10 @@ It works on indices in NumPy, whose calls on small arrays take a third of the ti
 in `paged_attention_reference`.
 """
 
-import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,12 @@ IntArray = npt.NDArray[np.int64]
 CHUNK = 128  # tokens in one product of probabilities and values
 LENGTH_MULTIPLE = 16
 DECODE_TILE = 1 << 20  # numbers in a decode tile's keys (4 MB): measured best of 2^16 … 2^21 for 64 decodes
+SHORT_CHUNK = 1 << 17  # numbers in keys that are gathered in the time that the calls for a prefill tile take
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """n requests with one query token each; their gathered tokens are padded to the same `length`."""
+    """n query tokens, each with gathered tokens of its own, padded to the same `length`."""
 
     n: int
     tokens: torch.Tensor | None  # [n] int64: rows of the query; None: the tile is the whole batch in its order
@@ -84,7 +86,6 @@ def plan_reference(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
-    num_decodes: int,
     cache_shape: torch.Size,
     window: int | None,
     slot_mapping: torch.Tensor | None = None,
@@ -97,16 +98,18 @@ def plan_reference(
     `block_stride`, a multiple of block_size * D: elements from one block to the next; None: the cache is contiguous.
     `ends` [T] int32: the end of the tokens that each token attends to, of its own request; None: it is the last.
     """
-    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
-    num_queries = [min(starts[r + 1] - starts[r], seq_len) for r, seq_len in enumerate(lens)]
+    starts, lens = query_start_loc.numpy().astype(np.int64), seq_lens.numpy().astype(np.int64)
+    num_queries = np.minimum(np.diff(starts), lens)
     if slot_mapping is not None:
-        is_token = (slot_mapping >= 0).tolist()
-        num_queries = [sum(is_token[start:end]) for start, end in itertools.pairwise(starts)]
+        tokens_before = np.concatenate(([0], (slot_mapping.numpy() >= 0).cumsum()))
+        num_queries = np.diff(tokens_before[starts])
     _, num_kv_heads, block_size, head_dim = cache_shape
+    spans = _Spans(np.arange(len(lens)), starts[1:], num_queries, lens)
+    alone, together = spans.split(num_kv_heads * head_dim, None if ends is None else ends.numpy())
     rows_per_block = num_kv_heads if block_stride is None else block_stride // (block_size * head_dim)
-    planner = _Planner(starts, num_queries, lens, block_table.numpy(), cache_shape, rows_per_block, window, ends)
-    decodes = tuple(planner.decodes(num_decodes))
-    prefills = tuple(planner.prefills(num_decodes))
+    planner = _Planner(block_table.numpy(), cache_shape, rows_per_block, window)
+    decodes = tuple(planner.decodes(alone, int(starts[-1])))
+    prefills = tuple(planner.prefills(together, ends))
     num_values = max((tile.length for tile in prefills), default=0)
     num_keys = max([tile.n * tile.length for tile in decodes], default=num_values)
     keys, values = (torch.empty(n * num_kv_heads * head_dim) for n in (max(num_keys, num_values), num_values))
@@ -121,103 +124,126 @@ def plan_reference(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Columns of consecutive query tokens of a request: `num_queries` before the token `ends` of the batch, the last of
+    the request's first `seq_lens` tokens."""
+
+    requests: IntArray  # rows of the block table
+    ends: IntArray
+    num_queries: IntArray
+    seq_lens: IntArray
+
+    def __getitem__(self, index: slice | npt.NDArray[Any]) -> "_Spans":
+        return _Spans(self.requests[index], self.ends[index], self.num_queries[index], self.seq_lens[index])
+
+    def split(self, width: int, ends: npt.NDArray[np.int32] | None) -> "tuple[_Spans, _Spans]":
+        """The spans whose tokens are computed alone, one span for each token, and the others. Without empty spans.
+
+        Short spans are computed token by token, because a tile of many tokens takes less time than many tiles.
+        `width`: numbers in a token's keys. `ends` are those of `plan_reference`.
+        """
+        is_alone = (self.num_queries - 2) * self.seq_lens * width <= SHORT_CHUNK
+        if ends is not None:
+            is_alone &= self._are_causal(ends)
+        alone, together = self[is_alone], self[~is_alone]
+        behind = np.repeat(alone.num_queries.cumsum(), alone.num_queries)  # index of the span's end among all tokens
+        before_end = behind - 1 - np.arange(len(behind))  # tokens of the span behind each token
+        tokens = alone[np.repeat(np.arange(len(alone.requests)), alone.num_queries)]
+        ones = np.ones_like(tokens.requests)
+        return _Spans(tokens.requests, tokens.ends - before_end, ones, tokens.seq_lens - before_end), together
+
+    def _are_causal(self, ends: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Of each span, whether its tokens attend to nothing behind themselves."""
+        spans = zip(self.ends.tolist(), self.num_queries.tolist(), self.seq_lens.tolist(), strict=True)
+        return np.array(
+            [bool((ends[end - n : end] == np.arange(seq_len - n, seq_len) + 1).all()) for end, n, seq_len in spans]
+        )
+
+
 class _Planner:
     def __init__(
-        self,
-        starts: list[int],
-        num_queries: list[int],
-        seq_lens: list[int],
-        block_table: npt.NDArray[np.int32],
-        cache_shape: torch.Size,
-        rows_per_block: int,
-        window: int | None,
-        ends: torch.Tensor | None,
+        self, block_table: npt.NDArray[np.int32], cache_shape: torch.Size, rows_per_block: int, window: int | None
     ) -> None:
         _, num_kv_heads, self.block_size, head_dim = cache_shape
-        self.starts = starts
-        self.num_queries = num_queries
-        self.seq_lens = seq_lens
         self.block_table = block_table
         self.heads = np.arange(num_kv_heads)[:, None]
         self.rows_per_block = rows_per_block
         self.width = num_kv_heads * head_dim
         self.window = window
-        self.ends = ends
-        # The first token of each request that its query tokens attend to. Blocks before it may be another request's.
-        self.visible = [0] * len(seq_lens)
-        if window is not None:
-            pairs = zip(seq_lens, num_queries, strict=True)
-            self.visible = [max(0, seq_len - count - window + 1) for seq_len, count in pairs]
-        # The first token to gather: a window's start is moved back to where chunk and block begin.
-        is_aligned = CHUNK % self.block_size == 0
-        self.firsts = [visible // CHUNK * CHUNK if is_aligned else 0 for visible in self.visible]
-        self.num_tokens = [seq_len - first for seq_len, first in zip(seq_lens, self.firsts, strict=True)]
 
-    def prefills(self, num_decodes: int) -> list[PrefillTile]:
-        rows = range(num_decodes, len(self.seq_lens))
-        return [self.prefill(r) for r in rows if self.num_queries[r]]
+    def prefills(self, spans: _Spans, ends: torch.Tensor | None) -> list[PrefillTile]:
+        return [self.prefill(spans[index : index + 1], ends) for index in range(len(spans.requests))]
 
-    def prefill(self, r: int) -> PrefillTile:
-        length = self.padded(self.num_tokens[r])
-        rows, _ = self.places([r], np.arange(0, length, self.block_size))
-        end = self.starts[r + 1]
-        start = end - self.num_queries[r]
+    def prefill(self, span: _Spans, ends: torch.Tensor | None) -> PrefillTile:
+        """`span`: one."""
+        visible, firsts = self.bounds(span)
+        first, end, num_tokens = int(firsts[0]), int(span.ends[0]), int((span.seq_lens - firsts)[0])
+        start = end - int(span.num_queries[0])
+        length = self.padded(num_tokens)
+        rows, _ = self.places(span, np.arange(0, length, self.block_size))
         return PrefillTile(
             start=start,
             end=end,
-            num_tokens=self.num_tokens[r],
-            num_hidden=self.visible[r] - self.firsts[r],
+            num_tokens=num_tokens,
+            num_hidden=int(visible[0]) - first,
             block_rows=torch.from_numpy(rows.ravel()),
             length=length,
-            ends=None if self.ends is None else self.ends[start:end] - self.firsts[r],
+            ends=None if ends is None else ends[start:end] - first,
         )
 
-    def decodes(self, num_decodes: int) -> list[DecodeTile]:
-        """Decodes by length, so that little is padding; a tile holds as many as stay in the caches."""
-        rows = [r for r in range(num_decodes) if self.num_tokens[r]]  # the others are padding
-        waiting = sorted(rows, key=self.num_tokens.__getitem__, reverse=True)
-        tiles = []
-        while waiting:
-            length = self.padded(self.num_tokens[waiting[0]])
+    def decodes(self, spans: _Spans, batch_size: int) -> Iterator[DecodeTile]:
+        """Spans of one token by length, so that little is padding; a tile holds as many as stay in the caches."""
+        num_tokens = spans.seq_lens - self.bounds(spans)[1]
+        order = np.argsort(-num_tokens, kind="stable")
+        waiting, num_tokens = spans[order], num_tokens[order]
+        while len(num_tokens):
+            length = self.padded(int(num_tokens[0]))
             most = max(1, DECODE_TILE // (length * self.width))
             # Requests half as long get a tile of their own, unless all are so short that the calls cost more.
             long_enough = 0 if length <= CHUNK else length // 2
-            tile = [r for r in waiting[:most] if self.num_tokens[r] > long_enough]
-            waiting = waiting[len(tile) :]
-            tiles.append(self.decode(tile, length))
-        return tiles
+            n = int((num_tokens[:most] > long_enough).sum())
+            yield self.decode(waiting[:n], length, batch_size)
+            waiting, num_tokens = waiting[n:], num_tokens[n:]
 
-    def decode(self, requests: list[int], length: int) -> DecodeTile:
-        """`requests` come longest first."""
-        num_tokens = np.array([[self.num_tokens[r]] for r in requests])
+    def decode(self, spans: _Spans, length: int, batch_size: int) -> DecodeTile:
+        num_tokens = (spans.seq_lens - self.bounds(spans)[1])[:, None]
         positions = np.arange(length)
         masked = positions >= num_tokens
         if self.window is not None:
             masked |= positions < num_tokens - self.window
-        starts = [self.starts[r] for r in requests]
-        is_whole = len(starts) == self.starts[-1] and starts == list(range(len(self.seq_lens)))
-        rows, offsets = self.places(requests, positions)
+        tokens = spans.ends - 1
+        is_whole = len(tokens) == batch_size and bool((tokens == np.arange(batch_size)).all())
+        rows, offsets = self.places(spans, positions)
         return DecodeTile(
-            n=len(requests),
-            tokens=None if is_whole else torch.tensor(starts),
+            n=len(tokens),
+            tokens=None if is_whole else torch.from_numpy(tokens),
             block_rows=torch.from_numpy(rows[:, :, :: self.block_size].ravel()),
             token_rows=torch.from_numpy((rows * self.block_size + offsets[:, None])[:, :, None]),
             masked=torch.from_numpy(masked[:, None, None]) if masked.any() else None,
             length=length,
         )
 
-    def places(self, requests: list[int], positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the requests' gathered tokens at these positions lie: rows of blocks [n, kv_heads, positions], and
-        offsets in them [n, positions]. Behind a request's end it is its last token's place, before its window the first
+    def places(self, spans: _Spans, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Where the spans' gathered tokens at these positions lie: rows of blocks [n, kv_heads, positions], and
+        offsets in them [n, positions]. Behind a span's end it is its last token's place, before its window the first
         visible token's."""
-        first = np.array([[self.firsts[r]] for r in requests])
-        last = np.array([[self.seq_lens[r] - 1] for r in requests])
-        positions = np.minimum(positions + first, last)
+        visible, firsts = self.bounds(spans)
+        positions = np.minimum(positions + firsts[:, None], spans.seq_lens[:, None] - 1)
         if self.window is not None:
-            positions = np.maximum(positions, np.array([[self.visible[r]] for r in requests]))
+            positions = np.maximum(positions, visible[:, None])
         columns, offsets = np.divmod(positions, self.block_size)
-        blocks = self.block_table[np.array(requests)[:, None], columns].astype(np.int64)
+        blocks = self.block_table[spans.requests[:, None], columns].astype(np.int64)
         return (blocks * self.rows_per_block)[:, None] + self.heads, offsets
+
+    def bounds(self, spans: _Spans) -> tuple[IntArray, IntArray]:
+        """The first token that each span's query tokens attend to, and the first to gather. Blocks before the former
+        may be another request's; a window's start is moved back to where chunk and block begin."""
+        if self.window is None:
+            return (zeros := np.zeros_like(spans.seq_lens)), zeros
+        visible = np.maximum(0, spans.seq_lens - spans.num_queries - self.window + 1)
+        is_aligned = CHUNK % self.block_size == 0
+        return visible, visible // CHUNK * CHUNK if is_aligned else np.zeros_like(visible)
 
     def padded(self, num_tokens: int) -> int:
         return _round_up(num_tokens, math.lcm(LENGTH_MULTIPLE, self.block_size))

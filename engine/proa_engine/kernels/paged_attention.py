@@ -49,9 +49,8 @@ def plan_attention(
     """
     slot_mapping = None if decode_width == 1 else slot_mapping
     if seq_lens.is_cpu:
-        num_decodes = num_decodes if decode_width == 1 else 0
         return plan_reference(
-            query_start_loc, seq_lens, block_table, num_decodes, cache_shape, window, slot_mapping, block_stride, ends
+            query_start_loc, seq_lens, block_table, cache_shape, window, slot_mapping, block_stride, ends
         )
     if batch_invariant:
         return InvariantPlan(slot_mapping)

@@ -1,7 +1,7 @@
 """Paged attention (Kwon et al. 2023) in plain torch: the CPU's backend.
 
-The batch is computed in tiles: decodes of similar length together, or the prompt of one request. A tile's keys, and a
-prompt's values, are gathered by block, so that batched products can be used:
+The batch is computed in tiles: decodes of similar length together, the tokens of short chunks among them, or the prompt
+of one request. A tile's keys, and a prompt's values, are gathered by block, so that batched products can be used:
 
     scores = q @ k.T ; p = softmax(scores) ; out = sum over chunks c of CHUNK tokens, in order: p[c] @ v[c]
 

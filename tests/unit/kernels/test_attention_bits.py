@@ -21,8 +21,7 @@ def attend(
     soft_cap: float | None = None,
 ) -> torch.Tensor:
     starts = torch.tensor([0, *query_lens]).cumsum(0)
-    num_decodes = sum(length == 1 for length in query_lens)
-    plan = plan_reference(starts, torch.tensor(seq_lens), tables, num_decodes, caches.shape[1:], window)
+    plan = plan_reference(starts, torch.tensor(seq_lens), tables, caches.shape[1:], window)
     return paged_attention_reference(query, caches[0], caches[1], plan, 0.25, sinks, soft_cap)
 
 
@@ -63,6 +62,21 @@ def test_a_token_has_the_same_bits_as_a_decode_and_in_a_prompt(
     for row, n in enumerate(decoded):
         assert torch.equal(alone[row][0], prompt[n - 1]), f"token {n}, alone"
         assert torch.equal(together[row], prompt[n - 1]), f"token {n}, beside others"
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_short_chunks_have_the_same_bits_as_a_prompt(window: int | None) -> None:
+    """Short chunks are computed token by token, beside decodes."""
+    length, chunks = 420, [(3, 3), (7, 130), (1, 200), (20, 300), (90, 400)]
+    caches = torch.randn(2, NUM_BLOCKS, 2, BLOCK_SIZE, 64)
+    table = torch.randperm(NUM_BLOCKS)[None, : -(-length // BLOCK_SIZE)].int()
+    query = torch.randn(length, 4, 64)
+    prompt = attend(query, caches, table, [length], [length], window)
+    query_lens, seq_lens = ([chunk[column] for chunk in chunks] for column in (0, 1))
+    spans = [slice(end - count, end) for count, end in chunks]
+    rows = torch.cat([query[span] for span in spans])
+    together = attend(rows, caches, table.expand(len(chunks), -1), query_lens, seq_lens, window)
+    assert torch.equal(together, torch.cat([prompt[span] for span in spans]))
 
 
 @pytest.mark.parametrize("window", [1, 16, 40, 129])
