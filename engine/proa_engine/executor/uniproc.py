@@ -111,7 +111,7 @@ class UniProcExecutor:
 
     def make_host_buffer(self, num_bytes: int) -> memoryview:
         is_pinned = self._worker.device.type == "cuda"
-        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned).numpy().data
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned).numpy().data
 
     def sleep(self, level: int) -> None:
         """Free this rank's KV cache and weights, see `Worker.sleep`."""

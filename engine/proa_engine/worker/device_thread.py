@@ -2,11 +2,16 @@
 
 `submit` returns at once, so the next step is scheduled while the last one computes. Jobs submitted without waking the
 thread stay in the queue until a waiting thread runs them with `help`.
+
+All other jobs run on this thread alone. Each thread in which torch runs a parallel loop gets a team of OpenMP threads,
+and if all teams together are more than the cores, none of them spins between loops. Measured on two cores: 256 decodes
+of the built-in model take 1.6 times as long.
 """
 
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -14,9 +19,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    run: Callable[[], None]
+    wakes: bool  # else a waiting thread may run it
+
+
 class DeviceThread:
     def __init__(self, name: str) -> None:
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._running = Lock()  # held while a thread runs jobs
         self._wanted: SimpleQueue[Future[Any] | None] = SimpleQueue()  # run jobs up to this one; None: all, then end
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -28,13 +39,14 @@ class DeviceThread:
         Without `wake` it may stay in the queue until `help`, or until a later job wakes the thread.
         """
         future: Future[T] = Future()
-        self._jobs.append(lambda: _settle(future, job))
+        self._jobs.append(_Job(lambda: _settle(future, job), wake))
         if wake:
             self._wanted.put(future)
         return future
 
     def help(self, future: Future[Any]) -> None:
-        """Run the queued jobs up to this one in the calling thread, or have the device thread do so if it is busy.
+        """Run the queued jobs up to this one in the calling thread. The device thread runs them if it is busy or was
+        woken for one of them.
 
         Later jobs stay in the queue for the threads that wait for them; otherwise the device thread, once busy, would
         run all small steps.
@@ -43,7 +55,11 @@ class DeviceThread:
             self._wanted.put(future)  # the thread may be about to stop before this job
             return
         try:
-            self._run_jobs(future)
+            while self._jobs and not future.done():
+                if self._jobs[0].wakes:
+                    self._wanted.put(future)
+                    return
+                self._jobs.popleft().run()
         finally:
             self._running.release()
 
@@ -59,11 +75,8 @@ class DeviceThread:
             future = self._wanted.get()
             is_last = future is None
             with self._running:
-                self._run_jobs(future)
-
-    def _run_jobs(self, until: Future[Any] | None) -> None:
-        while self._jobs and not (until and until.done()):
-            self._jobs.popleft()()
+                while self._jobs and not (future and future.done()):
+                    self._jobs.popleft().run()
 
 
 def _settle(future: Future[T], job: Callable[[], T]) -> None:

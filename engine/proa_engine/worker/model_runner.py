@@ -122,18 +122,9 @@ class ModelRunner:
         A rank other than 0 gets no masks and returns no log probabilities of a constrained step's samples.
         """
         assert self._forward_result is not None, "call execute_model first"
-        inputs, arrays, hidden = self._forward_result.inputs, self._forward_result.arrays, self._forward_result.hidden
-        self._forward_result = None
-        prompt_logprobs = self._prompt_logprobs(inputs, arrays, hidden)
-        pooled = self._pool(inputs, arrays, hidden)
-        sampling = inputs.sampling
-        if sampling is None:
-            return StepTensors(None, None, prompt_logprobs, pooled=pooled)
-        rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
-        sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
-        self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
-        drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)
-        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts, pooled)
+        result, self._forward_result = self._forward_result, None
+        with self._small_steps.one_thread(result.inputs.num_tokens):
+            return self._sample_step(result.inputs, result.arrays, result.hidden, masks)
 
     @torch.inference_mode()
     def capture_graphs(self, capture: GraphCapture) -> None:
@@ -148,6 +139,20 @@ class ModelRunner:
     def clear_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.clear()
+
+    def _sample_step(
+        self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
+    ) -> StepTensors:
+        prompt_logprobs = self._prompt_logprobs(inputs, arrays, hidden)
+        pooled = self._pool(inputs, arrays, hidden)
+        sampling = inputs.sampling
+        if sampling is None:
+            return StepTensors(None, None, prompt_logprobs, pooled=pooled)
+        rows = hidden if sampling.hidden_rows is None else hidden.index_select(0, arrays[sampling.hidden_rows])
+        sampled = self._sample(self._model.compute_logits(rows), inputs, sampling, arrays, masks)
+        self._batch.token_ids.view(-1).index_copy_(0, arrays[sampling.write_to], sampled.token_ids.int())
+        drafts = None if self._drafter is None else self._drafter.accept(inputs, arrays, sampled.token_ids)
+        return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts, pooled)
 
     def _pool(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[Tensor]:
         if inputs.pooling is None:

@@ -33,6 +33,18 @@ def test_a_job_that_does_not_wake_the_thread_is_run_by_help() -> None:
     assert device.close(DEADLINE)
 
 
+def test_a_job_that_wakes_the_thread_is_not_run_by_help() -> None:
+    device, threads = DeviceThread("device"), list[int]()
+    for _ in range(200):  # help often gets to run before the thread does
+        waking = device.submit(get_ident)
+        last = device.submit(lambda: 7, wake=False)
+        device.help(last)
+        assert last.result(DEADLINE) == 7
+        threads.append(waking.result(DEADLINE))
+    assert get_ident() not in threads
+    assert device.close(DEADLINE)
+
+
 def test_jobs_after_the_awaited_one_stay_queued() -> None:
     """Whether or not the thread was busy with an earlier one; otherwise it would run every later small step too."""
     device, began, gate = DeviceThread("device"), Event(), Event()
