@@ -77,7 +77,7 @@ class ConstrainedRequest(Request):
         if self._num_early or not super().append_plain_token(token_id):
             return False
         is_accepted = self.cursor.accept(token_id)
-        if is_accepted and not self.cursor.is_complete and not (self._forced and self.cursor.forced()):
+        if is_accepted and not self.cursor.is_complete and not self._forced_ahead():
             return True
         self.token_ids.pop()
         self._verdict = is_accepted
@@ -91,23 +91,28 @@ class ConstrainedRequest(Request):
         self._verdict = None
         if self._append(token_id, is_accepted):
             return True
-        return self._forced is not None and self._append_forced(self._forced)
+        return self._append_forced(self._forced_ahead())
 
-    def _append_forced(self, counter: ForcedCounter) -> bool:
-        """Append the tokens that the grammar forces next, if that saves a step. Returns whether the request finished.
-
-        One that a step in flight samples anyway would save none.
-        """
-        num_in_flight = self.num_placeholders
+    def _forced_ahead(self) -> Sequence[int]:
+        """The tokens that the grammar forces next, if to append them saves a step: one that a step in flight samples
+        anyway would not."""
+        if self._forced is None:
+            return ()
         forced = self.cursor.forced()
-        if len(forced) <= num_in_flight:
+        return forced if len(forced) > self.num_placeholders else ()
+
+    def _append_forced(self, forced: Sequence[int]) -> bool:
+        """Append these tokens, and those that the grammar forces behind them. Returns whether the request finished."""
+        if not forced:
             return False
-        self._num_early, self._has_unsent = num_in_flight, True
+        assert self._forced is not None
+        self._num_early, self._has_unsent = self.num_placeholders, True
         while forced:
-            self.num_planned_tokens = max(self.num_planned_tokens, self.num_tokens + 1)
-            counter.num_tokens += 1
-            if self._append(forced[0], self.cursor.accept(forced[0])):
-                return True
+            for token_id in forced:
+                self.num_planned_tokens = max(self.num_planned_tokens, self.num_tokens + 1)
+                self._forced.num_tokens += 1
+                if self._append(token_id, self.cursor.accept(token_id)):
+                    return True
             forced = self.cursor.forced()
         return False
 

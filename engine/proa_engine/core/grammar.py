@@ -34,7 +34,8 @@ class Matcher(Protocol):
     def forced(self) -> Sequence[int]:
         """The next tokens if there is no choice and the text may not end; empty where there is one.
 
-        The first is certain: no mask here has another. The others are what may be expected; ask again after each.
+        No mask here has another first one. They spell the text that is forced as the tokenizer does; sampled one by one
+        under masks, others could spell it.
         """
         ...
 
