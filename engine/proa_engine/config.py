@@ -9,6 +9,7 @@ from typing import Literal
 from proa.contract import ImageInput
 from proa.lora_module import LoraModule
 from proa.options import REQUIRED, check_options, option
+from proa_engine.pooler_config import PoolerConfig
 from proa_engine.speculative_config import SpeculativeConfig
 
 LoadFormat = Literal["auto", "dummy"]
@@ -35,6 +36,13 @@ class EngineConfig:
         "auto",
         "`pooling`: use a causal language model for embeddings, without its LM head; `generate`: refuse a model that "
         "has none (auto: what the model's files are for)",
+    )
+    pooler_config: PoolerConfig | None = option(
+        None,
+        'changes of the model\'s pooling, as JSON: {"task": "token_embed", "pooling_type": "MEAN", "use_activation": '
+        'false, "enable_chunked_processing": true, "max_embed_len": 10000} (default: as the model\'s files say)',
+        metavar="JSON",
+        parse=PoolerConfig.from_json,
     )
     load_format: LoadFormat = option("auto", "`dummy`: random weights with the model's shapes")
     dtype: DType = option("auto", "type of weights and activations (auto: float32 on a CPU, else the model's own)")

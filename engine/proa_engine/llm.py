@@ -15,6 +15,7 @@ from proa_engine.llm_pooling import cosine_scores, make_output, pairs, params_of
 from proa_engine.llm_prompts import Message, Prompt, TokenizedPrompt, are_token_ids
 from proa_engine.lora_request import LoRARequest
 from proa_engine.outputs import RequestOutput
+from proa_engine.pooler_config import PoolerConfig
 from proa_engine.pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -47,19 +48,22 @@ class LLM:
         model: str,
         *,
         speculative_config: Mapping[str, Any] | None = None,
+        pooler_config: Mapping[str, Any] | None = None,
         limit_mm_per_prompt: Mapping[str, int] | None = None,
         **config: Any,
     ) -> None:
         """Load `model`. `config` are the other fields of `EngineConfig`, `speculative_config` those of
-        `SpeculativeConfig`. `limit_mm_per_prompt`: `{"image": N}`, the images of a prompt (default: any number).
+        `SpeculativeConfig`, `pooler_config` those of `PoolerConfig`; only a gateway embeds inputs in parts.
+        `limit_mm_per_prompt`: `{"image": N}`, the images of a prompt (default: any number).
 
         Raises `TypeError` for an argument that is not a field, and `ValueError` for one out of range or for a model
         that cannot be loaded.
         """
         speculative = None if speculative_config is None else SpeculativeConfig.from_mapping(speculative_config)
+        pooler = None if pooler_config is None else PoolerConfig.from_mapping(pooler_config)
         arguments = {"max_waiting_requests": sys.maxsize} | config  # a batch may be of any size
         self.llm_engine = LLMEngine(
-            EngineConfig(model=model, speculative_config=speculative, **arguments),
+            EngineConfig(model=model, speculative_config=speculative, pooler_config=pooler, **arguments),
             max_images=_max_images(limit_mm_per_prompt or {}),
         )
         self._ids = itertools.count()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proa.contract import EngineCoreRequest, PoolingParams, PoolingTask, SamplingParams
+from proa_engine.pooler_config import PoolerConfig
 from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import Result, build_core, pooled, request, run
 from support.pooling_models import make_embedding_model
@@ -79,6 +80,16 @@ def test_a_model_saved_without_its_lm_head(tmp_path: Path) -> None:
         tmp_path, "mean_tokens", dense=(48, 40), normalize=True, architecture="llama", auto_class="AutoModel"
     )
     assert_equal_embeddings(pool(folder, EMBED, **PRESSED), embed(folder))
+
+
+def test_the_user_chooses_the_pooling(tmp_path: Path) -> None:
+    """`make_embedding_model` gives both models the same weights."""
+    by_mean, by_last = (
+        make_embedding_model(tmp_path / mode, mode, architecture="qwen3") for mode in ("mean_tokens", "lasttoken")
+    )
+    config = PoolerConfig(pooling_type="MEAN", use_activation=True)
+    expected = torch.nn.functional.normalize(embed(by_mean), dim=-1)
+    assert_equal_embeddings(pool(by_last, EMBED, pooler_config=config, **PRESSED), expected)
 
 
 def test_the_first_dimensions_of_an_embedding_are_normalized(tmp_path: Path) -> None:

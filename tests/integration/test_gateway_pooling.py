@@ -133,6 +133,13 @@ async def test_pooling_has_the_values_of_every_task(gateway: RunningGateway) -> 
         assert array("f", b64decode(encoded["data"][0]["data"])).tolist() == flat
 
 
+async def test_a_model_that_only_embeds_tokens_has_rows_of_embeddings() -> None:
+    async with FakeEngine(pooling_tasks=[TOKEN_EMBED]) as engine, running_gateway(engine) as gateway:
+        body = await post(gateway, input="Hi there")
+        expected = values_of(ids_of("Hi there"), TOKEN_EMBED)
+        assert body["data"] == [{"index": 0, "object": "embedding", "embedding": expected}]
+
+
 async def test_bytes_are_described_by_a_header(gateway: RunningGateway) -> None:
     ids = [ids_of(text) for text in ("one", "Hi there")]
     rows = [values_of(each, TOKEN_EMBED) for each in ids]

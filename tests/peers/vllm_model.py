@@ -1,7 +1,8 @@
 """The model that vLLM's tests get in place of the one they name: the built-in one.
 
-Tests of classes and of rerankers get it with a random head of the same number of classes, tests of adapters the
-built-in ones, tests of reasoning a chat template that opens it: the model does not reason otherwise.
+Tests of classes, rerankers and embeddings get it with as many classes or values, and tokens, as the named model has;
+what is added is random. Tests of adapters get the built-in ones, tests of reasoning a chat template that opens it: the
+model does not reason otherwise.
 """
 
 import json
@@ -18,8 +19,10 @@ BUILTIN = Path(__file__).parents[2] / "engine" / "proa_engine" / "builtin" / "mo
 ADAPTERS = BUILTIN.parent / "adapters"
 FOLDER = Path("model")  # below the folder in which the tests run
 LABELS = {"apeach": 2, "reranker": 1}  # classes of the models with such a name
+EMBEDDING_SIZES = {"e5-small": 384, "bge-base": 768}
 CONTEXT = 32768  # tokens: the longest that a test needs
-VOCABULARY = 8192  # tokens: above each id that a test names
+VOCABULARY = 8192  # tokens: above each id that a test names, but of those models:
+VOCABULARIES = {"apeach": 151936, "reranker": 250002, "e5-small": 250037, "bge-base": 30522}
 REASONING = ("<think>", "</think>")
 # The built-in chat template takes no other roles and has no reasoning.
 _NO_ROLE = """raise_exception('roles are system, user, assistant and tool')"""
@@ -45,27 +48,27 @@ def write_model() -> None:
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in REASONING])
     tokenizer.save(str(FOLDER / "tokenizer.json"))
-    weights = load_file(FOLDER / "model.safetensors")
-    embeddings = weights["model.embed_tokens.weight"]
-    padding = embeddings[:1].expand(VOCABULARY - len(embeddings), -1)  # the token <|pad|>, which the model never writes
-    weights["model.embed_tokens.weight"] = torch.cat([embeddings, padding])
-    save_file(weights, FOLDER / "model.safetensors", {"format": "pt"})
-    _change(FOLDER / "config.json", max_position_embeddings=CONTEXT, vocab_size=VOCABULARY)
+    _pad_vocabulary(FOLDER, VOCABULARY)
+    _change(FOLDER / "config.json", max_position_embeddings=CONTEXT)
     _change(FOLDER / "tokenizer_config.json", chat_template=_template(_NO_REASONING), model_max_length=CONTEXT)
 
 
 def folder_of(name: str, *, thinks: bool) -> Path:
     """Of the model that stands for `name`. `thinks`: its answers begin within reasoning."""
     labels = next((labels for word, labels in LABELS.items() if word in name), 0)
-    if not labels and not thinks:
+    size = next((size for word, size in EMBEDDING_SIZES.items() if word in name), 0)
+    if not labels and not size and not thinks:
         return FOLDER
-    folder = Path(f"{FOLDER}-thinks" if thinks else f"{FOLDER}-{labels}-labels")
+    folder = Path(f"{FOLDER}-thinks" if thinks else f"{FOLDER}-{labels}-labels-{size}-values")
     if not folder.exists():
         shutil.copytree(FOLDER, folder)
+        _pad_vocabulary(folder, next((size for word, size in VOCABULARIES.items() if word in name), VOCABULARY))
         if thinks:
             _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
-        else:
+        elif labels:
             _add_classes(folder, labels)
+        else:
+            _resize_embeddings(folder, size)
     return folder
 
 
@@ -76,6 +79,15 @@ class Hub:
         return str(ADAPTERS / ("butler" if "Woof" in repo_id else "sailor"))
 
 
+def _pad_vocabulary(folder: Path, size: int) -> None:
+    weights = load_file(folder / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
+    padding = embeddings[:1].expand(size - len(embeddings), -1)  # the token <|pad|>, which the model never writes
+    weights["model.embed_tokens.weight"] = torch.cat([embeddings, padding])
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    _change(folder / "config.json", vocab_size=size)
+
+
 def _add_classes(folder: Path, labels: int) -> None:
     (folder / "modules.json").unlink()
     weights = load_file(folder / "model.safetensors")
@@ -84,6 +96,15 @@ def _add_classes(folder: Path, labels: int) -> None:
     save_file(weights | {"score.weight": noise.bfloat16()}, folder / "model.safetensors", {"format": "pt"})
     names = dict(enumerate(["Default", "Spoiled"][:labels]))
     _change(folder / "config.json", architectures=["LlamaForSequenceClassification"], id2label=names)
+
+
+def _resize_embeddings(folder: Path, size: int) -> None:
+    """More values of each embedding, which are random sums of the hidden state's."""
+    path = folder / "2_Dense" / "model.safetensors"
+    weight = load_file(path)["linear.weight"]
+    noise = torch.randn(size - len(weight), weight.shape[1], generator=torch.Generator().manual_seed(size)) * 0.1
+    save_file({"linear.weight": torch.cat([weight, noise.to(weight.dtype)])}, path)
+    _change(path.with_name("config.json"), out_features=size)
 
 
 def _template(reasoning: str) -> str:

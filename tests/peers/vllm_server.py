@@ -27,6 +27,7 @@ ENGINE_OPTIONS = {
     "--enable-lora": 0,
     "--max-loras": 1,
     "--max-lora-rank": 1,
+    "--pooler-config": 1,
 }
 GATEWAY_OPTIONS = {
     "--allowed-origins": 1,
@@ -43,6 +44,7 @@ GATEWAY_OPTIONS = {
 # `--max-model-len` up to here, which tests fill, and from there, which they read. Those between save memory, and the
 # built-in model's tokenizer makes more tokens of a text than those of the models that the tests name.
 SHORT_CONTEXT, LONG_CONTEXT = 512, 8192
+TOKEN_RATIO = 2  # so many more tokens, about
 
 
 class RemoteOpenAIServer:
@@ -138,8 +140,17 @@ def _start(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
 
 
 def _split(options: list[str]) -> list[str]:
-    """Each `--option=value` as two arguments."""
-    return [part for option in options for part in (option.split("=", 1) if option.startswith("--") else [option])]
+    """Each `--option=value` as two arguments, and `--option.field value` as `--option {"field": "value"}`."""
+    parts = [part for option in options for part in (option.split("=", 1) if option.startswith("--") else [option])]
+    for index, part in enumerate(parts[:-1]):
+        if part.startswith("--") and "." in part:
+            parts[index], field = part.split(".", 1)
+            parts[index + 1] = json.dumps({field: parts[index + 1]})
+        if part == "--pooler-config":
+            config = json.loads(parts[index + 1])
+            longest = {name: TOKEN_RATIO * config[name] for name in {"max_embed_len"} & {*config}}
+            parts[index + 1] = json.dumps(config | longest)
+    return parts
 
 
 def _values(arguments: list[str], option: str) -> list[str]:

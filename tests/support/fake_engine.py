@@ -71,6 +71,9 @@ def echo(request: core_pb2.EngineCoreRequest) -> Reply:
     return Reply([*prompt_ids(request), EOS])
 
 
+_EMBEDDINGS = {core_pb2.POOLING_TASK_EMBED, core_pb2.POOLING_TASK_TOKEN_EMBED}
+
+
 def pool(request: core_pb2.EngineCoreRequest) -> list[list[float]]:
     """Values that differ for different prompts and are the same for equal ones, as the request's task has them."""
     params, ids = request.pooling_params, prompt_ids(request)
@@ -182,6 +185,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         embedding_size: int = EMBEDDING_SIZE,
         labels: Sequence[str] = LABELS,
         max_loras: int = 0,
+        max_embed_len: int = 0,
         lora_folders: dict[str, str] | None = None,
         loras: dict[str, str] | None = None,
     ) -> None:
@@ -232,9 +236,10 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             checkpoint_rule=checkpoint_rule,
             pooling_tasks=pooling_tasks,
             pooling_only=pooling_only,
-            embedding_size=embedding_size if core_pb2.POOLING_TASK_EMBED in pooling_tasks else 0,
+            embedding_size=embedding_size if _EMBEDDINGS.intersection(pooling_tasks) else 0,
             labels=labels if core_pb2.POOLING_TASK_CLASSIFY in pooling_tasks else (),
             max_loras=max_loras,
+            max_embed_len=max_embed_len,
         )
         self.pixels: dict[bytes, bytes] = {}  # of the images that it keeps, by hash
         self.lora_folders = lora_folders or {}

@@ -6,12 +6,13 @@ Raises ValueError, naming the part, for what the engine does not support.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 from proa.contract import PoolingTask
+from proa_engine.pooler_config import PoolerConfig
 
 # sentence-transformers' names, and the older field that is true for each.
 LEGACY_FIELDS = {
@@ -35,6 +36,7 @@ class PoolingKind(Enum):
 
 
 KINDS = {"cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN, "lasttoken": PoolingKind.LAST}
+VLLM_KINDS = {"CLS": PoolingKind.FIRST, "MEAN": PoolingKind.MEAN, "LAST": PoolingKind.LAST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,23 @@ def classification_config(config: Mapping[str, Any], kind: PoolingKind) -> Pooli
         is_multi_label=len(labels) == 1 or problem == "multi_label_classification" or activation == "Sigmoid",
         gives_probabilities=activation != "Identity" and problem != "regression",
     )
+
+
+def changed_pooling(pooling: PoolingConfig, user: PoolerConfig) -> PoolingConfig:
+    """Raises ValueError for a task that the model does not have."""
+    kinds = dict(pooling.kinds)
+    for task in (PoolingTask.EMBED, PoolingTask.CLASSIFY):
+        if user.pooling_type is not None and task in kinds:
+            kinds[task] = VLLM_KINDS[user.pooling_type]
+    if user.task is not None:
+        named = PoolingTask[user.task.upper()]
+        if named not in kinds:
+            has = ", ".join(task.name.lower() for task in kinds) or "none"
+            raise ValueError(f"pooler_config: the model does not have the task {user.task}; its tasks: {has}")
+        kinds = {named: kinds[named]}
+    if user.use_activation is not None:
+        pooling = replace(pooling, normalizes=user.use_activation, gives_probabilities=user.use_activation)
+    return replace(pooling, kinds=kinds)
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:

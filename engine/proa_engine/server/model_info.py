@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from proa.blocks import BLOCK_HASH_VERSION
-from proa.contract import CheckpointRule, ModelInfo
+from proa.contract import CheckpointRule, ModelInfo, PoolingTask
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.engine_parts import EngineParts
 
@@ -36,7 +36,15 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         embedding_size=parts.limits.embedding_size,
         labels=parts.executor.model_config.pooling.labels,
         checkpoint_rule=_checkpoint_rule(parts.executor.cache_groups),
+        max_embed_len=_max_embed_len(parts),
     )
+
+
+def _max_embed_len(parts: EngineParts) -> int:
+    config = parts.config.pooler_config
+    if config is None or PoolingTask.EMBED not in parts.limits.pooling_tasks:
+        return 0
+    return config.max_embed_len or 0
 
 
 def _checkpoint_rule(groups: CacheGroups) -> CheckpointRule | None:

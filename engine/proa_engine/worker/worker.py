@@ -19,6 +19,7 @@ from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model, load_pooling_heads, resolve_model
+from proa_engine.models.pooling_config import changed_pooling
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.cache_plan import CachePlan, plan_caches
@@ -85,6 +86,10 @@ class Worker:
         self.model_config = ModelConfig.from_folder(
             self._folder, config.quantization, config.runner, language_model_only=config.language_model_only
         )
+        if config.pooler_config is not None:
+            self.model_config = replace(
+                self.model_config, pooling=changed_pooling(self.model_config.pooling, config.pooler_config)
+            )
         check_speculation(config.num_speculative_tokens, is_recurrent=self.model_config.is_recurrent)
         if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
             self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)

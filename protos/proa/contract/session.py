@@ -45,6 +45,8 @@ class ModelInfo:
     labels: tuple[str, ...] = ()  # of `PoolingTask.CLASSIFY`
     max_loras: int = 0  # different adapters in one step; 0: it accepts none
     images: ImageInput | None = None  # None: it reads none
+    # tokens of an input to embed that callers may divide into requests, and average; 0: longer ones are errors
+    max_embed_len: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """PooledOutput: the values that an engine computes from one prompt."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from proa.contract import EngineCoreOutput, EventType, FinishReason
 from proa_gateway.deltas import FinishName
@@ -8,6 +9,14 @@ from proa_gateway.engine_sequence import SequenceListener
 from proa_gateway.errors import EngineUnavailable, GatewayError, GenerationFailed
 
 _VALUE_SIZE = 4  # bytes of a float32
+
+
+@dataclass(frozen=True, slots=True)
+class PooledValues:
+    """The result of one input. `values`: little-endian float32, row by row."""
+
+    values: bytes
+    num_rows: int
 
 
 class PooledOutput:

@@ -124,7 +124,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class GetModelInfoResponse(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_EMBED_LEN_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -175,7 +176,8 @@ class GetModelInfoResponse(_message.Message):
     labels: _containers.RepeatedScalarFieldContainer[str]
     max_loras: int
     images: ImageInput
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ...) -> None: ...
+    max_embed_len: int
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ...) -> None: ...
 
 class ImageInput(_message.Message):
     __slots__ = ("token_id", "token", "placeholder", "prefix", "suffix", "unit", "side", "min_pixels", "max_pixels", "resample")

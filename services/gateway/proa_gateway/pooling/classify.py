@@ -9,7 +9,7 @@ from proa.contract import PoolingParams, PoolingTask
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task, read_inputs
 from proa_gateway.pooling.protocol import ClassifyRequest
@@ -45,10 +45,10 @@ class ClassifyHandler:
         params = PoolingParams(task=PoolingTask.CLASSIFY, use_activation=self.request.use_activation)
         return [PooledInput(ids, params) for ids in await read_inputs(self.request, model, self._settings)]
 
-    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
         return envelope.list_of(await render_all(outputs, _head, self._render))
 
-    def _render(self, output: PooledOutput) -> Iterator[tuple[bytes, int]]:
+    def _render(self, output: PooledValues) -> Iterator[tuple[bytes, int]]:
         values = numbers(output.values)
         likeliest = values.index(max(values))
         label = self._labels[likeliest] if likeliest < len(self._labels) else None

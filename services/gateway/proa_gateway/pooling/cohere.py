@@ -10,7 +10,7 @@ from proa.contract import ModelInfo, PoolingParams, PoolingTask
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.encoding import Limit
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task, dimensions_of, read_texts
@@ -53,7 +53,7 @@ class CohereEmbedHandler:
             self._check_lengths(token_ids, request.max_tokens)
         return [PooledInput(ids, params) for ids in token_ids]
 
-    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
         embeddings = await joined(self._render(outputs))
         texts = {} if self.request.texts is None else {"texts": self.request.texts}
         units = {"input_tokens": envelope.usage.prompt_tokens, "image_tokens": 0}
@@ -81,7 +81,7 @@ class CohereEmbedHandler:
                 message = f"Input {index} has {len(ids)} tokens, max_tokens is {max_tokens} and truncate NONE."
                 raise InvalidRequest(message, param=self.input_param)
 
-    def _render(self, outputs: Sequence[PooledOutput]) -> Iterator[tuple[bytes, int]]:
+    def _render(self, outputs: Sequence[PooledValues]) -> Iterator[tuple[bytes, int]]:
         """The object of lists by type, in parts with the number of values in each."""
         for number, name in enumerate(self._types()):
             yield (b'{"%s":[' if not number else b'],"%s":[') % name.encode(), 0

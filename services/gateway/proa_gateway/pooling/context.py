@@ -8,7 +8,7 @@ from proa_gateway.pooling.handler import PoolingHandler
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PoolingContext(ServedRequest):
-    """`num_prompts`: the engine requests that run at the same time, at most."""
+    """`num_prompts`: the engine requests that run at the same time, at most. Parts of a long input count as one."""
 
     handler: PoolingHandler
     num_prompts: int

@@ -9,7 +9,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.encoder import MAX_DESCRIBED, ValueEncoder
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task, dimensions_of, read_inputs
@@ -66,7 +66,7 @@ class EmbeddingHandler:
         )
         return [PooledInput(ids, params) for ids in await read_inputs(self._request, model, self._settings)]
 
-    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
         request = self._request
         encoding = request.encoding_format or "float"
         if encoding == "float":
@@ -78,7 +78,8 @@ class EmbeddingHandler:
         return await encoder.binary(outputs, envelope, is_described=encoding == "bytes")
 
     def _task(self, info: ModelInfo) -> PoolingTask:
-        return PoolingTask.EMBED
+        has_only_tokens = PoolingTask.EMBED not in info.pooling_tasks and PoolingTask.TOKEN_EMBED in info.pooling_tasks
+        return PoolingTask.TOKEN_EMBED if has_only_tokens else PoolingTask.EMBED
 
     def _dimensions(self, task: PoolingTask, info: ModelInfo) -> int | None:
         dimensions = self._request.dimensions

@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.number_formats import Endianness, NumberFormat, is_big_endian, item_size, to_bytes
 from proa_gateway.pooling.values import joined
@@ -27,13 +27,13 @@ class ValueEncoder:
         # float32 is copied; the others take three times as long as a number in JSON.
         self._cost_factor = 1 / 64 if number_format == "float32" else 3
 
-    def base64_text(self, output: PooledOutput) -> Iterator[tuple[bytes, int]]:
+    def base64_text(self, output: PooledValues) -> Iterator[tuple[bytes, int]]:
         yield b'"', 0
         for piece, cost in self._pieces(output):
             yield b64encode(piece), cost
         yield b'"', 0
 
-    async def binary(self, outputs: Sequence[PooledOutput], envelope: Envelope, *, is_described: bool) -> Content:
+    async def binary(self, outputs: Sequence[PooledValues], envelope: Envelope, *, is_described: bool) -> Content:
         """All values, one output behind the other. `is_described`: with vLLM's header `metadata`."""
         body = await joined(piece for output in outputs for piece in self._pieces(output))
         if not is_described:
@@ -41,7 +41,7 @@ class ValueEncoder:
         metadata = envelope.fields | {"data": list(self._places(outputs)), "usage": envelope.usage.to_dict()}
         return Content(body, _BYTES, ((b"metadata", json.dumps(metadata).encode("ascii")),))
 
-    def _places(self, outputs: Sequence[PooledOutput]) -> Iterator[dict[str, Any]]:
+    def _places(self, outputs: Sequence[PooledValues]) -> Iterator[dict[str, Any]]:
         start = 0
         for index, output in enumerate(outputs):
             num_values = len(output.values) // 4
@@ -51,7 +51,7 @@ class ValueEncoder:
             yield {"index": index, "embed_dtype": self._format, "endianness": self._endianness, **place}
             start = end
 
-    def _pieces(self, output: PooledOutput) -> Iterator[tuple[bytes, int]]:
+    def _pieces(self, output: PooledValues) -> Iterator[tuple[bytes, int]]:
         big_endian = is_big_endian(self._endianness)
         for start in range(0, len(output.values), 4 * _PIECE):
             values = output.values[start : start + 4 * _PIECE]

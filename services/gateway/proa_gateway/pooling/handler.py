@@ -9,7 +9,7 @@ import orjson
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.envelope import Usage
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.inputs import PooledInput
 from proa_gateway.pooling.protocol import PoolingFields
 from proa_gateway.streaming import Content
@@ -59,6 +59,6 @@ class PoolingHandler(Protocol):
         """The engine requests. Raises `InvalidRequest`."""
         ...
 
-    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
         """The response. `outputs`: of the inputs, in their order. Raises `GenerationFailed`."""
         ...

@@ -55,15 +55,21 @@ def limit_of(request: TruncatedFields, info: ModelInfo) -> Limit:
     return Limit(longest if kept == -1 else kept, request.truncation_side or "right")
 
 
+def longest_input(task: PoolingTask, info: ModelInfo) -> int:
+    """In tokens. An input to embed may be longer than the model's context if the engine's options say so."""
+    return max(info.max_model_len, info.max_embed_len) if task is PoolingTask.EMBED else info.max_model_len
+
+
 def check_inputs(inputs: Sequence[PooledInput], info: ModelInfo, param: str) -> None:
     """Raises `InvalidRequest` for an input without tokens, `ContextOverflow` for one that is too long."""
     for index, each in enumerate(inputs):
         name = "the input" if len(inputs) == 1 else f"input {index}"
         if not each.token_ids:
             raise InvalidRequest(f"{name} has no tokens.".capitalize(), param=param)
-        if len(each.token_ids) > info.max_model_len:
+        longest = longest_input(each.params.task, info)
+        if len(each.token_ids) > longest:
             message = (
-                f"This model's maximum context length is {info.max_model_len} tokens. However, {name} has "
+                f"This model's maximum context length is {longest} tokens. However, {name} has "
                 f"{len(each.token_ids)} tokens. Please reduce the length of the input prompt, or set "
                 "truncate_prompt_tokens."
             )

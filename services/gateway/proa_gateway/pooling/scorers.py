@@ -13,7 +13,7 @@ from typing import Protocol
 from proa.contract import PoolingParams, PoolingTask
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import GenerationFailed, UnsupportedTask
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.encoding import Limit, encode_pairs, encode_texts, first_tokens
 from proa_gateway.pooling.inputs import PooledInput, has, limit_of
 from proa_gateway.pooling.protocol import ScoringFields
@@ -28,7 +28,7 @@ class Scorer(Protocol):
         """The engine requests for the scores of the texts. `first` has one text, or as many as `second`."""
         ...
 
-    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]: ...
+    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]: ...
 
 
 def choose_scorer(model: ServedModel, request: ScoringFields) -> Scorer:
@@ -71,7 +71,7 @@ class CrossEncoder:
         )
         return [PooledInput(each.token_ids, self._params(each.second_start)) for each in encoded]
 
-    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]:
+    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
         return [_single(numbers(output.values)) for output in outputs]
 
     def _params(self, second_start: int | None) -> PoolingParams:
@@ -108,7 +108,7 @@ class YesNoReranker:
         )
         return [PooledInput(token_ids, params) for token_ids in encoded]
 
-    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]:
+    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
         differences = []
         for output in outputs:
             no, yes = numbers(output.values)
@@ -139,7 +139,7 @@ class BiEncoder:
         )
         return [PooledInput(token_ids, params) for token_ids in encoded]
 
-    async def scores(self, outputs: Sequence[PooledOutput]) -> list[float]:
+    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
         first, second = outputs[: self._num_first], outputs[self._num_first :]
         query = numbers(first[0].values)
         turn = max(1, TURN_VALUES // len(query))

@@ -8,7 +8,7 @@ import orjson
 
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.refused_fields import Refused
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput
 from proa_gateway.pooling.protocol import RerankRequest, ScoreRequest, ScoringFields
@@ -41,7 +41,7 @@ class _ScoringHandler(ABC):
         second = await shortened(self._second, self._request.max_tokens_per_doc, model)
         return await self._scorer.inputs(first, second)
 
-    async def content(self, outputs: Sequence[PooledOutput], envelope: Envelope) -> Content:
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
         assert self._scorer is not None  # `inputs` was called
         return self._response(await self._scorer.scores(outputs), envelope)
 

@@ -17,10 +17,11 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.openai.envelope import Prompt
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledOutput, PooledValues
 from proa_gateway.pooling.context import PoolingContext
 from proa_gateway.pooling.handler import Envelope, PoolingHandler
 from proa_gateway.pooling.inputs import PooledInput, check_inputs
+from proa_gateway.pooling.parts import combine, divide
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.streaming import ResponseWriter
 
@@ -87,7 +88,7 @@ class PoolingServing:
             await writer.send(await handler.content(outputs, envelope))
             self._metrics.observe_request(handler.route, context.status, context.error_type)
 
-    async def _compute(self, context: PoolingContext) -> Sequence[PooledOutput]:
+    async def _compute(self, context: PoolingContext) -> Sequence[PooledValues]:
         handler, limit = context.handler, self._config.max_pooling_inputs
         if handler.num_inputs > limit:
             message = f"{handler.num_inputs} inputs are above the limit of {limit} in one request."
@@ -112,7 +113,9 @@ class PoolingServing:
                 seconds=context.seconds_left,
             )
             try:
-                return await self._run(context, generation, inputs, model.lora)
+                divided = [divide(each, model.info) for each in inputs]
+                parts = [part for each in divided for part in each]
+                return await combine(divided, await self._run(context, generation, parts, model.lora))
             finally:
                 generation.close()
 

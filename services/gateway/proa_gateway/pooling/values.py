@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import orjson
 
 from proa_gateway.errors import GenerationFailed
-from proa_gateway.pooled_output import PooledOutput
+from proa_gateway.pooled_output import PooledValues
 
 TURN_VALUES = 8192  # rendered between two turns of the event loop: 0.7 ms
 
@@ -29,7 +29,7 @@ def numbers(values: bytes) -> list[float]:
     return result
 
 
-def float_rows(output: PooledOutput, *, as_matrix: bool) -> Iterator[tuple[bytes, int]]:
+def float_rows(output: PooledValues, *, as_matrix: bool) -> Iterator[tuple[bytes, int]]:
     """JSON of the values, in parts with the number of values in each. `as_matrix`: a list of rows, even of one."""
     size = len(output.values) // output.num_rows
     if as_matrix:
@@ -41,7 +41,7 @@ def float_rows(output: PooledOutput, *, as_matrix: bool) -> Iterator[tuple[bytes
         yield b"]", 0
 
 
-Render = Callable[[PooledOutput], Iterable[tuple[bytes, int]]]
+Render = Callable[[PooledValues], Iterable[tuple[bytes, int]]]
 
 
 async def joined(parts: Iterable[tuple[bytes, int]]) -> bytes:
@@ -57,7 +57,7 @@ async def joined(parts: Iterable[tuple[bytes, int]]) -> bytes:
     return b"".join(done)
 
 
-async def render_all(outputs: Sequence[PooledOutput], head: Callable[[int], bytes], render: Render) -> bytes:
+async def render_all(outputs: Sequence[PooledValues], head: Callable[[int], bytes], render: Render) -> bytes:
     """The JSON of a list: for each output the object that `head` opens, up to the values that `render` writes."""
 
     def parts() -> Iterator[tuple[bytes, int]]:

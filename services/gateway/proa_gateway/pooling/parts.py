@@ -1,0 +1,60 @@
+"""Embeddings of inputs that are longer than the model's context: the mean of the embeddings of their parts."""
+
+import asyncio
+import math
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import add, mul
+
+from proa.contract import ModelInfo, PoolingTask
+from proa_gateway.pooled_output import PooledOutput, PooledValues
+from proa_gateway.pooling.inputs import PooledInput
+from proa_gateway.pooling.values import TURN_VALUES, numbers
+
+_NORM_TOLERANCE = 1e-2  # of length 1, in engines that compute with bfloat16
+
+
+def divide(each: PooledInput, info: ModelInfo) -> list[PooledInput]:
+    """The engine requests of an input: one, or parts of the model's context length if it embeds longer inputs."""
+    size, token_ids = info.max_model_len, each.token_ids
+    if each.params.task is not PoolingTask.EMBED or len(token_ids) <= size:
+        return [each]
+    return [replace(each, token_ids=token_ids[start : start + size]) for start in range(0, len(token_ids), size)]
+
+
+async def combine(divided: Sequence[Sequence[PooledInput]], outputs: Sequence[PooledOutput]) -> list[PooledValues]:
+    """The values of each input. `outputs` are those of all parts, in order."""
+    rest: Iterator[PooledOutput] = iter(outputs)
+    results = []
+    for parts in divided:
+        own = [next(rest) for _ in parts]
+        if len(parts) == 1:
+            results.append(PooledValues(own[0].values, own[0].num_rows))
+        else:
+            results.append(await mean_embedding(own, [len(part.token_ids) for part in parts]))
+    return results
+
+
+async def mean_embedding(parts: Sequence[PooledOutput], weights: Sequence[int]) -> PooledValues:
+    """The weighted mean of embeddings. It has length 1 if all of them have."""
+    sums, are_normalized = [0.0] * (len(parts[0].values) // 4), True
+    turn = max(1, TURN_VALUES // max(1, len(sums)))
+    for index, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        vector = numbers(part.values)
+        are_normalized = are_normalized and math.isclose(math.hypot(*vector), 1.0, rel_tol=_NORM_TOLERANCE)
+        sums = list(map(add, sums, map(mul, vector, repeat(weight))))
+        if index % turn == turn - 1:
+            await asyncio.sleep(0)
+    divisor = math.hypot(*sums) if are_normalized else sum(weights)
+    return PooledValues(float32([value / (divisor or 1.0) for value in sums]), 1)
+
+
+def float32(values: Sequence[float]) -> bytes:
+    """Little-endian."""
+    result = array("f", values)
+    if sys.byteorder == "big":
+        result.byteswap()
+    return result.tobytes()
