@@ -293,7 +293,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v2/embed", {"texts": ["a b c"], "truncate": "NONE", "max_tokens": 2}, 400, "max_tokens is 2"),
     ("/v2/embed", {"images": ["data:image/png;base64,"], "texts": ["a"]}, 400, "images is not supported"),
     ("/v1/embeddings", {"input": "a", "padding": "max_length"}, 400, "padding is not supported: inputs are not padded"),
-    ("/v1/embeddings", {"input": "a", "late_chunking_params": {"chunk_size": 5}}, 400, "late_chunking_params"),
+    ("/pooling", {"input": "a", "late_chunking_params": {"chunk_size": 5}}, 400, "late_chunking_params"),
     ("/v1/embeddings", {"input": "a", "stream": True}, 400, "stream is not supported: there is one response"),
     ("/v1/embeddings", {"input": "a", "model": "other"}, 404, "The model 'other' does not exist"),
     ("/pooling", {"input": "a", "task": "plugin"}, 400, "task"),

@@ -13,6 +13,7 @@ from proa_gateway.pooling.classify import ClassifyHandler
 from proa_gateway.pooling.cohere import CohereEmbedHandler
 from proa_gateway.pooling.embeddings import EmbeddingHandler, PoolingEndpointHandler
 from proa_gateway.pooling.handler import PoolingHandler
+from proa_gateway.pooling.late_chunking import LateChunkingHandler
 from proa_gateway.pooling.protocol import (
     ClassifyRequest,
     CohereEmbedRequest,
@@ -38,7 +39,8 @@ pooling_router = APIRouter()
 
 @pooling_router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS | BYTES)
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    return pool(EmbeddingHandler(body, gateway_of(request).conversation_settings), request)
+    make = EmbeddingHandler if body.late_chunking_params is None else LateChunkingHandler
+    return pool(make(body, gateway_of(request).conversation_settings), request)
 
 
 @pooling_router.post("/pooling", response_model=PoolingList, responses=ERRORS | BYTES)

@@ -20,6 +20,7 @@ from proa_gateway.pooling.refused import (
     REFUSED_IN_CLASSIFY,
     REFUSED_IN_COHERE_EMBED,
     REFUSED_IN_EMBEDDINGS,
+    REFUSED_IN_POOLING,
     REFUSED_IN_SCORES,
 )
 
@@ -28,7 +29,7 @@ ROW = re.compile(r"^\| `(\w+)` \|" + r" (.+?) \|" * 6 + r" (.*)\|$", re.MULTILIN
 DOCUMENTED = {name: (outcomes, note.strip()) for name, *outcomes, note in ROW.findall(PAGE.read_text())}
 ENDPOINTS: list[tuple[type[PoolingFields], Mapping[str, Refused]]] = [
     (EmbeddingRequest, REFUSED_IN_EMBEDDINGS),
-    (PoolingRequest, REFUSED_IN_EMBEDDINGS),
+    (PoolingRequest, REFUSED_IN_POOLING),
     (CohereEmbedRequest, REFUSED_IN_COHERE_EMBED),
     (ClassifyRequest, REFUSED_IN_CLASSIFY),
     (ScoreRequest, REFUSED_IN_SCORES),

@@ -13,8 +13,8 @@ from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.encoder import MAX_DESCRIBED, ValueEncoder
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task, dimensions_of, read_inputs
-from proa_gateway.pooling.protocol import EmbeddingRequest, PoolingRequest
-from proa_gateway.pooling.refused import REFUSED_IN_EMBEDDINGS
+from proa_gateway.pooling.protocol import PoolingRequest, ValueFields
+from proa_gateway.pooling.refused import REFUSED_IN_EMBEDDINGS, REFUSED_IN_POOLING
 from proa_gateway.pooling.values import float_rows, render_all
 from proa_gateway.streaming import Content
 
@@ -37,13 +37,13 @@ class EmbeddingHandler:
     _object: ClassVar[str] = "embedding"
     _field: ClassVar[str] = "embedding"
 
-    def __init__(self, request: EmbeddingRequest, settings: ConversationSettings) -> None:
+    def __init__(self, request: ValueFields, settings: ConversationSettings) -> None:
         self._request = request
         self._settings = settings
         self._has_rows = False
 
     @property
-    def request(self) -> EmbeddingRequest:
+    def request(self) -> ValueFields:
         return self._request
 
     @property
@@ -97,6 +97,7 @@ class PoolingEndpointHandler(EmbeddingHandler):
     route: ClassVar[str] = "/pooling"
     operation: ClassVar[str] = "pooling"
     id_prefix: ClassVar[str] = "pooling-"
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_POOLING
 
     _object: ClassVar[str] = "pooling"
     _field: ClassVar[str] = "data"

@@ -1,9 +1,6 @@
 """Embeddings of inputs that are longer than the model's context: the mean of the embeddings of their parts."""
 
-import asyncio
 import math
-import sys
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -12,7 +9,7 @@ from operator import add, mul
 from proa.contract import ModelInfo, PoolingTask
 from proa_gateway.pooled_output import PooledOutput, PooledValues
 from proa_gateway.pooling.inputs import PooledInput
-from proa_gateway.pooling.values import TURN_VALUES, numbers
+from proa_gateway.pooling.values import float32, vectors
 
 _NORM_TOLERANCE = 1e-2  # of length 1, in engines that compute with bfloat16
 
@@ -40,21 +37,9 @@ async def combine(divided: Sequence[Sequence[PooledInput]], outputs: Sequence[Po
 
 async def mean_embedding(parts: Sequence[PooledOutput], weights: Sequence[int]) -> PooledValues:
     """The weighted mean of embeddings. It has length 1 if all of them have."""
-    sums, are_normalized = [0.0] * (len(parts[0].values) // 4), True
-    turn = max(1, TURN_VALUES // max(1, len(sums)))
-    for index, (part, weight) in enumerate(zip(parts, weights, strict=True)):
-        vector = numbers(part.values)
+    sums, are_normalized, rest = [0.0] * (len(parts[0].values) // 4), True, iter(weights)
+    async for vector in vectors(part.values for part in parts):
         are_normalized = are_normalized and math.isclose(math.hypot(*vector), 1.0, rel_tol=_NORM_TOLERANCE)
-        sums = list(map(add, sums, map(mul, vector, repeat(weight))))
-        if index % turn == turn - 1:
-            await asyncio.sleep(0)
+        sums = list(map(add, sums, map(mul, vector, repeat(next(rest)))))
     divisor = math.hypot(*sums) if are_normalized else sum(weights)
-    return PooledValues(float32([value / (divisor or 1.0) for value in sums]), 1)
-
-
-def float32(values: Sequence[float]) -> bytes:
-    """Little-endian."""
-    result = array("f", values)
-    if sys.byteorder == "big":
-        result.byteswap()
-    return result.tobytes()
+    return PooledValues(float32(value / (divisor or 1.0) for value in sums), 1)

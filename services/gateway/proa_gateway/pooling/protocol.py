@@ -65,8 +65,8 @@ class InputFields(TruncatedFields):
         return self
 
 
-class EmbeddingRequest(InputFields):
-    """`POST /v1/embeddings`."""
+class ValueFields(InputFields):
+    """How values are computed and written."""
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = Field(
         None, description="bytes: the values are the response's body, and JSON in the header `metadata` the rest."
@@ -82,7 +82,21 @@ class EmbeddingRequest(InputFields):
         return self.normalize if self.use_activation is None else self.use_activation
 
 
-class PoolingRequest(EmbeddingRequest):
+class LateChunkingParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    chunk_size: Annotated[int, Field(ge=1, lt=2**63, strict=True, description="Tokens.")]
+
+
+class EmbeddingRequest(ValueFields):
+    """`POST /v1/embeddings`."""
+
+    late_chunking_params: LateChunkingParams | None = Field(
+        None, description="An embedding for every chunk of each text, instead of one of the text."
+    )
+
+
+class PoolingRequest(ValueFields):
     """`POST /pooling`."""
 
     task: Literal["embed", "token_embed", "classify", "token_classify"] | None = Field(

@@ -15,8 +15,8 @@ _INPUTS: Mapping[str, Refused] = {
     **_COMMON,
     "documents": Refused("use input"),
     "texts": Refused("use input"),
-    "late_chunking_params": Refused("tokens are not pooled in chunks; use the task token_embed"),
 }
+_LATE_CHUNKING = Refused("use /v1/embeddings")
 REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
     **_INPUTS,
     "embedding_types": Refused("use encoding_format"),
@@ -24,6 +24,7 @@ REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
     "input_type": Refused("write the task's prompt into the input"),
     "prompt_name": Refused("write the task's prompt into the input"),
 }
+REFUSED_IN_POOLING: Mapping[str, Refused] = {**REFUSED_IN_EMBEDDINGS, "late_chunking_params": _LATE_CHUNKING}
 REFUSED_IN_COHERE_EMBED: Mapping[str, Refused] = {
     **_COMMON,
     "input": Refused("use texts"),
@@ -34,7 +35,12 @@ REFUSED_IN_COHERE_EMBED: Mapping[str, Refused] = {
     "truncate_prompt_tokens": Refused("use max_tokens"),
     "truncation_side": Refused("use truncate"),
 }
-REFUSED_IN_CLASSIFY: Mapping[str, Refused] = {**_INPUTS, "softmax": _ACTIVATION, "activation": _ACTIVATION}
+REFUSED_IN_CLASSIFY: Mapping[str, Refused] = {
+    **_INPUTS,
+    "late_chunking_params": _LATE_CHUNKING,
+    "softmax": _ACTIVATION,
+    "activation": _ACTIVATION,
+}
 REFUSED_IN_SCORES: Mapping[str, Refused] = {
     **_COMMON,
     "softmax": _ACTIVATION,

@@ -23,10 +23,28 @@ class _List(BaseModel):
     usage: UsageInfo
 
 
+class LateChunk(BaseModel):
+    """Its tokens and characters, each the first and the one behind the last. `char_range` None: it has only tokens that
+    the tokenizer adds."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+class LateChunks(BaseModel):
+    strategy: Literal["fixed_tokens"]
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+
+
 class Embedding(BaseModel):
+    """`embedding`: a list for each chunk with `late_chunking`, for each token of models that only embed tokens."""
+
     index: int
     object: Literal["embedding"]
-    embedding: Values
+    embedding: Values | list[list[float]]
+    late_chunking: LateChunks | None = None
 
 
 class EmbeddingList(_List):

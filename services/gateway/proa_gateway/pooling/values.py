@@ -8,7 +8,7 @@ import asyncio
 import math
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import orjson
 
@@ -27,6 +27,26 @@ def numbers(values: bytes) -> list[float]:
     if not math.isfinite(sum(result)):
         raise GenerationFailed("the model's values are not finite")
     return result
+
+
+def float32(values: Iterable[float]) -> bytes:
+    """Little-endian."""
+    result = array("f", values)
+    if sys.byteorder == "big":
+        result.byteswap()
+    return result.tobytes()
+
+
+async def vectors(parts: Iterable[bytes]) -> AsyncIterator[list[float]]:
+    """The numbers of each part, with turns of the event loop between them. Raises `GenerationFailed` as `numbers`."""
+    num_values = 0
+    for part in parts:
+        vector = numbers(part)
+        yield vector
+        num_values += len(vector)
+        if num_values >= TURN_VALUES:
+            num_values = 0
+            await asyncio.sleep(0)
 
 
 def float_rows(output: PooledValues, *, as_matrix: bool) -> Iterator[tuple[bytes, int]]:

@@ -1,0 +1,116 @@
+"""LateChunkingHandler: an embedding for every chunk of a text, each computed with all of the text before the model.
+
+The model computes the text's tokens at once, and a chunk's embedding is the mean of its tokens' (Günther et al., 2024,
+"Late Chunking: Contextual Chunk Embeddings Using Long-Context Embedding Models").
+"""
+
+import math
+from collections.abc import Sequence
+from operator import add
+
+import orjson
+from tokenizers import Tokenizer
+
+from proa.contract import PoolingParams, PoolingTask
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.openai.conversation_handler import ConversationSettings
+from proa_gateway.pooled_output import PooledValues
+from proa_gateway.pooling.embeddings import EmbeddingHandler
+from proa_gateway.pooling.handler import Envelope
+from proa_gateway.pooling.inputs import PooledInput, check_task
+from proa_gateway.pooling.protocol import EmbeddingRequest
+from proa_gateway.pooling.values import float32, vectors
+from proa_gateway.streaming import Content
+
+Offsets = Sequence[tuple[int, int]]
+"""Of each token: its first character in the text, and the one behind its last. Equal of one that the tokenizer adds."""
+
+
+class LateChunkingHandler(EmbeddingHandler):
+    """The `PoolingHandler` of `/v1/embeddings` with `late_chunking_params`."""
+
+    def __init__(self, request: EmbeddingRequest, settings: ConversationSettings) -> None:
+        super().__init__(request, settings)
+        assert request.late_chunking_params is not None
+        self._chunk_size = request.late_chunking_params.chunk_size
+        self._normalizes = self.request.activation is not False
+        self._offsets: list[Offsets] = []
+
+    async def inputs(self, model: ServedModel) -> list[PooledInput]:
+        task = PoolingTask.TOKEN_EMBED
+        check_task(task, model.info)
+        texts = self._texts()
+        adds_tokens = self.request.add_special_tokens is not False
+        encoded = await model.tokenizer.work_on(
+            texts, lambda tokenizer: encode_with_offsets(tokenizer, texts, adds_tokens)
+        )
+        self._offsets = [offsets for _, offsets in encoded]
+        self._has_rows = True
+        params = PoolingParams(task=task, dimensions=self._dimensions(task, model.info), use_activation=False)
+        return [PooledInput(token_ids, params) for token_ids, _ in encoded]
+
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
+        chunks = [await chunk_embeddings(each, self._chunk_size, normalize=self._normalizes) for each in outputs]
+        return await super().content(chunks, envelope)
+
+    def _texts(self) -> list[str]:
+        """Raises `InvalidRequest` for what cannot be divided."""
+        request = self.request
+        texts = [each for each in request.input or () if isinstance(each, str) and each]
+        if request.input is None or len(texts) < len(request.input):
+            message = "late_chunking_params needs inputs that are texts with a character."
+            raise InvalidRequest(message, param=self.input_param)
+        if request.truncate_prompt_tokens is not None:
+            message = "late_chunking_params needs whole texts, without truncate_prompt_tokens."
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
+        if request.encoding_format not in (None, "float", "base64"):
+            message = "late_chunking_params needs an encoding_format with JSON: float or base64."
+            raise InvalidRequest(message, param="encoding_format")
+        return texts
+
+    def _head(self, index: int) -> bytes:
+        offsets, size = self._offsets[index], self._chunk_size
+        chunks = [
+            {
+                "token_range": [start, min(start + size, len(offsets))],
+                "char_range": text_range(offsets[start : start + size]),
+            }
+            for start in range(0, len(offsets), size)
+        ]
+        described = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(offsets), "chunks": chunks}
+        head: dict[str, object] = {"index": index, "object": self._object, "late_chunking": described}
+        return orjson.dumps(head)[:-1] + b',"%s":' % self._field.encode()
+
+
+def encode_with_offsets(
+    tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool
+) -> list[tuple[Sequence[int], Offsets]]:
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+    return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
+
+def text_range(offsets: Offsets) -> tuple[int, int] | None:
+    """The characters of tokens; None if they have none."""
+    in_text = [(start, end) for start, end in offsets if start < end]
+    if not in_text:
+        return None
+    return min(start for start, _ in in_text), max(end for _, end in in_text)
+
+
+async def chunk_embeddings(tokens: PooledValues, chunk_size: int, *, normalize: bool) -> PooledValues:
+    """The mean of every `chunk_size` rows, of length 1 with `normalize`."""
+    row_size = len(tokens.values) // tokens.num_rows
+    rows = (tokens.values[start : start + row_size] for start in range(0, len(tokens.values), row_size))
+    done: list[bytes] = []
+    sums: list[float] = []
+    count = num_rows = 0
+    async for row in vectors(rows):
+        sums = list(map(add, sums, row)) if count else row
+        count += 1
+        num_rows += 1
+        if count == chunk_size or num_rows == tokens.num_rows:
+            divisor = math.hypot(*sums) if normalize else count
+            done.append(float32(value / (divisor or 1.0) for value in sums))
+            count = 0
+    return PooledValues(b"".join(done), len(done))
