@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SchedulerStats
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.types import CacheOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
@@ -49,13 +50,16 @@ class EngineMetrics:
         registry: CollectorRegistry,
         config: EngineConfig,
         *,
-        num_gpu_blocks: int,
+        cache_groups: CacheGroups,
+        max_model_len: int,
         occupancy: Callable[[], CacheOccupancy] = CacheOccupancy,
         grammars: GrammarStats | None = None,
     ) -> None:
         """`occupancy` is called at each scrape. `grammars` None: the engine refuses grammars."""
         self._config = config
-        self._num_gpu_blocks = num_gpu_blocks
+        self._num_gpu_blocks = cache_groups.num_blocks
+        self._max_concurrency = cache_groups.concurrency(max_model_len)
+        self._cache_tokens = int(self._max_concurrency * max_model_len)
         self._occupancy = occupancy
         self._grammars = grammars
         self._labels = {"model_name": config.model_name, "engine": "0"}
@@ -146,6 +150,8 @@ class EngineMetrics:
         cache = {
             "block_size": str(self._config.block_size),
             "num_gpu_blocks": str(self._num_gpu_blocks),
+            "kv_cache_size_tokens": str(self._cache_tokens),
+            "kv_cache_max_concurrency": f"{self._max_concurrency:.2f}",
             "enable_prefix_caching": str(self._config.enable_prefix_caching),
         }
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache, as labels.", labels | cache, 1)

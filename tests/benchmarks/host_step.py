@@ -197,7 +197,9 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
     config = EngineConfig(model="m", max_num_seqs=num_requests)
     executor = HostExecutor(config, tokenizer.encode(" and").ids[0])
     parts = assemble_engine(config, executor, None)
-    metrics = EngineMetrics(CollectorRegistry(), config, num_gpu_blocks=executor.cache_groups.num_blocks)
+    metrics = EngineMetrics(
+        CollectorRegistry(), config, cache_groups=executor.cache_groups, max_model_len=parts.limits.max_model_len
+    )
     observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
     router, cable = RequestRouter(), Cable()
     router.start(LoadedEngine(parts.core, info, config, (), lambda request: None, observer))

@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -39,6 +39,8 @@ from support.processes import free_port
 from support.scrape import Scrape
 
 CONFIG = EngineConfig(model="m", block_size=4)
+CACHE = CacheGroups(num_blocks=64, block_size=4)
+SIZES: Any = {"cache_groups": CACHE, "max_model_len": 64}
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[bytes | str]) -> bytes:
@@ -55,7 +57,7 @@ def request(request_id: str, *, prompt: Sequence[int] = tuple(range(9)), max_tok
 def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()) -> None:
     """Run each round of requests to its end, and abort some after the first step of the last round."""
     config = SchedulerConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64, max_waiting_requests=8)
-    manager = KVCacheManager(CacheGroups(num_blocks=64, block_size=4), hash_block=hash_block)
+    manager = KVCacheManager(CACHE, hash_block=hash_block)
     scheduler = Scheduler(config, manager, eos_token_ids=frozenset({60}))
     core = EngineCore(scheduler, FakeExecutor(num_blocks=64, block_size=4))
     for requests in rounds:
@@ -75,7 +77,7 @@ def scrape(registry: CollectorRegistry) -> Scrape:
 
 def test_engine_page_counts_the_cores_work() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES)
     run_core(metrics, [request("a"), request("b", prompt=range(20, 32))], [request("again")])
     page = scrape(registry)
     assert page.value("vllm:generation_tokens_total", model_name="m", engine="0") == 15
@@ -101,7 +103,7 @@ def test_engine_page_counts_the_cores_work() -> None:
 
 def test_preemptions_and_reasons_of_waiting_are_counted() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES)
     events = [Event(EventType.SCHEDULED, 1.0), *[Event(EventType.PREEMPTED, 2.0)] * 2]
     output = EngineCoreOutput(request_id="a", events=events, finish_reason=FinishReason.ABORT)
     stats = SchedulerStats(num_waiting_reqs=5, num_deferred_reqs=2)
@@ -120,7 +122,7 @@ def test_engine_page_tells_what_the_cache_holds() -> None:
     config = SchedulerConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, max_waiting_requests=8)
     executor = FakeExecutor(num_blocks=64, block_size=4, windows=(8,), num_state_slots=6)
     core = EngineCore(Scheduler(config, manager), executor)
-    EngineMetrics(registry := CollectorRegistry(), CONFIG, num_gpu_blocks=64, occupancy=core.cache_occupancy)
+    EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=core.cache_occupancy)
     for name in "ab":
         core.submit(request(name, prompt=range(13), max_tokens=2))
         core.step()
@@ -138,7 +140,7 @@ def test_engine_page_tells_what_the_cache_holds() -> None:
 
 def test_aborted_request_is_counted_and_its_state_removed() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES)
     run_core(metrics, [request("a", max_tokens=50)], abort=["a"])
     page = scrape(registry)
     assert page.value("vllm:request_success_total", finished_reason="abort") == 1
@@ -148,7 +150,7 @@ def test_aborted_request_is_counted_and_its_state_removed() -> None:
 
 def test_metrics_for_endpoint_pickers_exist_from_the_start() -> None:
     registry = CollectorRegistry()
-    EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    EngineMetrics(registry, CONFIG, **SIZES)
     page = scrape(registry)
     assert page.names >= {
         "vllm:num_requests_running",
@@ -157,14 +159,15 @@ def test_metrics_for_endpoint_pickers_exist_from_the_start() -> None:
         "vllm:cache_config_info",
         "vllm:lora_requests_info",
     }
-    assert page.value("vllm:cache_config_info", block_size="4", num_gpu_blocks="64") == 1
+    sizes = {"num_gpu_blocks": "64", "kv_cache_size_tokens": "256", "kv_cache_max_concurrency": "4.00"}
+    assert page.value("vllm:cache_config_info", block_size="4", **sizes) == 1
     assert page.types["vllm:num_requests_running"] == "gauge"
     assert page.types["vllm:time_to_first_token_seconds"] == "histogram"
 
 
 def test_latency_buckets_start_at_one_millisecond() -> None:
     registry = CollectorRegistry()
-    EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    EngineMetrics(registry, CONFIG, **SIZES)
     GatewayMetrics(gateway := CollectorRegistry())
     for each in (registry, gateway):
         bounds: dict[str, float] = {}
@@ -176,7 +179,7 @@ def test_latency_buckets_start_at_one_millisecond() -> None:
 
 def test_latencies_are_counted_in_their_buckets() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES)
     moments = [(EventType.QUEUED, 10.0), (EventType.SCHEDULED, 10.25), (EventType.FIRST_TOKEN, 12.0)]
     first = EngineCoreOutput(
         request_id="a", new_token_ids=[1], events=[Event(*each) for each in moments], num_prompt_tokens=3
@@ -198,7 +201,7 @@ def test_latencies_are_counted_in_their_buckets() -> None:
 @pytest.mark.parametrize(("level", "state"), list(enumerate(["awake", "weights_offloaded", "discard_all"])))
 def test_one_sleep_state_holds(level: int, state: str) -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    metrics = EngineMetrics(registry, CONFIG, **SIZES)
     metrics.observe_outputs(StepOutputs([], SchedulerStats(sleep_level=level), 1.0, 1))
     page = scrape(registry)
     assert page.value("vllm:engine_sleep_state", sleep_state=state) == 1
@@ -207,7 +210,7 @@ def test_one_sleep_state_holds(level: int, state: str) -> None:
 
 def test_engine_page_is_served_until_stopped() -> None:
     registry = CollectorRegistry()
-    EngineMetrics(registry, CONFIG, num_gpu_blocks=64)
+    EngineMetrics(registry, CONFIG, **SIZES)
     port = free_port()
     stop = serve_metrics(registry, "127.0.0.1", port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -321,7 +324,7 @@ def test_a_gateways_page_has_vllms_metrics_of_requests_and_engines() -> None:
 
 def test_adapters_are_waiting_until_their_first_step_and_then_running() -> None:
     registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, replace(CONFIG, enable_lora=True, max_loras=3), num_gpu_blocks=64)
+    metrics = EngineMetrics(registry, replace(CONFIG, enable_lora=True, max_loras=3), **SIZES)
 
     def labels() -> tuple[str, str]:
         page = generate_latest(registry).decode()

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 
@@ -19,7 +20,9 @@ def gateway_metrics() -> set[str]:
 
 
 def engine_metrics() -> set[str]:
-    return _names(EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), num_gpu_blocks=1).collect())
+    groups = CacheGroups(num_blocks=1, block_size=16)
+    metrics = EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), cache_groups=groups, max_model_len=16)
+    return _names(metrics.collect())
 
 
 def _names(families: Iterable[Metric]) -> set[str]:

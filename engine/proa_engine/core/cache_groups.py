@@ -45,6 +45,10 @@ class CacheGroups:
         columns = range(1, self.num_blocks + 1)
         return bisect_right(columns, self.num_blocks, key=self._blocks_of_columns) * self.block_size
 
+    def concurrency(self, num_tokens: int) -> float:
+        """How many requests of so many tokens the blocks are enough for."""
+        return self.num_blocks / self.blocks_of(num_tokens)
+
     def blocks_of(self, num_tokens: int) -> int:
         """The most blocks that a request of so many tokens holds at a time."""
         return self._blocks_of_columns(-(-num_tokens // self.block_size))

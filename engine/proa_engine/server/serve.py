@@ -125,7 +125,8 @@ class EngineServer:
             metrics = EngineMetrics(
                 self._registry,
                 parts.config,
-                num_gpu_blocks=parts.executor.cache_groups.num_blocks,
+                cache_groups=parts.executor.cache_groups,
+                max_model_len=parts.limits.max_model_len,
                 occupancy=parts.core.cache_occupancy,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
             )

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, ModelInfo, SchedulerStats
 from proa.engine.v1 import service_pb2
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.metrics import EngineMetrics
@@ -107,7 +108,8 @@ class SessionUnderTest:
         self.core = FakeCore()
         self.router = RequestRouter()
         config = EngineConfig(model="m")
-        metrics = EngineMetrics(CollectorRegistry(), config, num_gpu_blocks=8)
+        groups = CacheGroups(num_blocks=8, block_size=config.block_size)
+        metrics = EngineMetrics(CollectorRegistry(), config, cache_groups=groups, max_model_len=64)
         observer = RequestObserver(EngineTracer(), metrics)
         self.router.start(LoadedEngine(self.core, MODEL, config, (), lambda request: None, observer, instance_id="i"))
         self.gateway = Gateway()
