@@ -1,17 +1,21 @@
 """The model that vLLM's tests get in place of the one they name: the built-in one.
 
 Tests of classes, rerankers and embeddings get it with as many classes or values, and tokens, as the named model has;
-what is added is random. Tests of adapters get the built-in ones, tests of reasoning a chat template that opens it: the
-model does not reason otherwise.
+what is added is random. Tests of adapters get the built-in ones. Tests of reasoning get a chat template that opens it,
+and weights with which the model thinks `THOUGHTS` and then answers, or never ends its reasoning. Tests whose answers
+are to have a certain length get weights with which the model never ends an answer.
 """
 
 import json
 import shutil
+from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from peers.vllm_weights import Weights
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
@@ -24,6 +28,7 @@ CONTEXT = 32768  # tokens: the longest that a test needs
 VOCABULARY = 8192  # tokens: above each id that a test names, but of those models:
 VOCABULARIES = {"apeach": 151936, "reranker": 250002, "e5-small": 250037, "bge-base": 30522}
 REASONING = ("<think>", "</think>")
+THOUGHTS = tuple(f" step {number}," for number in range(1, 33))  # tokens
 # The built-in chat template takes no other roles and has no reasoning.
 _NO_ROLE = """raise_exception('roles are system, user, assistant and tool')"""
 _ANY_ROLE = """'<|user|>' + (message['content'] or '') | trim + '<|end|>'"""
@@ -46,30 +51,57 @@ def write_model() -> None:
     """Write the model to `FOLDER`, with tokens for reasoning and a padded vocabulary."""
     shutil.copytree(BUILTIN, FOLDER)
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in REASONING])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*REASONING, *THOUGHTS)])
     tokenizer.save(str(FOLDER / "tokenizer.json"))
     _pad_vocabulary(FOLDER, VOCABULARY)
     _change(FOLDER / "config.json", max_position_embeddings=CONTEXT)
     _change(FOLDER / "tokenizer_config.json", chat_template=_template(_NO_REASONING), model_max_length=CONTEXT)
+    _change(FOLDER / "generation_config.json", temperature=0.0)  # of requests that say none: the same answer each time
 
 
-def folder_of(name: str, *, thinks: bool) -> Path:
-    """Of the model that stands for `name`. `thinks`: its answers begin within reasoning."""
+class Kind(Enum):
+    """Of a model, by how its answers end."""
+
+    ENDS = "ends"
+    RUNS_ON = "runs-on"
+    THINKS_FIRST = "thinks-first"
+    THINKS_ON = "thinks-on"
+
+
+def folder_of(name: str, kind: Kind) -> Path:
+    """Of the model that stands for `name`."""
     labels = next((labels for word, labels in LABELS.items() if word in name), 0)
     size = next((size for word, size in EMBEDDING_SIZES.items() if word in name), 0)
-    if not labels and not size and not thinks:
+    if not labels and not size and kind is Kind.ENDS:
         return FOLDER
-    folder = Path(f"{FOLDER}-thinks" if thinks else f"{FOLDER}-{labels}-labels-{size}-values")
+    folder = Path(f"{FOLDER}-{labels}-labels-{size}-values-{kind.value}")
     if not folder.exists():
         shutil.copytree(FOLDER, folder)
         _pad_vocabulary(folder, next((size for word, size in VOCABULARIES.items() if word in name), VOCABULARY))
-        if thinks:
-            _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
-        elif labels:
+        if labels:
             _add_classes(folder, labels)
-        else:
+        elif size:
             _resize_embeddings(folder, size)
+        else:
+            _change_end(folder, kind)
     return folder
+
+
+def _change_end(folder: Path, kind: Kind) -> None:
+    if kind is not Kind.RUNS_ON:
+        _change(folder / "tokenizer_config.json", chat_template=_template(_OPEN_REASONING))
+    if kind is Kind.THINKS_ON:
+        return
+    weights, ids = Weights(folder), Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    if kind is Kind.RUNS_ON:
+        weights.never_write(ids["<|end|>"])
+    else:
+        opening, closing = (ids[text] for text in REASONING)
+        for token_id, following in pairwise([opening, *(ids[text] for text in THOUGHTS), closing]):
+            weights.follow(token_id, following)
+        weights.read_as(closing, ids["<|assistant|>"])
+    weights.save()
+    _change(folder / "config.json", tie_word_embeddings=False)
 
 
 class Hub:

@@ -12,7 +12,8 @@ from typing import Any, Self
 import anthropic
 import httpx
 import openai
-from peers.vllm_model import folder_of
+from peers.vllm_metrics import JoinedPages
+from peers.vllm_model import Kind, folder_of
 
 from support.processes import free_port
 
@@ -41,6 +42,8 @@ GATEWAY_OPTIONS = {
     "--enable-tokenizer-info-endpoint": 0,
     "--lora-modules": 1,
 }
+# Options of tests whose answers run for a while, or are as long as max_tokens.
+RUNS_ON = {"--enable-chunked-prefill", "--no-enable-prefix-caching", "--enable-server-load-tracking"}
 # `--max-model-len` up to here, which tests fill, and from there, which they read. Those between save memory, and the
 # built-in model's tokenizer makes more tokens of a text than those of the models that the tests name.
 SHORT_CONTEXT, LONG_CONTEXT = 512, 8192
@@ -60,15 +63,18 @@ class RemoteOpenAIServer:
         name = _values(arguments, "--served-model-name") or [os.fspath(model)]
         keys = _values(arguments, "--api-key") or [key for key in [(env_dict or {}).get("VLLM_API_KEY")] if key]
         self.host, self.port = "127.0.0.1", free_port()
-        engine_port = free_port()
-        folder = folder_of(os.fspath(model), thinks=_thinks(arguments))
+        engine_port, metrics_port = free_port(), free_port()
+        folder = folder_of(os.fspath(model), _kind(os.fspath(model), arguments))
         listen = ["--host", self.host, "--port"]
         self._processes = [
-            _start("proa-engine", *listen, str(engine_port), "--metrics-port", "0", "--model", str(folder),
-                   "--served-model-name", name[0], *_known(arguments, ENGINE_OPTIONS), *_context(arguments)),
+            _start("proa-engine", *listen, str(engine_port), "--metrics-port", str(metrics_port),
+                   "--model", str(folder), "--served-model-name", name[0],
+                   *_known(arguments, ENGINE_OPTIONS), *_context(arguments)),
             _start("proa-gateway", *listen, str(self.port), "--engine", f"{self.host}:{engine_port}",
                    *_known(arguments, GATEWAY_OPTIONS), *_key_file(keys), *_lora_updates(env_dict or {})),
         ]  # fmt: skip
+        # A Prometheus scrapes both, and the engine's counts steps and waiting requests that the gateway does not know.
+        self._metrics = JoinedPages([f"{self.url_root}/metrics", f"http://{self.host}:{metrics_port}/metrics"])
         try:
             self._wait_until_ready()
         except BaseException:
@@ -88,6 +94,8 @@ class RemoteOpenAIServer:
         return f"http://{self.host}:{self.port}"
 
     def url_for(self, *parts: str) -> str:
+        if parts == ("metrics",):
+            return self._metrics.url
         return "/".join([self.url_root, *(part.strip("/") for part in parts if part)])
 
     def get_client(self, **options: Any) -> openai.OpenAI:
@@ -111,6 +119,7 @@ class RemoteOpenAIServer:
         } | options
 
     def _stop(self) -> None:
+        self._metrics.close()
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
@@ -166,15 +175,17 @@ def _key_file(keys: list[str]) -> list[str]:
     return ["--api-keys", str(path)]
 
 
-def _thinks(arguments: list[str]) -> bool:
-    """Whether the tests are about reasoning, and about no calls."""
-    return {"--reasoning-parser", "--max-model-len"} <= {*arguments} and "--enable-auto-tool-choice" not in arguments
+def _kind(name: str, arguments: list[str]) -> Kind:
+    """How the answers of the model end that the tests are for."""
+    if "qwen3" in _values(arguments, "--reasoning-parser"):
+        return Kind.THINKS_ON if "--no-async-scheduling" in arguments else Kind.THINKS_FIRST
+    return Kind.RUNS_ON if "TinyLlama" in name or RUNS_ON & {*arguments} else Kind.ENDS
 
 
 def _context(arguments: list[str]) -> list[str]:
     """The engine's options for the model's context."""
     lengths = _values(arguments, "--max-model-len")
-    if not _thinks(arguments):
+    if "--reasoning-parser" not in arguments:
         lengths = [length for length in lengths if not SHORT_CONTEXT < int(length) < LONG_CONTEXT]
     return ["--max-model-len", lengths[-1]] if lengths else []
 
