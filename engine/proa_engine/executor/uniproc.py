@@ -1,7 +1,7 @@
 """UniProcExecutor: rank 0 in the engine's process: the thread of its steps, their futures and its failure."""
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
-from proa_engine.worker.device_thread import DeviceThread
+from proa_engine.worker.device_thread import DeviceThread, run_beside_steps
 from proa_engine.worker.kv_cache import WorkerSizes, fewest
 from proa_engine.worker.step_inputs import StepInputs
 from proa_engine.worker.warmup_steps import first_pooled_steps, first_steps
@@ -42,7 +42,6 @@ class UniProcExecutor:
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
         self._log = log
         self._device_thread = DeviceThread("proa-device")
-        self._lora_thread = ThreadPoolExecutor(1, thread_name_prefix="proa-lora")  # starts with the first adapter
         self._lock = Lock()
         self._failed: Future[str] = Future()  # resolves to the reason
         self._pending: set[Future[ModelRunnerOutput]] = set()
@@ -123,14 +122,13 @@ class UniProcExecutor:
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
         """See `LoraStore`."""
-        return self._lora_thread.submit(self._worker.load_lora, lora_id, path)
+        return run_beside_steps(lambda: self._worker.load_lora(lora_id, path), "proa-lora")
 
     def unload_lora(self, lora_id: int) -> None:
         self._worker.unload_lora(lora_id)
 
     def shutdown(self) -> None:
         """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""
-        self._lora_thread.shutdown(wait=False, cancel_futures=True)
         if self._device_thread.close(_CLOSE_SECONDS):
             self._worker.shutdown()
 

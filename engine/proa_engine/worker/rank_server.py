@@ -8,8 +8,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import NoReturn
@@ -17,6 +17,7 @@ from typing import NoReturn
 from proa_engine.core.lora_store import LoraError, LoraNotFound
 from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
+from proa_engine.worker.device_thread import run_beside_steps
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.worker import Worker
@@ -33,7 +34,6 @@ class RankServer:
         self._inbox: SimpleQueue[wire.ToWorker] = SimpleQueue()
         self._is_started = False
         self._sending = Lock()
-        self._lora_thread = ThreadPoolExecutor(1, thread_name_prefix="proa-lora")  # starts with the first adapter
 
     def serve(self) -> int:
         """Run steps until Shutdown; returns the exit code. If the engine is lost, the process exits instead."""
@@ -75,7 +75,7 @@ class RankServer:
                     worker.wake_up()
                     self._send(wire.Done())
                 case wire.LoadLora():
-                    self._lora_thread.submit(self._load_lora, worker, message)
+                    run_beside_steps(partial(self._load_lora, worker, message), "proa-lora")
                 case wire.UnloadLora():
                     worker.unload_lora(message.lora_id)
                 case _:

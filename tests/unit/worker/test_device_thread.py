@@ -1,8 +1,10 @@
 """DeviceThread: jobs run in order, on its thread or on a waiting one, and none is lost between the two."""
 
-from threading import Event, Thread, get_ident
+from threading import Event, Thread, current_thread, get_ident
 
-from proa_engine.worker.device_thread import DeviceThread
+import pytest
+
+from proa_engine.worker.device_thread import DeviceThread, run_beside_steps
 
 DEADLINE = 10.0
 
@@ -93,3 +95,11 @@ def test_help_does_not_wait_for_a_job_that_hangs() -> None:
     assert not helper.is_alive()
     gate.set()
     assert device.close(DEADLINE)
+
+
+def test_work_beside_the_steps_has_a_thread_that_ends_with_it() -> None:
+    thread = run_beside_steps(current_thread, "beside").result(DEADLINE)
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    with pytest.raises(ZeroDivisionError):
+        run_beside_steps(lambda: 1 // 0, "beside").result(DEADLINE)
