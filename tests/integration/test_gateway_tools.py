@@ -379,6 +379,16 @@ async def test_a_strict_tool_whose_schema_cannot_be_held_is_refused(
     assert (await gateway.chat(tools=[tool], tool_choice="none")).status_code == 200
 
 
+@pytest.mark.parametrize("before", ["", "<think>one</think>"])
+async def test_whitespace_before_a_constrained_answer_is_no_content(
+    gateway: RunningGateway, engine: FakeEngine, before: str
+) -> None:
+    says(engine, f"{before}\n\nyes")
+    fields: dict[str, Any] = {"tools": [], "extra_body": {"structured_outputs": {"choice": ["yes"]}}}
+    assert simplified(await whole(gateway, **fields))["content"] == "yes"
+    assert simplified(await streamed(gateway, **fields))["content"] == "yes"
+
+
 async def test_the_formats_are_chosen_by_the_flags(engine: FakeEngine) -> None:
     says(engine, f"<think>one</think>two {CALL}")
     async with running_gateway(engine, tool_call_parser="pythonic", reasoning_parser="mistral") as gateway:

@@ -19,6 +19,7 @@ from proa_gateway.openai.message_format import MessageFormat, MessageFormats, ha
 from proa_gateway.openai.prompt_images import image_parts, images_kept, load_images
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
+from proa_gateway.openai.structured_outputs import constraint_of
 from proa_gateway.openai.tools import check_tools
 from proa_gateway.parsing.grammar import Reasoning
 
@@ -121,7 +122,10 @@ class ConversationHandler:
         if not conversation.prompt_tools and not separates_reasoning:
             return None
         return model_format.for_request(
-            conversation.prompt_tools, prompt.reasoning, parallel_calls=conversation.parallel_tool_calls
+            conversation.prompt_tools,
+            prompt.reasoning,
+            parallel_calls=conversation.parallel_tool_calls,
+            constrains_content=constraint_of(self._request) is not None,
         )
 
     def message_constraint(self, model: ServedModel, prompts: Sequence[Prompt]) -> MessageConstraint | None:

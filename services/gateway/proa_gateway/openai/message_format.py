@@ -20,12 +20,14 @@ from proa_gateway.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """How the outputs of one request are parsed. `parallel_calls`: a message may have more than one call."""
+    """How the outputs of one request are parsed. `parallel_calls`: a message may have more than one call.
+    `constrains_content`: the content must match a grammar, to which the whitespace after reasoning does not belong."""
 
     compiled: CompiledFormat
     schemas: Schemas
     reasoning: Reasoning
     parallel_calls: bool
+    constrains_content: bool = False
 
     @property
     def markers(self) -> frozenset[int]:
@@ -37,7 +39,10 @@ class MessageFormat:
 
     def parser(self) -> ResponseParser:
         """A parser for one output."""
-        return ResponseParser(self.compiled, self.schemas, reasoning_open=self.reasoning is Reasoning.OPEN)
+        # The grammar allows that whitespace also if the model does not reason (grammar.py).
+        drops_space = self.constrains_content and self.reasoning is Reasoning.OPTIONAL
+        reasoning_open = self.reasoning is Reasoning.OPEN
+        return ResponseParser(self.compiled, self.schemas, reasoning_open=reasoning_open, drops_space=drops_space)
 
 
 class ModelFormat:
@@ -48,10 +53,12 @@ class ModelFormat:
         self.has_calls = has_calls
         self._added_tokens = tokenizer.added_tokens
 
-    def for_request(self, tools: Sequence[Tool], reasoning: Reasoning, *, parallel_calls: bool) -> MessageFormat:
+    def for_request(
+        self, tools: Sequence[Tool], reasoning: Reasoning, *, parallel_calls: bool, constrains_content: bool = False
+    ) -> MessageFormat:
         compiled = self._with_calls if tools else self._without_calls
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
-        return MessageFormat(compiled, schemas, reasoning, parallel_calls)
+        return MessageFormat(compiled, schemas, reasoning, parallel_calls, constrains_content)
 
     def reasoning_after(self, generation_prompt: str) -> Reasoning:
         """`generation_prompt`: the end of the prompt, which the chat template adds for the answer. The rest of the

@@ -28,13 +28,15 @@ class MessageReader:
         "state",
     )
 
-    def __init__(self, compiled: CompiledFormat, schemas: Schemas, *, reasoning_open: bool) -> None:
+    def __init__(
+        self, compiled: CompiledFormat, schemas: Schemas, *, reasoning_open: bool, drops_space: bool = False
+    ) -> None:
         self._compiled = compiled
         self._schemas = schemas
         self.state = State.START
         self._events: list[MessageEvent] = []  # not taken yet
         self._pending = ""  # text that is not understood without what follows
-        self._expected: str | None = None  # dropped if it comes next, with whitespace around
+        self._expected = "" if drops_space else None  # dropped if it comes next, with whitespace around
         self._calls: CallsReader | None = None
         self._num_calls = 0
         self._fallback = State.CONTENT  # where to go on if what looks like a call is none

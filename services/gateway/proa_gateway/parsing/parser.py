@@ -16,14 +16,17 @@ class ResponseParser:
 
     __slots__ = ("_compiled", "_reader", "_scanner")
 
-    def __init__(self, compiled: CompiledFormat, schemas: Schemas, *, reasoning_open: bool) -> None:
-        """`schemas`: of the request's tools. `reasoning_open`: the prompt ended within reasoning."""
+    def __init__(
+        self, compiled: CompiledFormat, schemas: Schemas, *, reasoning_open: bool, drops_space: bool = False
+    ) -> None:
+        """`schemas`: of the request's tools. `reasoning_open`: the prompt ended within reasoning. `drops_space`:
+        whitespace before all else is not content."""
         self._compiled = compiled
         channels = compiled.tool_format.channels
         self._reader = (
             ChannelReader(compiled, channels, schemas)
             if channels is not None
-            else MessageReader(compiled, schemas, reasoning_open=reasoning_open)
+            else MessageReader(compiled, schemas, reasoning_open=reasoning_open, drops_space=drops_space)
         )
         self._scanner = self._reader.scanner
 
