@@ -1,5 +1,6 @@
 """Encoders: embeddings equal those of sentence-transformers, and labels of pairs those of `transformers`."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,42 @@ def test_embeddings_equal_those_of_sentence_transformers(
     expected = torch.cat([model(features(prompt))["sentence_embedding"] for prompt in PROMPTS])
     assert torch.cosine_similarity(actual, expected).min() > 0.9999
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("saved_by", ["PyLate", "ColBERT"])
+def test_embeddings_of_tokens_of_late_interaction_models(tmp_path: Path, saved_by: str) -> None:
+    from transformers import AutoModel
+
+    folder = make_tiny_model(tmp_path, "bert", auto_class="AutoModel", **MODELS["bert"])
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    linear = torch.randn(24, model.config.hidden_size, generator=torch.Generator().manual_seed(5))
+    (add_pylate_modules if saved_by == "PyLate" else save_as_colbert)(folder, linear)
+    with build_core(folder, **SETTINGS) as engine:
+        assert [*engine.executor.model_config.pooling.kinds] == [PoolingTask.TOKEN_EMBED]
+        params = PoolingParams(task=PoolingTask.TOKEN_EMBED)
+        results = run(engine, [pooled(str(number), prompt, params) for number, prompt in enumerate(PROMPTS)])
+    for number, prompt in enumerate(PROMPTS):
+        expected = torch.nn.functional.normalize(model(**features(prompt)).last_hidden_state[0] @ linear.T, dim=-1)
+        torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
+
+
+def add_pylate_modules(folder: Path, linear: Tensor) -> None:
+    types = ["sentence_transformers.models.Transformer.Transformer", "pylate.models.Dense.Dense"]
+    listed = [{"idx": idx, "path": path, "type": types[idx]} for idx, path in enumerate(["", "1_Dense"])]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    activation = "torch.nn.modules.linear.Identity"
+    sizes = {"in_features": linear.shape[1], "out_features": linear.shape[0], "bias": False}
+    (folder / "1_Dense").mkdir()
+    (folder / "1_Dense" / "config.json").write_text(json.dumps({**sizes, "activation_function": activation}))
+    save_file({"linear.weight": linear}, folder / "1_Dense" / "model.safetensors")
+
+
+def save_as_colbert(folder: Path, linear: Tensor) -> None:
+    weights = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights | {"linear.weight": linear}, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
 
 
 def test_weights_of_the_library_s_pooler_may_be_absent(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Scores of pairs and ranked documents, by each kind of model, with an engine without a model."""
 
+import json
 import math
+import operator
 from array import array
 from typing import Any
 
@@ -178,3 +180,25 @@ async def test_pairs_that_cannot_be_scored_are_refused_by_name() -> None:
             response = await gateway.http.post(path, json={"model": "ranker", **fields})
             assert response.status_code == 400, (fields, response.text)
             assert message in response.json()["error"]["message"]
+
+
+async def test_late_interaction_is_the_sum_of_the_closest_tokens() -> None:
+    prefixes = {"query_prefix": "Q ", "document_prefix": "D "}
+    files = tokenizer_files() | {"config_sentence_transformers.json": json.dumps(prefixes).encode()}
+    tasks = (core_pb2.POOLING_TASK_TOKEN_EMBED,)
+    async with FakeEngine(pooling_tasks=tasks, files=files) as engine, running_gateway(engine) as gateway:
+        query, *documents = [token_rows(text) for text in ("Q one fox", *("D " + text for text in DOCUMENTS))]
+        expected = [
+            sum(max(sum(map(operator.mul, ours, theirs)) for theirs in each) for ours in query) for each in documents
+        ]
+        assert await scores(gateway, queries="one fox", documents=DOCUMENTS) == pytest.approx(expected, rel=1e-6)
+        assert sorted(map(text_of, engine.requests)) == sorted(["Q one fox", *("D " + text for text in DOCUMENTS)])
+        assert await scores(gateway, queries=["one fox"] * 3, documents=DOCUMENTS) == pytest.approx(expected, rel=1e-6)
+        body = await post(gateway, "/rerank", query="one fox", documents=DOCUMENTS, top_n=1)
+        assert body["results"][0]["relevance_score"] == pytest.approx(max(expected), rel=1e-6)
+
+
+def token_rows(text: str) -> list[list[float]]:
+    request = core_pb2.EngineCoreRequest(prompt_token_ids=array("I", byte_level_tokenizer().encode(text).ids).tobytes())
+    request.pooling_params.CopyFrom(core_pb2.PoolingParams(task=core_pb2.POOLING_TASK_TOKEN_EMBED, use_activation=True))
+    return pool(request)

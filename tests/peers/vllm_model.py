@@ -23,10 +23,11 @@ BUILTIN = Path(__file__).parents[2] / "engine" / "proa_engine" / "builtin" / "mo
 ADAPTERS = BUILTIN.parent / "adapters"
 FOLDER = Path("model")  # below the folder in which the tests run
 LABELS = {"apeach": 2, "reranker": 1}  # classes of the models with such a name
-EMBEDDING_SIZES = {"e5-small": 384, "bge-base": 768}
+EMBEDDING_SIZES = {"e5-small": 384, "bge-base": 768, "colbert-small": 96}
+DENSE = "2_Dense"  # folder of the built-in model's linear layer for embeddings
 CONTEXT = 32768  # tokens: the longest that a test needs
 VOCABULARY = 8192  # tokens: above each id that a test names, but of those models:
-VOCABULARIES = {"apeach": 151936, "reranker": 250002, "e5-small": 250037, "bge-base": 30522}
+VOCABULARIES = {"apeach": 151936, "reranker": 250002, "e5-small": 250037, "bge-base": 30522, "colbert-small": 30528}
 REASONING = ("<think>", "</think>")
 THOUGHTS = tuple(f" step {number}," for number in range(1, 33))  # tokens
 # The built-in chat template takes no other roles and has no reasoning.
@@ -82,6 +83,10 @@ def folder_of(name: str, kind: Kind) -> Path:
             _add_classes(folder, labels)
         elif size:
             _resize_embeddings(folder, size)
+            if "colbert" in name:
+                modules = json.loads((folder / "modules.json").read_text())
+                modules = [each for each in modules if each["path"] in ("", DENSE)]  # without the pooling
+                (folder / "modules.json").write_text(json.dumps(modules))
         else:
             _change_end(folder, kind)
     return folder
@@ -105,10 +110,13 @@ def _change_end(folder: Path, kind: Kind) -> None:
 
 
 class Hub:
-    """What the tests use of huggingface_hub's `HfApi`: adapters."""
+    """What the tests use of huggingface_hub's `HfApi`: adapters, and the linear layer of a ColBERT model."""
 
     def snapshot_download(self, repo_id: str) -> str:
         return str(ADAPTERS / ("butler" if "Woof" in repo_id else "sailor"))
+
+    def hf_hub_download(self, repo_id: str, filename: str) -> str:
+        return str(folder_of(repo_id, Kind.ENDS) / DENSE / filename)
 
 
 def _pad_vocabulary(folder: Path, size: int) -> None:
@@ -131,11 +139,11 @@ def _add_classes(folder: Path, labels: int) -> None:
 
 
 def _resize_embeddings(folder: Path, size: int) -> None:
-    """More values of each embedding, which are random sums of the hidden state's."""
-    path = folder / "2_Dense" / "model.safetensors"
+    """What is more of each embedding are random sums of the hidden state's values."""
+    path = folder / DENSE / "model.safetensors"
     weight = load_file(path)["linear.weight"]
-    noise = torch.randn(size - len(weight), weight.shape[1], generator=torch.Generator().manual_seed(size)) * 0.1
-    save_file({"linear.weight": torch.cat([weight, noise.to(weight.dtype)])}, path)
+    noise = torch.randn(size, weight.shape[1], generator=torch.Generator().manual_seed(size)) * 0.1
+    save_file({"linear.weight": torch.cat([weight[:size], noise[len(weight) :].to(weight.dtype)])}, path)
     _change(path.with_name("config.json"), out_features=size)
 
 
@@ -149,6 +157,12 @@ def _template(reasoning: str) -> str:
 
 def _change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def load_decoder(name: str, **options: Any) -> Any:
+    """The model without its LM head, as `transformers` runs it."""
+    folder = folder_of(name, Kind.ENDS)
+    return transformers.LlamaModel.from_pretrained(folder, dtype=torch.float32, **options)
 
 
 def load_tokenizer(*_: object, **__: object) -> Any:

@@ -45,6 +45,11 @@ def check_embeddings_close(
         assert cosine >= 1 - tol, f"{name_0} and {name_1}: the cosine is {cosine}"
 
 
+def compute_maxsim_score(query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+    """query [tokens, values], document [tokens, values] -> sum of the largest product of each of the query's tokens"""
+    return (query.float() @ document.float().T).amax(dim=1).sum()
+
+
 def run_embedding_correctness_test(*_: object, **__: object) -> None:
     raise AssertionError("the test compares with the checkpoint that it names")
 

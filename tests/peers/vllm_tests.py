@@ -114,6 +114,7 @@ def run_inside(arguments: list[str]) -> int:
     )
     vllm_model.write_model()
     transformers.AutoTokenizer.from_pretrained = vllm_model.load_tokenizer  # type: ignore[method-assign]
+    transformers.AutoModel.from_pretrained = vllm_model.load_decoder  # type: ignore[method-assign]
     huggingface_hub.snapshot_download = lambda *_, **__: str(vllm_model.FOLDER)  # type: ignore[assignment]
     sys.modules["pybase64"] = base64
     vllm_stubs.install_stubs(
@@ -121,6 +122,7 @@ def run_inside(arguments: list[str]) -> int:
         {
             "vllm.tokenizers": {"get_tokenizer": vllm_model.load_tokenizer},
             "vllm.entrypoints.pooling.utils": vars(vllm_pooling),
+            "vllm.entrypoints.pooling.scoring.utils": vars(vllm_pooling),
             "vllm.utils.serial_utils": vars(vllm_pooling),
             "vllm.config": {"ModelConfig": vllm_model.ModelConfig},
             "vllm.transformers_utils.repo_utils": {"hf_api": vllm_model.Hub},

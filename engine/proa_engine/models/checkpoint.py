@@ -169,6 +169,16 @@ def tensor_names(folder: Path) -> list[str]:
     return [name for path in folder.glob("*.safetensors") for name in _names(_open(path))]
 
 
+def tensor_shape(folder: Path, name: str) -> list[int]:
+    """Raises ValueError if no *.safetensors file of the folder has the tensor."""
+    for path in folder.glob("*.safetensors"):
+        file = _open(path)
+        if name in _names(file):
+            shape: list[int] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
+            return shape
+    raise ValueError(f"{folder} has no tensor {name}")
+
+
 def _names(file: safe_open) -> list[str]:
     return list(file.keys())  # type: ignore[no-untyped-call]
 

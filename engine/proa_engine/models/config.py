@@ -17,7 +17,7 @@ from proa.contract import PoolingTask
 from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
-from proa_engine.models.checkpoint import tensor_names
+from proa_engine.models.checkpoint import tensor_names, tensor_shape
 from proa_engine.models.decoder_layer import LayerDeclaration
 from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
 from proa_engine.models.image_files import ImageFiles
@@ -26,6 +26,7 @@ from proa_engine.models.pooling_config import (
     PoolingConfig,
     PoolingKind,
     classification_config,
+    colbert_modules,
     embedding_config,
     read_embedding_modules,
 )
@@ -111,6 +112,9 @@ class ModelConfig:
         generation_path = Path(folder) / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
         config, modules = json.loads(path.read_text()), read_embedding_modules(Path(folder))
+        if config.get("architectures") == ["HF_ColBERT"]:
+            config = config | {"architectures": ["BertModel"]}
+            modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))
         files = None if language_model_only or "vision_config" not in config else ImageFiles.from_folder(Path(folder))
         read = cls.from_dicts(config, generation, quantization, runner, modules, files)
         if read.image_encoder is not None:

@@ -5,7 +5,7 @@ Raises ValueError, naming the part, for what the engine does not support.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -62,6 +62,7 @@ class PoolingConfig:
     is_multi_label: bool = False  # a label's probability does not depend on the others
     gives_probabilities: bool = True  # of labels, unless the request says otherwise
     max_tokens: int | None = None  # of a prompt; None: the model's positions
+    head_tensors: tuple[str, ...] = ()  # of the model's own checkpoint that are not the model's, but those of `dense`
 
     @property
     def last_token_tasks(self) -> frozenset[PoolingTask]:
@@ -78,10 +79,11 @@ class PoolingConfig:
 class EmbeddingModules:
     """What `modules.json` lists behind the transformer."""
 
-    kind: PoolingKind
+    kind: PoolingKind  # ALL: the model embeds tokens only, for late interaction (ColBERT)
     dense: tuple[DenseConfig, ...]
     normalizes: bool
     max_tokens: int | None
+    head_tensors: tuple[str, ...] = ()  # see `PoolingConfig`
 
 
 def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
@@ -91,6 +93,8 @@ def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
         return None
     modules = sorted(json.loads(path.read_text()), key=lambda module: int(module["idx"]))
     names = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if names[:2] == ["Transformer", "Dense"] and {*names[1:]} <= {"Dense", "Normalize"}:
+        return _read_late_interaction(folder, modules)
     if "Pooling" not in names:
         return None
     if names[:2] != ["Transformer", "Pooling"]:
@@ -109,12 +113,28 @@ def read_embedding_modules(folder: Path) -> EmbeddingModules | None:
     return EmbeddingModules(kind, tuple(dense), normalizes, _max_tokens(folder / modules[0]["path"]))
 
 
+def _read_late_interaction(folder: Path, modules: list[dict[str, Any]]) -> EmbeddingModules:
+    """As PyLate saves models: without a pooling. Embeddings of tokens have length 1."""
+    dense = [_read_dense(folder / each["path"]) for each in modules if str(each["type"]).endswith("Dense")]
+    return EmbeddingModules(PoolingKind.ALL, tuple(dense), True, _max_tokens(folder / modules[0]["path"]))
+
+
+def colbert_modules(folder: Path, shape: Sequence[int]) -> EmbeddingModules:
+    """Of a checkpoint of ColBERT's own code, whose linear layer `linear.weight`, of this shape, is in it."""
+    dense = DenseConfig(folder, shape[1], shape[0], False, "Identity")
+    return EmbeddingModules(PoolingKind.ALL, (dense,), True, None, head_tensors=("linear.weight",))
+
+
 def embedding_config(modules: EmbeddingModules | None, hidden_size: int, kind: PoolingKind) -> PoolingConfig:
     """Of a model that computes embeddings. Without modules: pooled as `kind` says, of length 1."""
     if modules is None:
         modules = EmbeddingModules(kind, (), True, None)
+    kinds = {PoolingTask.EMBED: modules.kind, PoolingTask.TOKEN_EMBED: PoolingKind.ALL}
+    if modules.kind is PoolingKind.ALL:
+        del kinds[PoolingTask.EMBED]
     return PoolingConfig(
-        kinds={PoolingTask.EMBED: modules.kind, PoolingTask.TOKEN_EMBED: PoolingKind.ALL},
+        kinds=kinds,
+        head_tensors=modules.head_tensors,
         embedding_size=modules.dense[-1].out_features if modules.dense else hidden_size,
         dense=modules.dense,
         normalizes=modules.normalizes,

@@ -51,7 +51,9 @@ class Tokenizer:
         self.tool_template_source = tool_source or ""
         self.sampling_defaults = _sampling_defaults(_json(files.get("generation_config.json")))
         self.info = _tokenizer_info(config, source)
-        self.task_prompts = _task_prompts(_json(files.get("config_sentence_transformers.json")))
+        sentence_transformers = _json(files.get("config_sentence_transformers.json"))
+        self.task_prompts = _task_prompts(sentence_transformers)
+        self.late_interaction_prefixes = _late_interaction_prefixes(sentence_transformers)
         self.response_template: object = config.get("response_template")  # as transformers reads it
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -116,6 +118,12 @@ def _task_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     """The texts that sentence-transformers puts before those that are embedded, by the name of what they are for."""
     prompts = config.get("prompts")
     return {name: text for name, text in prompts.items() if isinstance(text, str)} if isinstance(prompts, dict) else {}
+
+
+def _late_interaction_prefixes(config: Mapping[str, Any]) -> tuple[str, str]:
+    """What PyLate puts before queries and before documents, tokens of the tokenizer. Empty: nothing."""
+    query, document = (config.get(f"{name}_prefix") for name in ("query", "document"))
+    return query if isinstance(query, str) else "", document if isinstance(document, str) else ""
 
 
 def _tokenizer_info(config: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:

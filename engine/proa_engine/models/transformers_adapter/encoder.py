@@ -62,7 +62,7 @@ class TransformersEncoder:
         base = self._model.base_model
         if not config.pooling.labels and not _has_pooler(source):  # embeddings do not need it
             base.pooler = None
-        load_weights(self._model, source)
+        load_weights(self._model, source, others=config.pooling.head_tensors)
         self._encoder: Any = base
         self._offset = position_offset(options.fields)
         self._has_types = int(options.fields.get("type_vocab_size") or 0) > 1

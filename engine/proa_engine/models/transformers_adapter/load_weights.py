@@ -3,7 +3,7 @@
 The library maps the names of a checkpoint to those of its modules, and converts what it stores in another form.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -42,8 +42,11 @@ class _Stored:
         return self.source.take(self.name, self.shape, part, self.dtype)
 
 
-def load_weights(model: Any, source: TypedSource) -> None:
-    """Raises ValueError naming tensors that are missing, unexpected or of another shape."""
+def load_weights(model: Any, source: TypedSource, *, others: Collection[str] = ()) -> None:
+    """`others`: names in the source that are not the model's.
+
+    Raises ValueError naming tensors that are missing, unexpected or of another shape.
+    """
     dtype = source.dtype
     stored: Mapping[str, tuple[int, ...]]
     if isinstance(source, SafetensorsCheckpoint):
@@ -56,7 +59,7 @@ def load_weights(model: Any, source: TypedSource) -> None:
     plan = model._get_dtype_plan(dtype)
     config = LoadStateDictConfig(device_map={"": source.device}, dtype=dtype, dtype_plan=plan, weight_mapping=mapping)
     exact = torch.float32 if plan else dtype
-    state = {name: _Stored(source, name, shape, exact) for name, shape in stored.items()}
+    state = {name: _Stored(source, name, shape, exact) for name, shape in stored.items() if name not in others}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,7 +1,8 @@
 """Scorers: how a model judges a pair of texts.
 
 A cross-encoder reads both texts in one prompt and has one value for it. A bi-encoder has an embedding of each text; the
-score is their cosine. A generative reranker is asked whether the document fits; the score is the probability of "yes".
+score is their cosine. Late interaction has an embedding of each token. A generative reranker is asked whether the
+document fits; the score is the probability of "yes".
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.encoding import Limit, encode_pairs, encode_texts, first_tokens
 from proa_gateway.pooling.inputs import PooledInput, has, limit_of
 from proa_gateway.pooling.protocol import ScoringFields
-from proa_gateway.pooling.values import TURN_VALUES, numbers
+from proa_gateway.pooling.values import TURN_VALUES, numbers, rows
 from proa_gateway.pooling.yes_no_prompt import answers_yes_or_no, encode_prompts
 
 Pairs = Sequence[tuple[str, str]]
@@ -44,6 +45,8 @@ def choose_scorer(model: ServedModel, request: ScoringFields) -> Scorer:
         return CrossEncoder(model, request, limit)
     if PoolingTask.EMBED in info.pooling_tasks:
         return BiEncoder(model, limit)
+    if PoolingTask.TOKEN_EMBED in info.pooling_tasks:
+        return LateInteraction(model, limit)
     message = f"The model {info.model_name!r} has no scores of pairs: that needs one class, or embeddings; {has(info)}."
     raise UnsupportedTask(message, param="model")
 
@@ -151,6 +154,48 @@ class BiEncoder:
             if index % turn == turn - 1:
                 await asyncio.sleep(0)
         return scores
+
+
+class LateInteraction:
+    """ColBERT (Khattab and Zaharia, 2020): the sum, over the query's tokens, of the largest cosine with a token of the
+    document."""
+
+    def __init__(self, model: ServedModel, limit: Limit) -> None:
+        self._tokenizer = model.tokenizer
+        self._limit = limit
+        self._num_first = 0
+
+    async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
+        query_prefix, document_prefix = self._tokenizer.late_interaction_prefixes
+        texts = [*(query_prefix + text for text in first), *(document_prefix + text for text in second)]
+        self._num_first = len(first)
+        params = PoolingParams(task=PoolingTask.TOKEN_EMBED, use_activation=True)  # of length 1
+        encoded = await self._tokenizer.work_on(
+            texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
+        )
+        return [PooledInput(token_ids, params) for token_ids in encoded]
+
+    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
+        first, second = outputs[: self._num_first], outputs[self._num_first :]
+        query = await rows(first[0])
+        scores = []
+        for index, output in enumerate(second):
+            if len(first) > 1:
+                query = await rows(first[index])
+            scores.append(await max_sim(query, await rows(output)))
+        return scores
+
+
+async def max_sim(query: Sequence[list[float]], document: Sequence[list[float]]) -> float:
+    """The sum, over the query's rows, of the largest product with a row of the document."""
+    score, num_values = 0.0, 0
+    for token in query:
+        score += max(sum(map(mul, token, other)) for other in document)
+        num_values += len(token) * len(document)
+        if num_values >= TURN_VALUES:
+            num_values = 0
+            await asyncio.sleep(0)
+    return score
 
 
 def _single(values: list[float]) -> float:

@@ -49,6 +49,12 @@ async def vectors(parts: Iterable[bytes]) -> AsyncIterator[list[float]]:
             await asyncio.sleep(0)
 
 
+async def rows(output: PooledValues) -> list[list[float]]:
+    size = len(output.values) // output.num_rows
+    parts = (output.values[start : start + size] for start in range(0, len(output.values), size))
+    return [row async for row in vectors(parts)]
+
+
 def float_rows(output: PooledValues, *, as_matrix: bool) -> Iterator[tuple[bytes, int]]:
     """JSON of the values, in parts with the number of values in each. `as_matrix`: a list of rows, even of one."""
     size = len(output.values) // output.num_rows
