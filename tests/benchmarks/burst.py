@@ -1,9 +1,9 @@
 """What a burst of large JSON schemas does to itself and to streams beside it, over HTTP on this machine.
 
-Sends `--requests` distinct schemas of about 50 KB at once, beside `--streams` streams of text, in rounds that alternate
-with bursts of the same bodies without a constraint (`metadata`). Reports the answers by status with the slowest of
-each, the gaps between the streams' tokens in ms, and the processor time of gateway and engine. Ends by itself after
-`--rounds`.
+Sends `--requests` distinct schemas of about 60 KB at once, beside `--streams` streams of text and one client that sends
+one small constraint after another, in rounds that alternate with bursts of the same bodies without a constraint
+(`metadata`). Reports the answers by status with the slowest of each, the gaps between the streams' tokens and the times
+of the small constraints in ms, and the processor time of gateway and engine. Ends by itself after `--rounds`.
 
     PYTHONPATH=tests python tests/benchmarks/burst.py --fake
     PYTHONPATH=tests python tests/benchmarks/burst.py
@@ -14,12 +14,14 @@ model's.
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from http import HTTPStatus
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,10 +33,11 @@ from support.processes import engine_process, fake_engine_process, gateway_proce
 
 NUM_PROPERTIES = 850
 PROBE_SECONDS = 4.0
+PAUSE = 0.02  # seconds between small constraints
 
 
 def schema(number: int) -> dict[str, Any]:
-    """About 50 KB; no two numbers give the same."""
+    """About 60 KB; no two numbers give the same."""
     names = [f"property_{number}_{index}" for index in range(NUM_PROPERTIES)]
     properties = {name: {"type": "string", "maxLength": 10 + index} for index, name in enumerate(names)}
     return {"type": "object", "properties": properties, "required": names}
@@ -46,8 +49,8 @@ def http_post(path: str, body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-async def follow(port: int, model: str, arrivals: list[tuple[float, float]]) -> None:
-    """One endless stream; adds the time of each event and the seconds since the one before."""
+async def follow(port: int, model: str, gaps: list[float]) -> None:
+    """One endless stream; adds the seconds between its events."""
     # What a model says after its end is often special tokens, which have no events unless they are text.
     fields = {"max_tokens": 400, "ignore_eos": True, "skip_special_tokens": False}
     body = {"model": model, "prompt": "Hello", "stream": True, **fields}
@@ -61,21 +64,36 @@ async def follow(port: int, model: str, arrivals: list[tuple[float, float]]) -> 
                 if line.startswith(b"data: {"):
                     now = time.perf_counter()
                     if before is not None:
-                        arrivals.append((now, now - before))
+                        gaps.append(now - before)
                     before = now
         finally:
             writer.close()
 
 
+async def send_small(port: int, model: str, times: list[float]) -> None:
+    """Small constraints, each another one; adds the seconds until each answer."""
+    for number in itertools.count():
+        fields = {"prompt": "Hi", "max_tokens": 1, "guided_choice": [f"choice {number}", "another"]}
+        status, seconds = await post(port, http_post("/v1/completions", {"model": model, **fields}))
+        if status != HTTPStatus.OK:
+            raise SystemExit(f"a small constraint was answered {status}")
+        times.append(seconds)
+        await asyncio.sleep(PAUSE)
+
+
 def streams(port: int, model: str, count: int, connection: Connection) -> None:
-    """A process: sends the gaps since the last question whenever it is asked; None ends it."""
+    """A process: sends the gaps between tokens and the times of small constraints since the last question whenever it
+    is asked; False ends it."""
 
     async def run() -> None:
-        arrivals: list[tuple[float, float]] = []
-        tasks = [asyncio.create_task(follow(port, model, arrivals)) for _ in range(count)]
+        gaps: list[float] = []
+        times: list[float] = []
+        tasks = [asyncio.create_task(follow(port, model, gaps)) for _ in range(count)]
+        tasks.append(asyncio.create_task(send_small(port, model, times)))
         while await asyncio.to_thread(connection.recv):
-            connection.send([gap for _, gap in arrivals])
-            arrivals.clear()
+            connection.send((gaps, times))
+            gaps.clear()
+            times.clear()
         for task in tasks:
             task.cancel()
 
@@ -101,13 +119,19 @@ def cpu_seconds(pid: int) -> float:
     return times.user + times.system
 
 
-def gaps(connection: Connection) -> str:
+def beside(connection: Connection) -> str:
+    """What the streams and the small constraints saw since the last call."""
     connection.send(True)
-    values = sorted(connection.recv())
-    if not values:
-        return "no tokens"
+    gaps, times = connection.recv()
+    return f"gaps {in_ms(gaps)}, small constraints {in_ms(times)}"
+
+
+def in_ms(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "none"
+    values = sorted(seconds)
     shown = (f"p{round(100 * share)} {1e3 * percentile(values, share):.0f}" for share in (0.5, 0.99))
-    return f"gaps {' '.join(shown)} max {1e3 * values[-1]:.0f} ms of {len(values)}"
+    return f"{' '.join(shown)} max {1e3 * values[-1]:.0f} ms of {len(values)}"
 
 
 def measure(port: int, model: str, pids: dict[str, int], options: argparse.Namespace) -> None:
@@ -122,9 +146,9 @@ def measure(port: int, model: str, pids: dict[str, int], options: argparse.Names
                     http_post("/v1/completions", {"model": model, "prompt": "Hi", "max_tokens": 3, field: schema(each)})
                     for each in range(number * options.requests, (number + 1) * options.requests)
                 ]
-                gaps(ours)
+                beside(ours)
                 time.sleep(PROBE_SECONDS)
-                print(f"idle: {gaps(ours)}", flush=True)
+                print(f"idle: {beside(ours)}", flush=True)
                 before = {name: cpu_seconds(pid) for name, pid in pids.items()}
                 answers = asyncio.run(burst(port, bodies))
                 cpu = ", ".join(f"{name} {cpu_seconds(pid) - before[name]:.2f} s" for name, pid in pids.items())
@@ -137,7 +161,7 @@ def measure(port: int, model: str, pids: dict[str, int], options: argparse.Names
                     for status, count in sorted(Counter(status for status, _ in answers).items())
                 )
                 print(
-                    f"{field}: {statuses}, median {seconds[len(seconds) // 2]:.2f} s, {gaps(ours)}, CPU: {cpu}",
+                    f"{field}: {statuses}, median {seconds[len(seconds) // 2]:.2f} s, {beside(ours)}, CPU: {cpu}",
                     flush=True,
                 )
         ours.send(False)

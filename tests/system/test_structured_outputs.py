@@ -195,3 +195,26 @@ async def test_hostile_constraints_are_answered_and_harm_no_other_request(client
     together = [ask(**fields) for fields in HOSTILE.values()]
     results = await asyncio.gather(*others, *together)
     assert set(results[: len(others)]) <= {"stop", "length"}
+
+
+async def test_a_small_constraint_overtakes_a_burst_of_large_ones(client: AsyncOpenAI) -> None:
+    names = [[f"property_{number}_{index}" for index in range(800)] for number in range(100)]
+    schemas = [
+        {"type": "object", "properties": {name: {"type": "string", "maxLength": 10} for name in each}, "required": each}
+        for each in names
+    ]
+    statuses: list[int] = []
+
+    async def send(schema: dict[str, Any]) -> None:
+        try:
+            await chat(client, guided_json=schema, max_tokens=3)
+            statuses.append(200)
+        except openai.APIStatusError as error:
+            statuses.append(error.status_code)
+
+    burst = [asyncio.create_task(send(schema)) for schema in schemas]
+    await asyncio.wait(burst, return_when=asyncio.FIRST_COMPLETED)
+    assert (await chat(client, guided_choice=["yes", "no"])).message.content in ("yes", "no")
+    assert len(statuses) < len(schemas)
+    await asyncio.gather(*burst)
+    assert set(statuses) <= {200, 429}

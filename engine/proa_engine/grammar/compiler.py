@@ -37,7 +37,7 @@ class QueueLimits:
     max_seconds: float
 
 
-SERVING_LIMITS = QueueLimits(64, 1.0)
+SERVING_LIMITS = QueueLimits(64, 0.5)
 NO_LIMITS = QueueLimits(math.inf, math.inf)
 
 

@@ -115,7 +115,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             admission=admission,
             pool=pool,
             loras=models.loras,
-            constrainer=Constrainer(Grammars(grammar_executor, large_bodies.delay), pool),
+            constrainer=Constrainer(Grammars(grammar_executor, large_bodies), pool),
             tracer=tracer,
             metrics=metrics,
             router=router,

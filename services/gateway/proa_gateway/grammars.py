@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,16 +12,17 @@ from proa.contract import StructuredOutputsParams
 from proa.contract.grammar import MAX_GRAMMAR_BYTES
 from proa.grammar import GrammarError, Lowered, check, lower
 from proa_gateway.errors import Overloaded
+from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.tokenizer import Tokenizer
 
 MIN_LARGE = 8192
 """Characters of a constraint that is large. One large constraint is checked at a time, so that a thread is left for
 the others: checking takes 1 ms for most, and up to seconds for large ones."""
 MAX_LARGE_WAITING = 32
-MAX_LARGE_WAIT = 0.5  # seconds; what has waited for longer is rejected, so that clients know within 2 s
-MAX_BODY_DELAY = 0.5
-"""Seconds. While large bodies wait for longer until they are read, large constraints are rejected at once: checking
-them would hold up those bodies, whose clients have waited already."""
+MAX_LARGE_WAIT = 0.8  # seconds; what has waited for longer is rejected, so that clients know within 2 s
+MAX_BODY_DELAY = 0.25
+"""Seconds. When large bodies have waited for longer to be read, large constraints are rejected at once, and no check of
+those that wait is started until all bodies are read: most of their requests can be answered without delay."""
 MAX_CACHED = 1024  # results
 MAX_CACHED_CHARACTERS = 8 * 2**20  # of constraints and their grammars
 
@@ -62,11 +63,11 @@ _Result = Lowered | str  # the grammar, or why there is none
 
 
 class Grammars:
-    """`executor` needs two threads, with stacks of 8 MiB. `body_delay`: see `MAX_BODY_DELAY`."""
+    """`executor` needs two threads, with stacks of 8 MiB. `bodies`: those that wait to be read."""
 
-    def __init__(self, executor: Executor, body_delay: Callable[[], float]) -> None:
+    def __init__(self, executor: Executor, bodies: LargeBodies) -> None:
         self._executor = executor
-        self._body_delay = body_delay
+        self._bodies = bodies
         self._cached: OrderedDict[GrammarKey, _Result] = OrderedDict()  # least recently used first
         self._num_characters = 0
         self._pending: dict[GrammarKey, asyncio.Task[_Result]] = {}
@@ -96,7 +97,7 @@ class Grammars:
 
     def _start(self, key: GrammarKey) -> asyncio.Task[_Result]:
         is_large = key.num_characters >= MIN_LARGE
-        if is_large and (self._num_large > MAX_LARGE_WAITING or self._body_delay() > MAX_BODY_DELAY):
+        if is_large and (self._num_large > MAX_LARGE_WAITING or self._bodies.delay() > MAX_BODY_DELAY):
             raise Overloaded(_TOO_MANY_LARGE)
         self._num_large += is_large
         task = self._pending[key] = asyncio.create_task(self._run(key, is_large=is_large))
@@ -117,13 +118,13 @@ class Grammars:
     async def _turn(self) -> AsyncIterator[None]:
         """Raises `Overloaded`."""
         try:
-            await asyncio.wait_for(self._large.acquire(), MAX_LARGE_WAIT)
+            async with asyncio.timeout(MAX_LARGE_WAIT) as limit, self._large:
+                if self._bodies.delay() > MAX_BODY_DELAY:
+                    await self._bodies.none_waits()
+                limit.reschedule(None)
+                yield
         except TimeoutError:
             raise Overloaded(_TOO_MANY_LARGE) from None
-        try:
-            yield
-        finally:
-            self._large.release()
 
     def _cache(self, key: GrammarKey, result: _Result) -> None:
         self._cached[key] = result

@@ -20,6 +20,7 @@ from proa_gateway.grammars import (
     MIN_LARGE,
     Grammars,
 )
+from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.tokenizer import Tokenizer
 from support.fake_engine import tokenizer_files
 
@@ -41,6 +42,24 @@ class Checks:
         return Lowered(Grammar(text="start: " + key.params.regex))
 
 
+LATE = MAX_BODY_DELAY + 0.01
+
+
+class LateBodies(LargeBodies):
+    """Bodies that have waited for `seconds`, the first call's first, until `are_read` is set."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__()
+        self._seconds = iter(seconds)
+        self.are_read = asyncio.Event()
+
+    async def none_waits(self) -> None:
+        await self.are_read.wait()
+
+    def delay(self) -> float:
+        return 0.0 if self.are_read.is_set() else next(self._seconds)
+
+
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     made = Checks()
@@ -56,7 +75,7 @@ async def executor() -> AsyncIterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def grammars(executor: ThreadPoolExecutor) -> Grammars:
-    return Grammars(executor, lambda: 0.0)
+    return Grammars(executor, LargeBodies())
 
 
 @pytest.fixture(scope="module")
@@ -170,16 +189,39 @@ async def test_a_large_constraint_that_waits_for_too_long_is_rejected(
     assert await grammars.lower(params("b" * MIN_LARGE), tokenizer, strict=False)
 
 
-async def test_large_constraints_are_rejected_while_bodies_wait_to_be_read(
+async def test_large_constraints_are_rejected_while_bodies_wait_too_long_to_be_read(
     executor: ThreadPoolExecutor, tokenizer: Tokenizer, checks: Checks
 ) -> None:
-    delay = MAX_BODY_DELAY
-    grammars = Grammars(executor, lambda: delay)
+    grammars = Grammars(executor, LateBodies(MAX_BODY_DELAY, MAX_BODY_DELAY, LATE))
     large = params("a" * MIN_LARGE)
     assert await grammars.lower(large, tokenizer, strict=False)
-    delay += 0.01
     assert await grammars.lower(large, tokenizer, strict=False)  # its result is known
     assert await grammars.lower(params("small"), tokenizer, strict=False)
     with pytest.raises(Overloaded):
         await grammars.lower(params("b" * MIN_LARGE), tokenizer, strict=False)
     assert len(checks.regexes) == 2
+
+
+async def test_a_large_constraint_that_waits_is_checked_after_late_bodies_are_read(
+    executor: ThreadPoolExecutor, tokenizer: Tokenizer, checks: Checks
+) -> None:
+    bodies = LateBodies(0.0, LATE)
+    grammars = Grammars(executor, bodies)
+    large = asyncio.create_task(grammars.lower(params("a" * MIN_LARGE), tokenizer, strict=False))
+    assert await grammars.lower(params("small"), tokenizer, strict=False)
+    assert checks.regexes == ["small"]
+    bodies.are_read.set()
+    assert await large
+
+
+async def test_a_large_constraint_is_rejected_if_bodies_are_read_for_too_long(
+    executor: ThreadPoolExecutor, tokenizer: Tokenizer, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proa_gateway.grammars, "MAX_LARGE_WAIT", 0.01)
+    bodies = LateBodies(0.0, LATE)
+    grammars = Grammars(executor, bodies)
+    with pytest.raises(Overloaded):
+        await grammars.lower(params("a" * MIN_LARGE), tokenizer, strict=False)
+    assert not checks.regexes
+    bodies.are_read.set()
+    assert await grammars.lower(params("a" * MIN_LARGE), tokenizer, strict=False)

@@ -40,3 +40,14 @@ async def test_a_body_whose_client_left_does_not_wait() -> None:
     await first
     clock.now = 9.0
     assert bodies.delay() == 0.0
+
+
+async def test_none_waits_once_all_are_passed_on() -> None:
+    bodies = LargeBodies()
+    await bodies.none_waits()
+    turns = [asyncio.create_task(bodies.turn()) for _ in range(3)]
+    await asyncio.sleep(0)
+    turns[1].cancel()
+    await bodies.none_waits()
+    assert all(turn.done() for turn in turns)
+    await bodies.none_waits()

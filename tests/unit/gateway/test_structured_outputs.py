@@ -12,8 +12,13 @@ from proa_gateway.http import validation_error_object
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.structured_outputs import Constraint, constraint_of
 
+
+def compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "é"}}}
-TEXT = json.dumps(SCHEMA)
+TEXT = compact(SCHEMA)
 TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
 STRUCTURES = [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]
 
@@ -32,11 +37,11 @@ def response_format(kind: str, **fields: Any) -> dict[str, Any]:
         (response_format("json_object"), "response_format", {"json_object": True}),
         (response_format("json_schema", json_schema={"name": "n", "schema": SCHEMA}), None, {"json": TEXT}),
         (response_format("json_schema", json_schema={"schema": SCHEMA}), "response_format", {"json": TEXT}),
-        (response_format("structural_tag", format=TAG), None, {"structural_tag": json.dumps({"format": TAG})}),
+        (response_format("structural_tag", format=TAG), None, {"structural_tag": compact({"format": TAG})}),
         (
             response_format("structural_tag", structures=STRUCTURES, triggers=["<f"]),
             "response_format",
-            {"structural_tag": json.dumps({"structures": STRUCTURES, "triggers": ["<f"]})},
+            {"structural_tag": compact({"structures": STRUCTURES, "triggers": ["<f"]})},
         ),
         ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json", {"json": TEXT}),
         ({"structured_outputs": {"json": TEXT}}, "structured_outputs.json", {"json": TEXT}),
@@ -50,7 +55,7 @@ def response_format(kind: str, **fields: Any) -> dict[str, Any]:
         (
             {"structured_outputs": {"structural_tag": {"format": TAG}}},
             "structured_outputs.structural_tag",
-            {"structural_tag": json.dumps({"format": TAG})},
+            {"structural_tag": compact({"format": TAG})},
         ),
         (
             {"structured_outputs": {"json": TEXT, "whitespace_pattern": " ?"}},
@@ -184,3 +189,22 @@ def test_unknown_fields_of_a_constraint_are_extra_fields() -> None:
     request = CompletionRequest(prompt="Hi", **fields)  # type: ignore[arg-type]
     expected = {"response_format.schema", "response_format.json_schema.scrict", "structured_outputs.backend"}
     assert request.extra_fields.keys() == expected
+
+
+@pytest.mark.parametrize("value", ["\ud800", 10**40, float("inf"), [1e-7, None, True, "é\x00"]])
+def test_the_text_of_a_schema_has_its_values(value: Any) -> None:
+    schema = {"const": value}
+    found = constraint(guided_json=schema)
+    assert found is not None
+    assert isinstance(found.params.json, str)
+    assert json.loads(found.params.json) == schema
+
+
+def test_the_text_of_a_schema_may_have_hundreds_of_levels() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(300):
+        schema = {"not": schema}
+    found = constraint(guided_json=schema)
+    assert found is not None
+    assert isinstance(found.params.json, str)
+    assert json.loads(found.params.json) == schema

@@ -121,7 +121,7 @@ def test_parameters_have_the_names_of_openai() -> None:
     assert (request.max_tokens, request.temperature, request.top_k, request.stop) == (5, 0.5, 3, ["END"])
     assert request.response_format is not None
     assert request.response_format.json_schema is not None
-    assert request.response_format.json_schema.schema_ == json.dumps(schema)
+    assert json.loads(request.response_format.json_schema.schema_) == schema
     assert request.response_format.json_schema.strict
 
 
