@@ -1,5 +1,6 @@
 """Pooled results equal those of sentence-transformers and `transformers` in float32, with every scheduling feature."""
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proa.contract import EngineCoreRequest, PoolingParams, PoolingTask, SamplingParams
@@ -153,6 +155,28 @@ def test_labels_of_every_token_equal_those_of_transformers(tmp_path: Path) -> No
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     for number, prompt in enumerate(PROMPTS):
         expected = model.score(model.model(torch.tensor([prompt])).last_hidden_state)[0].softmax(-1)
+        torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("form", "num_labels"), [("ForRewardModel", 1), ("ForProcessRewardModel", 2)])
+def test_rewards_of_every_token_are_those_of_two_layers(tmp_path: Path, form: str, num_labels: int) -> None:
+    from transformers import AutoModel
+
+    folder = make_tiny_model(tmp_path, "qwen2", auto_class="AutoModel")
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    size = model.config.hidden_size
+    score = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, num_labels))
+    weights = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights |= {f"score.{name}": tensor for name, tensor in score.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [f"Qwen2{form}"]}))
+    with build_core(folder, **PRESSED) as engine:
+        results = run(engine, requests(PoolingParams(task=PoolingTask.TOKEN_CLASSIFY)))
+    for number, prompt in enumerate(PROMPTS):
+        logits = score(model(torch.tensor([prompt])).last_hidden_state)[0]
+        expected = logits.sigmoid() if num_labels == 1 else logits.softmax(-1)
         torch.testing.assert_close(results[str(number)].values, expected, rtol=0, atol=1e-4)
 
 

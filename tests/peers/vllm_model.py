@@ -22,12 +22,19 @@ from tokenizers import AddedToken, Tokenizer
 BUILTIN = Path(__file__).parents[2] / "engine" / "proa_engine" / "builtin" / "model"
 ADAPTERS = BUILTIN.parent / "adapters"
 FOLDER = Path("model")  # below the folder in which the tests run
-LABELS = {"apeach": 2, "reranker": 1}  # classes of the models with such a name
+LABELS = {"apeach": 2, "reranker": 1, "reward": 1}  # classes of the models with such a name
 EMBEDDING_SIZES = {"e5-small": 384, "bge-base": 768, "colbert-small": 96}
 DENSE = "2_Dense"  # folder of the built-in model's linear layer for embeddings
 CONTEXT = 32768  # tokens: the longest that a test needs
 VOCABULARY = 8192  # tokens: above each id that a test names, but of those models:
-VOCABULARIES = {"apeach": 151936, "reranker": 250002, "e5-small": 250037, "bge-base": 30522, "colbert-small": 30528}
+VOCABULARIES = {
+    "apeach": 151936,
+    "reranker": 250002,
+    "e5-small": 250037,
+    "bge-base": 30522,
+    "colbert-small": 30528,
+    "reward": 92544,
+}
 REASONING = ("<think>", "</think>")
 THOUGHTS = tuple(f" step {number}," for number in range(1, 33))  # tokens
 # The built-in chat template takes no other roles and has no reasoning.

@@ -60,6 +60,8 @@ class RemoteOpenAIServer:
         self, model: str, vllm_serve_args: list[str], env_dict: Mapping[str, str] | None = None, **unused: object
     ) -> None:
         arguments = _split(vllm_serve_args)
+        if "reward" in os.fspath(model):  # such a model has a value of each token
+            arguments += ["--pooler-config", json.dumps({"task": "token_classify"})]
         name = _values(arguments, "--served-model-name") or [os.fspath(model)]
         keys = _values(arguments, "--api-key") or [key for key in [(env_dict or {}).get("VLLM_API_KEY")] if key]
         self.host, self.port = "127.0.0.1", free_port()

@@ -29,6 +29,7 @@ from proa_engine.models.pooling_config import (
     colbert_modules,
     embedding_config,
     read_embedding_modules,
+    reward_config,
 )
 from proa_engine.models.quantization import linear_method
 from proa_engine.models.registry import (
@@ -185,6 +186,8 @@ def _pooling(
         kind = PoolingKind.MEAN if config.get("classifier_pooling") == "mean" else PoolingKind.FIRST
     if form is Form.CLASSIFIER:
         return classification_config(config, kind)
+    if form in (Form.REWARD, Form.PROCESS_REWARD):
+        return reward_config(1 if form is Form.REWARD else 2)
     if not has_lm_head:
         return embedding_config(modules, hidden_size, kind)
     logprobs = {PoolingTask.TOKEN_LOGPROBS: PoolingKind.LAST}

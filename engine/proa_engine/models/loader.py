@@ -132,7 +132,7 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
         return True
     if "vision_tower." in name and ".head." in name:
         return True
-    if name == "score.weight" and config.pooling.labels:  # a head of `load_pooling_heads`
+    if name.startswith("score.") and config.pooling.labels:  # a head of `load_pooling_heads`
         return True
     if name.endswith("lm_head.weight") and not config.has_lm_head:
         return True

@@ -59,6 +59,7 @@ class PoolingConfig:
     dense: tuple[DenseConfig, ...] = ()  # applied to embeddings, in order
     normalizes: bool = False  # embeddings, unless the request says otherwise
     labels: tuple[str, ...] = ()
+    has_two_score_layers: bool = False  # behind a decoder: `score.0`, ReLU and `score.2`, instead of `score`
     is_multi_label: bool = False  # a label's probability does not depend on the others
     gives_probabilities: bool = True  # of labels, unless the request says otherwise
     max_tokens: int | None = None  # of a prompt; None: the model's positions
@@ -158,6 +159,16 @@ def classification_config(config: Mapping[str, Any], kind: PoolingKind) -> Pooli
         labels=labels,
         is_multi_label=len(labels) == 1 or problem == "multi_label_classification" or activation == "Sigmoid",
         gives_probabilities=activation != "Identity" and problem != "regression",
+    )
+
+
+def reward_config(num_labels: int) -> PoolingConfig:
+    """Of a decoder that judges each token of a solution, such as those that end its steps."""
+    return PoolingConfig(
+        kinds={PoolingTask.TOKEN_CLASSIFY: PoolingKind.ALL},
+        labels=tuple(f"LABEL_{index}" for index in range(num_labels)),
+        has_two_score_layers=True,
+        is_multi_label=num_labels == 1,
     )
 
 

@@ -34,6 +34,29 @@ class Dense:
         return y
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A decoder's layers for labels, in order."""
+
+    layers: tuple[Dense, ...]
+
+    @classmethod
+    def load(cls, config: PoolingConfig, hidden_size: int, source: WeightSource) -> "Score":
+        num_labels = len(config.labels)
+        if not config.has_two_score_layers:
+            return cls((Dense(source.take("score.weight", (num_labels, hidden_size)), None, "Identity"),))
+        layers = []
+        for name, size, activation in (("score.0", hidden_size, "ReLU"), ("score.2", num_labels, "Identity")):
+            weight = source.take(f"{name}.weight", (size, hidden_size))
+            layers.append(Dense(weight, source.take(f"{name}.bias", (size,)), activation))
+        return cls(tuple(layers))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 class PoolingHeads:
     """Computes results of pooled hidden states. `classify`: [n, hidden_size] -> [n, labels], if there are labels."""
 
@@ -58,9 +81,9 @@ class PoolingHeads:
         return F.normalize(vectors, dim=-1) if normalizes else vectors
 
     def parameters(self) -> Iterator[Tensor]:
-        for layer in (*self._dense, self._classify):
-            if isinstance(layer, Dense):
-                yield from (tensor for tensor in (layer.weight, layer.bias) if tensor is not None)
+        score = self._classify.layers if isinstance(self._classify, Score) else ()
+        for layer in (*self._dense, *score):
+            yield from (tensor for tensor in (layer.weight, layer.bias) if tensor is not None)
 
     def _activate(self, logits: Tensor, use_activation: bool | None) -> Tensor:
         if not (self._config.gives_probabilities if use_activation is None else use_activation):
@@ -79,5 +102,4 @@ def load_heads(
     dense = [Dense.load(each, make_source(each.folder)) for each in config.dense]
     if not config.labels or classify is not None:
         return PoolingHeads(config, dense, classify)
-    weight = make_source(folder).take("score.weight", (len(config.labels), hidden_size))
-    return PoolingHeads(config, dense, Dense(weight, None, "Identity"))
+    return PoolingHeads(config, dense, Score.load(config, hidden_size, make_source(folder)))

@@ -68,6 +68,8 @@ class Form(Enum):
     CAUSAL_LM = "ForCausalLM"
     EMBEDDING = "Model"  # nothing
     CLASSIFIER = "ForSequenceClassification"
+    REWARD = "ForRewardModel"  # two layers with one value for each token
+    PROCESS_REWARD = "ForProcessRewardModel"  # two layers with two classes for each token
 
 
 class ModelClass(Protocol):
@@ -101,7 +103,7 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
     name = str((config.get("architectures") or ["none named"])[0])
     if name in MODULES:
         return name, Form.CAUSAL_LM
-    for form in (Form.EMBEDDING, Form.CLASSIFIER):
+    for form in (Form.EMBEDDING, Form.CLASSIFIER, Form.REWARD, Form.PROCESS_REWARD):
         decoder = name.removesuffix(form.value) + Form.CAUSAL_LM.value
         if name.endswith(form.value) and decoder in MODULES:
             return decoder, form
