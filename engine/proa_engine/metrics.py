@@ -208,6 +208,7 @@ class EngineMetrics:
             ("spec_decode_num_drafts", "Drafts verified, one per request and step.", stats.spec_decode_num_drafts),
             ("spec_decode_num_draft_tokens", "Draft tokens verified.", stats.spec_decode_num_draft_tokens),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.spec_decode_num_accepted_tokens),
+            ("spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by place.", self._accepted_drafts()),
             ("prompt_tokens", "Prompt tokens of started requests, computed or cached.", self._prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.", self._cached_tokens),
             ("prompt_tokens_by_source", "Prompt tokens by where they come from.", self._prompt_sources()),
@@ -221,6 +222,12 @@ class EngineMetrics:
         yield counter("proa_engine_encoded_images", "Images encoded.", self._labels, stats.num_encoded_images)
         text = "Images of requests that were found encoded."
         yield counter("proa_engine_encoder_cache_hits", text, self._labels, stats.num_encoder_hits)
+
+    def _accepted_drafts(self) -> CounterByLabel:
+        accepted = CounterByLabel("position", map(str, range(self._config.num_speculative_tokens)))
+        for place, count in enumerate(self._stats.spec_decode_num_accepted_tokens_per_pos):
+            accepted.counts[str(place)] = count
+        return accepted
 
     def _prompt_sources(self) -> CounterByLabel:
         sources = CounterByLabel("source")

@@ -30,6 +30,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.server.metrics_server import serve_metrics
+from proa_engine.speculative_config import SpeculativeConfig
 from proa_gateway.engines.circuit_breaker import BreakerState
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
@@ -219,6 +220,17 @@ def test_engine_page_is_served_until_stopped() -> None:
     assert "vllm:num_requests_running" in page.names
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+def test_accepted_drafts_are_counted_for_each_position() -> None:
+    registry = CollectorRegistry()
+    speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    metrics = EngineMetrics(registry, replace(CONFIG, speculative_config=speculation), **SIZES)
+    stats = SchedulerStats(spec_decode_num_accepted_tokens_per_pos=(5, 2))
+    metrics.observe_outputs(StepOutputs([], stats, 1.0, 1))
+    page = scrape(registry)
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [page.value(name, position=str(position)) for position in range(3)] == [5, 2, 0]
 
 
 def engine(address: str, *, model_name: str | None) -> EngineClient:

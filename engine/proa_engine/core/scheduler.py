@@ -101,6 +101,7 @@ class Scheduler:
             spec_decode_num_drafts=self._drafts.num_drafts,
             spec_decode_num_draft_tokens=self._drafts.num_draft_tokens,
             spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
+            spec_decode_num_accepted_tokens_per_pos=tuple(self._drafts.num_accepted_per_position),
             num_forced_tokens=self._forced.num_tokens,
             num_encoded_images=self.encoder_cache.num_encoded,
             num_encoder_hits=self.encoder_cache.num_hits,

@@ -65,6 +65,7 @@ class DraftCounter:
         self.num_drafts = 0  # times that a request had drafts in a step
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.num_accepted_per_position: list[int] = []
 
     def settle(self, requests: Sequence[Request], result: ModelRunnerOutput) -> None:
         """Subtract rejected drafts from their requests. Call it before the requests get the step's tokens."""
@@ -80,6 +81,10 @@ class DraftCounter:
             self.num_drafts += drafts.proposed > 0
             self.num_draft_tokens += drafts.proposed
             self.num_accepted_tokens += num_accepted
+            by_position = self.num_accepted_per_position
+            by_position += [0] * (num_accepted - len(by_position))
+            for position in range(num_accepted):
+                by_position[position] += 1
 
 
 def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> None:

@@ -96,6 +96,8 @@ class SchedulerStats:
     spec_decode_num_drafts: int = field(default=0, metadata=LOCAL)  # times that a request had drafts in a step
     spec_decode_num_draft_tokens: int = field(default=0, metadata=LOCAL)
     spec_decode_num_accepted_tokens: int = field(default=0, metadata=LOCAL)
+    # The same by the draft's place, the first one first, as far as any was accepted.
+    spec_decode_num_accepted_tokens_per_pos: Sequence[int] = field(default=(), metadata=LOCAL)
     num_deferred_reqs: int = field(default=0, metadata=LOCAL)  # waiting ones that could not start if there were room
     num_forced_tokens: int = field(default=0, metadata=LOCAL)  # output tokens that a grammar left no choice for
     num_encoded_images: int = field(default=0, metadata=LOCAL)

@@ -47,6 +47,7 @@ def test_accepted_drafts_save_steps(async_scheduling: bool) -> None:
     stats = run.core.stats()
     assert (stats.spec_decode_num_drafts, stats.spec_decode_num_draft_tokens) == (8, 24)
     assert stats.spec_decode_num_accepted_tokens == 24
+    assert stats.spec_decode_num_accepted_tokens_per_pos == (8, 8, 8)
 
 
 def test_nothing_is_scheduled_past_the_limit_however_many_drafts_are_accepted() -> None:
