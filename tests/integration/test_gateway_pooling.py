@@ -391,7 +391,10 @@ async def test_invocations_are_sent_to_the_endpoint_of_their_fields(gateway: Run
     assert (await post(gateway, "/invocations", **chat, encoding_format="float"))["data"][0]["object"] == "embedding"
 
 
-@pytest.mark.parametrize(("task", "field"), [(EMBED, "embedding"), (CLASSIFY, "probs")])
+@pytest.mark.parametrize(
+    ("task", "field"),
+    [(EMBED, "embedding"), (TOKEN_EMBED, "embedding"), (CLASSIFY, "probs"), (TOKEN_CLASSIFY, "data")],
+)
 async def test_chats_with_models_that_only_pool_are_invoked_for_values(task: Any, field: str) -> None:
     async with FakeEngine(pooling_tasks=(task,), pooling_only=True) as engine, running_gateway(engine) as gateway:
         for fields in (chat_body("a"), {"input": "a"}, {"model": "fake", "input": "a"}):

@@ -24,9 +24,16 @@ from proa_gateway.openai.response_schema import (
 )
 from proa_gateway.openai.serving_chat import ChatHandler
 from proa_gateway.openai.serving_completion import CompletionHandler
-from proa_gateway.pooling.protocol import SCORE_FIELDS, ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
-from proa_gateway.pooling.response_schema import ClassList, EmbeddingList, RankedDocuments, ScoreList
-from proa_gateway.pooling_routes import classify, embeddings, only_tasks, pooling_router, rerank, score
+from proa_gateway.pooling.protocol import (
+    SCORE_FIELDS,
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from proa_gateway.pooling.response_schema import ClassList, EmbeddingList, PoolingList, RankedDocuments, ScoreList
+from proa_gateway.pooling_routes import classify, embeddings, only_tasks, pooling, pooling_router, rerank, score
 from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
@@ -46,6 +53,7 @@ INVOCATION = {
                     {"$ref": "#/components/schemas/CompletionRequest"},
                     {"$ref": "#/components/schemas/EmbeddingRequest"},
                     {"$ref": "#/components/schemas/ClassifyRequest"},
+                    {"$ref": "#/components/schemas/PoolingRequest"},
                     {"$ref": "#/components/schemas/ScoreRequest"},
                     {"$ref": "#/components/schemas/RerankRequest"},
                 ]
@@ -55,8 +63,9 @@ INVOCATION = {
 }
 INVOKED: dict[str, Any] = {
     **generation_response(ChatCompletion, ChatCompletionChunk),
-    "model": ChatCompletion | Completion | EmbeddingList | ClassList | ScoreList | RankedDocuments,
+    "model": ChatCompletion | Completion | EmbeddingList | ClassList | PoolingList | ScoreList | RankedDocuments,
 }
+_EMBEDDINGS = {PoolingTask.EMBED, PoolingTask.TOKEN_EMBED}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -85,8 +94,10 @@ async def invocations(body: dict[str, Any], request: Request) -> Response:
     """SageMaker's route: the endpoint follows from the body's fields, and from the model if it generates nothing."""
     if "messages" in body or "input" in body:
         tasks = only_tasks(gateway_of(request), body.get("model"))
-        if tasks and PoolingTask.EMBED not in tasks:
-            return await classify(validated(ClassifyRequest, body), request)
+        if tasks and _EMBEDDINGS.isdisjoint(tasks):
+            if PoolingTask.CLASSIFY in tasks:
+                return await classify(validated(ClassifyRequest, body), request)
+            return await pooling(validated(PoolingRequest, body), request)
         if tasks or "input" in body or "encoding_format" in body:
             return await embeddings(validated(EmbeddingRequest, body), request)
         return await chat_completions(validated(ChatCompletionRequest, body), request)
