@@ -188,14 +188,14 @@ class LateInteraction:
 
 async def max_sim(query: Sequence[list[float]], document: Sequence[list[float]]) -> float:
     """The sum, over the query's rows, of the largest product with a row of the document."""
-    score, num_values = 0.0, 0
-    for token in query:
-        score += max(sum(map(mul, token, other)) for other in document)
-        num_values += len(token) * len(document)
-        if num_values >= TURN_VALUES:
-            num_values = 0
+    largest = [-math.inf] * len(query)
+    num_rows = max(1, TURN_VALUES // len(query[0]))  # of the document, between two turns of the event loop: 0.2 ms
+    for start in range(0, len(document), num_rows):
+        others = document[start : start + num_rows]
+        for index, token in enumerate(query):
+            largest[index] = max(largest[index], *(sum(map(mul, token, other)) for other in others))
             await asyncio.sleep(0)
-    return score
+    return sum(largest)
 
 
 def _single(values: list[float]) -> float:
