@@ -14,6 +14,15 @@ from support.gateway import RunningGateway, running_gateway
 from support.tokenizers import byte_level_tokenizer
 
 TEXT = "Berlin has museums. \u4e2d\u6587 \U0001f600"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": [3, 4]}, "input"),
+    ({"input": ["a", ""]}, "input"),
+    ({"input": None, "messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+    ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+    ({"encoding_format": "bytes"}, "encoding_format"),
+    ({"late_chunking_params": {"chunk_size": 0}}, "late_chunking_params.chunk_size"),
+    ({"late_chunking_params": {"chunk_size": 2, "overlap": 1}}, "late_chunking_params.overlap"),
+]
 
 
 @pytest.fixture
@@ -69,22 +78,8 @@ async def test_the_response_has_the_tokens_and_characters_of_each_chunk(gateway:
     assert described["chunks"][-1]["char_range"][1] == len(TEXT)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": [3, 4]}, "input"),
-        ({"input": ["a", ""]}, "input"),
-        ({"input": None, "messages": [{"role": "user", "content": "Hi"}]}, "messages"),
-        ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
-        ({"encoding_format": "bytes"}, "encoding_format"),
-        ({"late_chunking_params": {"chunk_size": 0}}, "late_chunking_params.chunk_size"),
-        ({"late_chunking_params": {"chunk_size": 2, "overlap": 1}}, "late_chunking_params.overlap"),
-    ],
-)
-async def test_what_cannot_be_divided_is_refused_by_name(
-    gateway: RunningGateway, fields: dict[str, Any], param: str
-) -> None:
-    body = {"input": TEXT, "late_chunking_params": {"chunk_size": 4}, **fields}
-    response = await gateway.http.post("/v1/embeddings", json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+async def test_what_cannot_be_divided_is_refused_by_name(gateway: RunningGateway) -> None:
+    for fields, param in REFUSED:
+        body = {"input": TEXT, "late_chunking_params": {"chunk_size": 4}, **fields}
+        response = await gateway.http.post("/v1/embeddings", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
