@@ -101,6 +101,20 @@ async def test_fields_without_effect_are_named() -> None:
     assert sorted(ignored) == ["output_config.effort", "thinking", "unheard_of"]
 
 
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}, {"type": "thinking_turns", "value": 1}])
+async def test_context_management_is_refused_only_if_it_drops_something(keep: Any) -> None:
+    edits: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
+    async with serving(say("one")) as (client, _, _):
+        creating = client.beta.messages.create(
+            model="fake", max_tokens=9, messages=HI, betas=["context-management-2025-06-27"], context_management=edits
+        )
+        if "value" not in keep:
+            assert (await creating).stop_reason == "end_turn"
+            return
+        with pytest.raises(anthropic.BadRequestError, match="context_management is not supported"):
+            await creating
+
+
 async def test_a_client_that_leaves_aborts_the_request() -> None:
     async with serving(say("one", repeat=True)) as (client, _, engine):
         async with client.messages.stream(model="fake", max_tokens=2000, messages=HI) as stream:

@@ -10,10 +10,12 @@ from proa_gateway.openai.fields import Text
 from proa_gateway.openai.protocol import Count, Effort, Probability
 from proa_gateway.openai.refused_fields import Refused
 
+_KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
+"""Claude Code sends the first: all thinking stays in the prompt."""
 REFUSED = {
     "container": Refused("nothing is executed here"),
     "mcp_servers": Refused("no servers are called"),
-    "context_management": Refused("messages are never dropped"),
+    "context_management": Refused("messages are never dropped", neutral=({"edits": []}, *_KEEPS_ALL)),
     "output_format": Refused("use output_config.format"),
     "prefill": Refused("end the messages with one of the assistant"),
 }
