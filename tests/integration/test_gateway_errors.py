@@ -1,6 +1,7 @@
 """Error responses: OpenAI's error object with the status, the parameter and the reason."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -206,6 +207,31 @@ async def test_harmless_values_of_unsupported_and_unknown_fields_are_accepted(ga
 async def test_a_body_that_is_not_a_json_object_is_rejected(gateway: RunningGateway, path: str, body: bytes) -> None:
     response = await gateway.http.post(path, content=body, headers={"content-type": "application/json"})
     error_of(response, 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000, "too many digits"),
+    ],
+)
+async def test_a_body_that_cannot_be_parsed_is_rejected_with_the_reason(
+    gateway: RunningGateway, body: bytes, reason: str
+) -> None:
+    response = await gateway.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    error = error_of(response, 400)
+    assert error["code"] == "invalid_json"
+    assert reason in error["message"]
+
+
+async def test_a_compressed_body_is_rejected_with_its_encoding(gateway: RunningGateway) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await gateway.http.post(CHAT, content=gzip.compress(json.dumps(chat_body()).encode()), headers=headers)
+    error = error_of(response, 415)
+    assert error["code"] == "unsupported_media_type"
+    assert "Content-Encoding: gzip" in error["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None, "x" * 10_000])

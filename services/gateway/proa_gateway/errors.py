@@ -5,11 +5,12 @@ GatewayError
 │   ├── UnsupportedField 400  the field would change the answer, but is not implemented
 │   ├── UnsupportedTask  400  the model cannot do what the endpoint asks of it
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
+├── InvalidJson          400  the body is not JSON
 ├── InvalidApiKey        401  the API key is missing or unknown
 ├── ModelNotFound        404  no engine serves the model
 ├── ResponseNotFound     404  the response is not stored in this gateway process
 ├── BodyTooLarge         413  the request body is over the limit
-├── UnsupportedMediaType 415  the Content-Type is not JSON
+├── UnsupportedMediaType 415  the Content-Type is not JSON, or the body is compressed
 ├── Overloaded           429  a limit of the gateway or of an engine is reached
 ├── RateLimited          429  a limit of the API key is reached
 ├── EngineUnavailable    503  no engine can take the request now
@@ -66,6 +67,12 @@ class UnsupportedTask(InvalidRequest):
 
 class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidJson(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_json"
 
 
 class InvalidApiKey(GatewayError):

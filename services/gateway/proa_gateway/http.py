@@ -10,7 +10,14 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proa_gateway.errors import BodyTooLarge, GatewayError, InternalError, UnsupportedMediaType, error_object
+from proa_gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    InternalError,
+    InvalidJson,
+    UnsupportedMediaType,
+    error_object,
+)
 from proa_gateway.large_bodies import LargeBodies
 
 LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse
@@ -39,7 +46,8 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 class BodyLimit:
-    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them.
+    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them, and
+    compressed ones.
 
     Large bodies are passed on one at a time, with the event loop's other work between them: parsing one takes
     milliseconds, and a hundred that come at once would hold up all streams for as long as they take together.
@@ -54,9 +62,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_bytes:
             await gateway_error_response(self._too_large())(scope, receive, send)
+            return
+        if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+            await gateway_error_response(_compressed(encoding))(scope, receive, send)
             return
         num_bytes = 0
 
@@ -74,6 +86,11 @@ class BodyLimit:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The request body must not be larger than {self._max_bytes} bytes.")
+
+
+def _compressed(encoding: bytes) -> UnsupportedMediaType:
+    name = encoding[:80].decode("latin-1")
+    return UnsupportedMediaType(f"The body must not be compressed, it has the header Content-Encoding: {name}.")
 
 
 class RootPath:
@@ -126,6 +143,8 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, GatewayError):  # raised while FastAPI read the body
             return await on_gateway_error(request, error.__cause__)
+        if (reason := _unreadable(error.__cause__)) is not None:
+            return await on_gateway_error(request, InvalidJson(f"The body is not valid JSON: {reason}"))
         observe(request, error.status_code, str(error.status_code))
         body = error_object(f"{request.method} {request.url.path}: {error.detail}", "invalid_request_error")
         return JSONResponse(body, error.status_code, error.headers)
@@ -141,6 +160,18 @@ def error_handlers(observe: Callable[[Request, int, str], None]) -> dict[type[Ex
         HTTPException: on_http_error,
         Exception: on_fault,
     }
+
+
+def _unreadable(cause: BaseException | None) -> str | None:
+    """Why `json.loads` did not read the body, for errors that FastAPI does not explain. None: another error."""
+    match cause:
+        case UnicodeDecodeError():
+            return f"it is not {cause.encoding.upper()} at byte {cause.start}"
+        case RecursionError():
+            return "it is nested too deeply"
+        case ValueError():
+            return "it has an integer with too many digits"  # `sys.get_int_max_str_digits`
+    return None
 
 
 def validation_error_object(errors: Sequence[Mapping[str, Any]], body: object) -> dict[str, Any]:
