@@ -1,9 +1,10 @@
 """LLM: offline inference on batches in one process, with vLLM's interface."""
 
 import itertools
+import reprlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm.auto import tqdm
@@ -108,8 +109,7 @@ class LLM:
         Raises `ValueError` as `generate` does, and if the model has no tokenizer, no chat template, or one without
         tools where tools are given.
         """
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.llm_engine.tokenize_chat(conversation, tools) for conversation in conversations]
+        prompts = [self.llm_engine.tokenize_chat(conversation, tools) for conversation in _conversations(messages)]
         return self._generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def encode(
@@ -236,7 +236,18 @@ def _max_images(limits: Mapping[str, object]) -> int | None:
     raise ValueError(f"limit_mm_per_prompt must have a number of images, got {limit!r}")
 
 
+def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    listed: list[Any] = list(messages)
+    conversations = [listed] if listed and isinstance(listed[0], Mapping) else listed
+    for conversation in conversations:
+        if isinstance(conversation, str) or not all(isinstance(message, Mapping) for message in conversation):
+            raise ValueError(f"messages must be a list of messages, or of such lists, got {reprlib.repr(messages)}")
+    return conversations
+
+
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if not isinstance(prompts, Iterable):
+        return [prompts]  # refused as any other object that is no prompt
     if isinstance(prompts, (str, Mapping)) or (prompts and are_token_ids(prompts)):
         return [prompts]
     return list(prompts)  # type: ignore[arg-type]
@@ -245,6 +256,8 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ValueError(f"sampling_params must be a SamplingParams or a list of them, got {reprlib.repr(params)}")
     if len(params) != count:
         raise ValueError(f"{count} prompts need one SamplingParams, or {count}, not {len(params)}")
     return list(params)

@@ -75,6 +75,24 @@ def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
         llm.generate(["A", "B", "C"], params, use_tqdm=False)
 
 
+@pytest.mark.parametrize("params", [{"max_tokens": 2}, [{"max_tokens": 2}]])
+def test_parameters_that_are_no_sampling_params_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(ValueError, match="sampling_params must be a SamplingParams or a list of them, got"):
+        llm.generate("A", params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("prompt", [None, 5])
+def test_an_object_that_is_no_prompt_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(ValueError, match=f"a prompt must be text, token ids, .* got {prompt}"):
+        llm.generate(prompt, use_tqdm=False)
+
+
+@pytest.mark.parametrize("messages", ["Hi", ["Hi"], [["Hi"]], {"role": "user"}])
+def test_a_conversation_that_is_no_list_of_messages_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ValueError, match="messages must be a list of messages, or of such lists, got"):
+        llm.chat(messages, use_tqdm=False)
+
+
 def test_choices_differ_and_are_reproduced_by_a_seed(llm: LLM) -> None:
     params = SamplingParams(n=4, seed=7, temperature=1.5, max_tokens=12, ignore_eos=True)
 
