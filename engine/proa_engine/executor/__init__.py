@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proa_engine.config import EngineConfig
-from proa_engine.worker.host import limit_threads
+from proa_engine.worker.host import set_thread_variables
 
 if TYPE_CHECKING:
     from proa_engine.executor.uniproc import UniProcExecutor
@@ -16,7 +16,7 @@ def make_executor(config: EngineConfig, log: Callable[[str], None]) -> "UniProcE
     `log` gets lines about the progress. Raises `ValueError` if the configuration cannot work on this machine, and
     `ExecutorFailed` if a rank fails while starting.
     """
-    limit_threads(config.tensor_parallel_size)
+    set_thread_variables(config.tensor_parallel_size)
     if config.tensor_parallel_size == 1:
         from proa_engine.executor.uniproc import UniProcExecutor
 

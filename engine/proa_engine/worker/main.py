@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from proa_engine.worker.host import limit_threads
+from proa_engine.worker.host import set_thread_variables
 
 # Process id of the engine that spawned this program; not set in a sidecar.
 PARENT_VARIABLE = "PROA_ENGINE_PID"
@@ -25,7 +25,7 @@ def run_worker(rank: int, tensor_parallel_size: int, socket_path: str) -> int:
         raise ValueError(f"rank must be from 1 to {tensor_parallel_size - 1}, got {rank}")
     if PARENT_VARIABLE in os.environ:
         _exit_with_parent(int(os.environ[PARENT_VARIABLE]))
-    limit_threads(tensor_parallel_size)
+    set_thread_variables(tensor_parallel_size)
     with _listen(socket_path) as listener:
         _log(rank, f"listening on {socket_path}")
         from proa_engine.worker.rank_server import RankServer  # slow: imports torch, while the engine connects

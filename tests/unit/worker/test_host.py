@@ -1,10 +1,11 @@
 """Memory and cores that a process may use, read from fake /proc and cgroup files."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from proa_engine.worker.host import available_cores, read_memory, threads_per_rank
+from proa_engine.worker.host import SPINS, available_cores, read_memory, set_thread_variables, threads_per_rank
 
 MEMINFO = "MemTotal: 16000000 kB\nMemFree: 1000 kB\nMemAvailable: 8000000 kB\nHugePages_Total: 0\n"
 STATUS = "Name:\tpython\nVmRSS:\t  900 kB\nRssAnon:\t  500 kB\nRssFile:\t  300 kB\nRssShmem:\t  100 kB\n"
@@ -73,3 +74,11 @@ def test_this_machine_can_be_read() -> None:
 
 def test_ranks_share_the_cores_and_each_has_at_least_one() -> None:
     assert [threads_per_rank(ranks, 4) for ranks in (1, 2, 3, 8)] == [4, 2, 1, 1]
+
+
+def test_the_environment_decides_about_threads_if_it_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is restored
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    set_thread_variables(1)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("3", str(SPINS))
