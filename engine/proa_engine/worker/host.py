@@ -53,8 +53,8 @@ def set_thread_variables(num_ranks: int) -> None:
     """Set OMP_NUM_THREADS and GOMP_SPINCOUNT unless the environment does. Has no effect once torch is imported.
 
     A thread that waits at the end of a parallel loop spins for 3 ms by default, and the thread that it waits for may be
-    waiting for its core. Measured with the built-in model, 64 clients and a gateway on two cores: with `SPINS` 17 % slower
-    than with the default while nothing else runs, but beside a busy process the default's requests time out.
+    waiting for its core. Measured with the built-in model, 64 clients and a gateway on two cores: while nothing else
+    runs, it is 17 % slower with `SPINS` than with the default; beside a busy process the default's requests time out.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks, available_cores())))
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
