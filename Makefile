@@ -11,7 +11,7 @@ PORT ?= 8000
 TENSOR_PARALLEL ?= 1
 LORA_MODULES ?=
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 SOAK_ARGS ?=
 AGAINST ?= main
 STAGES ?=
@@ -52,9 +52,10 @@ test: setup tools ## all checks, unit and integration tests: under six minutes o
 test-all: export PROA_THOROUGH_TESTS = 1
 test-all: test system ## test with more random cases, then the tests that start processes or compile for Hopper
 
-# One thread a process: tests share the cores with the processes they start, and torch's idle threads spin. A worker
-# begins with half of the tests in their order, so that most fixtures of a module are made once.
-unit: setup ## only the unit and integration tests (PYTEST_ARGS, WORKERS=2)
+# One thread a process: tests share the cores with the processes they start, and torch's idle threads spin. Three
+# workers keep two cores busy while tests wait. A worker begins with a third of the tests in their order, so that most
+# fixtures of a module are made once.
+unit: setup ## only the unit and integration tests (PYTEST_ARGS, WORKERS=3)
 	OMP_NUM_THREADS=1 pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 system: setup ## only the tests that start processes or compile for Hopper (PYTEST_ARGS)
