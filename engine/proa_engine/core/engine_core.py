@@ -14,7 +14,7 @@ from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats
 from proa_engine.core.constrained import ConstrainedRequest, cursors_to_fill
 from proa_engine.core.executor import Executor, StepFuture
 from proa_engine.core.grammar import GrammarMasks, GrammarReady
@@ -74,6 +74,11 @@ class EngineCore:
         self._plain = PlainTokens()
         self._rejections: list[Rejection] = []
         self._num_steps = 0
+
+    @property
+    def loaded_loras(self) -> LoadedLoras:
+        """The adapters that requests may name. Read before the first step; outputs bring each change after it."""
+        return self._loras.loaded
 
     def submit(self, request: EngineCoreRequest) -> None:
         """Queue a request, from any thread. A rejection comes with a step's outputs."""

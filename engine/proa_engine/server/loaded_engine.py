@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from proa.contract import EngineCoreRequest, ModelInfo, SchedulerStats
+from proa.contract import EngineCoreRequest, LoadedLoras, ModelInfo, SchedulerStats
 from proa_engine.config import EngineConfig
 from proa_engine.core.operations import Operation
 from proa_engine.server.kv_events import KvEventSource
@@ -40,4 +40,5 @@ class LoadedEngine:
     tokenizer_files: Sequence[tuple[str, bytes]]
     validate: Callable[[EngineCoreRequest], None]
     observer: RequestObserver
+    loras: LoadedLoras = field(default_factory=LoadedLoras)  # loaded before the first step
     instance_id: str = field(default_factory=lambda: secrets.token_hex(8))  # new at each start of the engine

@@ -96,6 +96,7 @@ class RequestRouter:
         """Admit requests, now that the model is loaded."""
         self._engine = engine
         self._refusal = None
+        self.loras = engine.loras
 
     def drain(self) -> None:
         """Admit no new requests; running ones continue."""

@@ -174,7 +174,9 @@ class EngineServer:
         info = make_model_info(parts, tokenizer_digest=digest(files) if files else "")
         observer = RequestObserver(self._tracer, metrics)
         validate = partial(check_request, limits=parts.limits)
-        self._router.start(LoadedEngine(parts.core, info, parts.config, sorted(files.items()), validate, observer))
+        loras = parts.core.loaded_loras
+        engine = LoadedEngine(parts.core, info, parts.config, sorted(files.items()), validate, observer, loras)
+        self._router.start(engine)
         self._shutdown.on_loaded(loop.stop, parts.executor.fail, num_ranks=parts.config.tensor_parallel_size)
         await self._health.update(loaded=True)
         asyncio.get_running_loop().call_later(GATEWAY_WAIT_SECONDS, self._on_session)

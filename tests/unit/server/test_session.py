@@ -9,7 +9,15 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, FinishReason, ModelInfo, SchedulerStats
+from proa.contract import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    LoadedLoras,
+    Lora,
+    ModelInfo,
+    SchedulerStats,
+)
 from proa.engine.v1 import service_pb2
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
@@ -43,6 +51,7 @@ MODEL = ModelInfo(
     prefix_caching=True,
     engine_version="0",
 )
+LORA = Lora(name="a", path="/a", digest="0" * 64)
 
 
 class FakeCore:
@@ -111,7 +120,9 @@ class SessionUnderTest:
         groups = CacheGroups(num_blocks=8, block_size=config.block_size)
         metrics = EngineMetrics(CollectorRegistry(), config, cache_groups=groups, max_model_len=64)
         observer = RequestObserver(EngineTracer(), metrics)
-        self.router.start(LoadedEngine(self.core, MODEL, config, (), lambda request: None, observer, instance_id="i"))
+        loras = LoadedLoras(loras=(LORA,))
+        engine = LoadedEngine(self.core, MODEL, config, (), lambda request: None, observer, loras, instance_id="i")
+        self.router.start(engine)
         self.gateway = Gateway()
         self.session = Session(self.router, lambda: None, **options)
         self.running = asyncio.create_task(self.session.run(self.gateway.messages(), self.gateway.write))
@@ -144,9 +155,11 @@ async def received(case: SessionUnderTest, condition: Callable[[], object]) -> N
     assert not case.running.done()
 
 
-async def test_hello_comes_first() -> None:
+async def test_hello_comes_first_and_before_any_step_has_the_adapters_loaded_at_the_start() -> None:
     async with open_session() as case:
-        assert case.gateway.received[0].hello.instance_id == "i"
+        hello = case.gateway.received[0].hello
+        assert hello.instance_id == "i"
+        assert [lora.name for lora in hello.loras.loras] == ["a"]
 
 
 async def test_one_message_a_step_for_all_requests() -> None:
