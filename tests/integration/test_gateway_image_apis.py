@@ -29,8 +29,7 @@ async def gateway(engine: FakeEngine) -> AsyncIterator[RunningGateway]:
 
 @pytest.fixture
 async def claude(gateway: RunningGateway) -> AsyncIterator[AsyncAnthropic]:
-    url = f"http://127.0.0.1:{gateway.port}"
-    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+    async with gateway.anthropic_client() as client:
         yield client
 
 

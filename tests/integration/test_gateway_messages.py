@@ -22,7 +22,7 @@ async def serving(
     async with (
         FakeEngine(script=script) as engine,
         running_gateway(engine, **settings) as gateway,
-        AsyncAnthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key=key, max_retries=0) as client,
+        gateway.anthropic_client(key) as client,
     ):
         yield client, gateway, engine
 

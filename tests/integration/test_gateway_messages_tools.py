@@ -30,10 +30,7 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[AsyncAnthropic]:
-    async with (
-        running_gateway(engine) as gateway,
-        AsyncAnthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key="none", max_retries=0) as client,
-    ):
+    async with running_gateway(engine) as gateway, gateway.anthropic_client() as client:
         yield client
 
 

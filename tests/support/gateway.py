@@ -3,13 +3,15 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import anthropic
 import httpx
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from proa_gateway.config import Deadlines, GatewayConfig
 from proa_gateway.gateway import Gateway
@@ -18,6 +20,8 @@ from support.fake_engine import FakeEngine
 
 # The engines are in the same event loop, which a loaded machine may hold up.
 PATIENT = Deadlines(connect=10.0, heartbeat=10.0, shutdown=5.0)
+# Clients of these gateways use no TLS. Each would read all certificates of the machine, which takes 25 ms.
+NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,15 @@ class RunningGateway:
     gateway: Gateway
     http: httpx.AsyncClient
     openai: AsyncOpenAI
+
+    @asynccontextmanager
+    async def anthropic_client(self, api_key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
+        url = f"http://127.0.0.1:{self.port}"
+        async with (
+            anthropic.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES) as transport,
+            anthropic.AsyncAnthropic(base_url=url, api_key=api_key, max_retries=0, http_client=transport) as client,
+        ):
+            yield client
 
     async def chat(self, text: str = "Hi", **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", json=chat_body(text, **fields))
@@ -63,6 +76,13 @@ async def running_gateway(
     config = GatewayConfig(engines=addresses, host="127.0.0.1", port=0, deadlines=deadlines)
     server = make_server(replace(config, **settings))
     server.capture_signals = nullcontext  # type: ignore
+    stop = asyncio.Event()
+
+    async def until_stop() -> None:  # uvicorn's own loop asks every 0.1 s
+        await server.on_tick(0)
+        await stop.wait()
+
+    server.main_loop = until_stop  # type: ignore
     with listening_socket() as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -73,12 +93,13 @@ async def running_gateway(
             port = listener.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             async with (
-                httpx.AsyncClient(base_url=url, timeout=30) as http,
-                AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
+                httpx.AsyncClient(base_url=url, timeout=30, verify=NO_CERTIFICATES) as http,
+                DefaultAsyncHttpxClient(verify=NO_CERTIFICATES) as transport,
+                AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=transport) as openai,
             ):
                 yield RunningGateway(port, gateway, http, openai)
         finally:
-            server.should_exit = True
+            stop.set()
             await serving
 
 

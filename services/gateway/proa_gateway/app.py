@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from proa_gateway.access_log import AccessLogMiddleware
@@ -23,7 +23,7 @@ from proa_gateway.lora_routes import lora_router
 from proa_gateway.messages.errors import MessagesMiddleware
 from proa_gateway.page import page_router
 from proa_gateway.request_id import RequestIdMiddleware
-from proa_gateway.routes import public_router, router
+from proa_gateway.routes import ROUTERS, public_router
 from proa_gateway.tokenizer_routes import tokenizer_info_router
 
 EXPOSED_HEADERS = (
@@ -50,6 +50,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
         title="Proa",
         version=version("proa-gateway"),
         lifespan=lifespan,
+        routes=_routes(config),
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
@@ -73,16 +74,18 @@ def create_app(config: GatewayConfig) -> FastAPI:
             allow_headers=config.cors.allowed_headers.values,
             expose_headers=EXPOSED_HEADERS,
         )
-    app.include_router(router)
-    app.include_router(public_router)
-    app.include_router(page_router)
-    if config.enable_tokenizer_info_endpoint:
-        app.include_router(tokenizer_info_router)
-    if config.enable_runtime_lora_updating:
-        app.include_router(lora_router)
-    if config.enable_dev_endpoints:
-        app.include_router(dev_router)
     return app
+
+
+def _routes(config: GatewayConfig) -> list[BaseRoute]:
+    optional = (
+        (tokenizer_info_router, config.enable_tokenizer_info_endpoint),
+        (lora_router, config.enable_runtime_lora_updating),
+        (dev_router, config.enable_dev_endpoints),
+    )
+    routers = [*ROUTERS, page_router, *(router for router, is_enabled in optional if is_enabled)]
+    # Not by `include_router`, which makes each route and the models of its responses again at the first request.
+    return [route for router in routers for route in router.routes]
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

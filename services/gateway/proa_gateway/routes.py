@@ -38,12 +38,16 @@ from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
 router = APIRouter()
-router.include_router(tokenizer_router)
-router.include_router(messages_router)
-router.include_router(responses_router)
-router.include_router(generate_router)
-router.include_router(pooling_router)
 public_router = APIRouter()  # routes that need no API key
+ROUTERS = (
+    router,
+    tokenizer_router,
+    messages_router,
+    responses_router,
+    generate_router,
+    pooling_router,
+    public_router,
+)
 INVOCATION = {
     "content": {
         "application/json": {
