@@ -1,7 +1,7 @@
 """Run checks of Triton kernels in Triton's interpreter and report each by its name.
 
 The interpreter is chosen by TRITON_INTERPRET, which is read when a kernel is defined, so the checks run in a process of
-their own. It prints one line of JSON a check: the name, and the traceback of a failure.
+their own. It prints one line of JSON a check: the traceback of a failure, or null.
 """
 
 import itertools
@@ -30,37 +30,47 @@ def check_name(check: Check, dtype: torch.dtype) -> str:
 
 
 def run_checks(checks: Sequence[Check]) -> None:
-    """Run every check with every type and print its result. To be called in a process with TRITON_INTERPRET=1."""
-    for dtype, check in itertools.product(TOLERANCE, checks):
+    """Run the checks named by lines of stdin and print each result. Call it in a process with TRITON_INTERPRET=1."""
+    known = {check_name(check, dtype): (check, dtype) for dtype, check in itertools.product(TOLERANCE, checks)}
+    for line in sys.stdin:
+        check, dtype = known[line.strip()]
         torch.manual_seed(0)
         failure = None
         try:
             check(dtype)
         except Exception:
             failure = traceback.format_exc()
-        print(json.dumps([check_name(check, dtype), failure]), flush=True)
+        print(json.dumps(failure), flush=True)
 
 
 class InterpreterProcess:
-    """`python -m module`, which calls `run_checks`. Results are read while the process runs."""
+    """`python -m module`, which calls `run_checks`. It runs a check when a test asks for it, so that workers which
+    share a module's tests run none twice."""
 
     def __init__(self, module: str) -> None:
         environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module], env=os.environ | environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", module],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
-        self._failures: dict[str, str | None] = {}
 
     def failure(self, name: str) -> str | None:
-        """Wait for the check `name`. Returns None if it passed, a traceback if not."""
+        """Run the check `name`. Returns None if it passes, a traceback if not."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        while name not in self._failures:
-            line = self._process.stdout.readline()
-            if not line:
-                return f"the process ended with status {self._process.wait()} before this check"
-            finished, failure = json.loads(line)
-            self._failures[finished] = failure
-        return self._failures[name]
+        try:
+            self._process.stdin.write(f"{name}\n")
+        except BrokenPipeError:
+            return f"the process ended with status {self._process.wait()} before this check"
+        line = self._process.stdout.readline()
+        if not line:
+            return f"the process ended with status {self._process.wait()} during this check"
+        failure: str | None = json.loads(line)
+        return failure
 
     def stop(self) -> None:
         self._process.kill()
