@@ -416,6 +416,10 @@ async def test_models_lists_the_engines_models(gateway: RunningGateway) -> None:
     assert [model.id for model in models] == ["fake"]
     assert (await gateway.openai.models.retrieve("fake")).owned_by == "proa"
     assert (await gateway.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 4096
+    async with gateway.anthropic_client() as claude:
+        (model,) = [model async for model in claude.models.list()]
+        assert model == await claude.models.retrieve("fake")
+    assert (model.id, model.type, model.max_input_tokens) == ("fake", "model", 4096)
 
 
 async def test_the_model_may_be_omitted_if_there_is_one(gateway: RunningGateway) -> None:

@@ -54,6 +54,21 @@ async def test_a_response_as_a_whole() -> None:
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
+async def test_input_tokens_are_those_of_the_same_response() -> None:
+    fields: Any = {"model": "fake", "input": "Hi", "instructions": "Be short."}
+    async with serving(say("one two")) as (client, _, engine):
+        first = await client.responses.create(**fields)
+        assert first.usage is not None
+        assert (await client.responses.input_tokens.count(**fields)).input_tokens == first.usage.input_tokens
+        second = await client.responses.create(**fields, previous_response_id=first.id)
+        assert second.usage is not None
+        count = await client.responses.input_tokens.count(**fields, previous_response_id=first.id)
+        assert count.input_tokens == second.usage.input_tokens > first.usage.input_tokens
+        assert len(engine.requests) == 2
+        with pytest.raises(openai.BadRequestError, match="truncation"):
+            await client.responses.input_tokens.count(**fields, truncation="auto")
+
+
 async def test_a_stream_assembles_to_the_same_response() -> None:
     async with serving(say("one two")) as (client, _, _):
         whole = await client.responses.create(model="fake", input="Hi")

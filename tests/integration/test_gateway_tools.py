@@ -240,6 +240,25 @@ async def test_tool_choice_none_leaves_tools_out_and_parses_no_calls(
     assert "The weather" not in TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
 
 
+async def test_only_allowed_tools_may_be_called(gateway: RunningGateway, engine: FakeEngine) -> None:
+    says(engine, CALL)
+    choice: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    for ask in (whole, streamed):
+        found = simplified(await ask(gateway, tool_choice={"type": "allowed_tools", "allowed_tools": choice}))
+        assert found == message(None, ("get_weather", ROME), finish="tool_calls")
+        prompt = TOKENIZER.decode(prompt_ids(engine.requests[-1]), skip_special_tokens=False)
+        assert "get_weather" in prompt
+        assert "get_time" not in prompt
+        assert engine.requests[-1].sampling_params.HasField("grammar")
+
+
+async def test_an_allowed_tool_that_is_not_there_is_refused(gateway: RunningGateway) -> None:
+    choice: Any = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "get_news"}}]}
+    with pytest.raises(openai.BadRequestError, match="'get_news', which is not in tools") as refusal:
+        await whole(gateway, tool_choice={"type": "allowed_tools", "allowed_tools": choice})
+    assert refusal.value.param == "tool_choice"
+
+
 async def test_each_choice_has_its_own_calls(gateway: RunningGateway, engine: FakeEngine) -> None:
     says(engine, f"{CALL}\n{NIGHT}")
     answer = await whole(gateway, n=3)

@@ -61,8 +61,15 @@ def _check_integer(name: str, value: Any, low: int, high: float = math.inf) -> i
     return value
 
 
+def _check_iterable(name: str, value: Any) -> Iterable[Any]:
+    """`value`, or nothing if it is None."""
+    if value is not None and not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    return value or ()
+
+
 def _check_strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
-    strings = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    strings = (value,) if isinstance(value, str) else tuple(_check_iterable(name, value))
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ValueError(f"{name} must hold non-empty strings, got {string!r}")
@@ -70,17 +77,19 @@ def _check_strings(name: str, value: str | Iterable[str] | None) -> tuple[str, .
 
 
 def _check_token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
-    return tuple([_check_integer(f"a token id in {name}", token_id, 0) for token_id in value or ()])
+    return tuple([_check_integer(f"a token id in {name}", token_id, 0) for token_id in _check_iterable(name, value)])
 
 
 def _check_sequences(name: str, value: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    sequences = tuple([_check_token_ids(name, sequence) for sequence in value])
+    sequences = tuple([_check_token_ids(name, sequence) for sequence in _check_iterable(name, value)])
     if not all(sequences):
         raise ValueError(f"{name} must hold non-empty sequences of token ids")
     return sequences
 
 
 def _check_biases(name: str, value: Mapping[int, float] | None) -> dict[int, float]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a dict, got {value!r}")
     biases: dict[int, float] = {}
     for token_id, bias in (value or {}).items():
         _check_integer(f"a token id in {name}", token_id, 0)

@@ -1,5 +1,6 @@
 """The gateway's HTTP routes: those of OpenAI and of operators, and the routers of the other APIs."""
 
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -114,8 +115,11 @@ async def invocations(body: dict[str, Any], request: Request) -> Response:
 
 @router.get("/v1/models", responses=error_responses(401))
 async def list_models(request: Request) -> dict[str, Any]:
+    """All models on one page. Beside OpenAI's fields stand those that Anthropic's clients read."""
     gateway = gateway_of(request)
-    return {"object": "list", "data": [_model_card(gateway, name) for name in gateway.admission.lookup.names()]}
+    names = gateway.admission.lookup.names()
+    page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    return {"object": "list", "data": [_model_card(gateway, name) for name in names], **page}
 
 
 @router.get("/v1/models/{model:path}", responses=error_responses(401, 404))
@@ -158,19 +162,26 @@ async def get_version() -> dict[str, str]:
 
 
 def _model_card(gateway: Gateway, name: str) -> dict[str, Any]:
-    """OpenAI's model object; an adapter has its model as parent and its path as root, as in vLLM. Of a model that no
-    engine has served yet, only the name is known."""
+    """OpenAI's and Anthropic's model object; an adapter has its model as parent and its path as root, as in vLLM. Of a
+    model that no engine has served yet, only the name is known."""
     lookup = gateway.admission.lookup
     base = lookup.base_name(name)
     lora = gateway.models.loras.get(name) if base != name else None
     model = gateway.models.get(base) if base in gateway.models.names() else None
+    created = model.created if model is not None else gateway.started
+    max_model_len = model.info.max_model_len if model is not None else None
     return {
         "id": name,
         "object": "model",
-        "created": model.created if model is not None else gateway.started,
+        "type": "model",
+        "display_name": name,
+        "lifecycle": "active",
+        "created": created,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "owned_by": "proa",
         "root": name if lora is None else lora.lora.path,
         "parent": None if lora is None else base,
-        "max_model_len": model.info.max_model_len if model is not None else None,
+        "max_model_len": max_model_len,
+        "max_input_tokens": max_model_len,
         "input_modalities": ["text", "image"] if model is not None and model.info.images else ["text"],
     }

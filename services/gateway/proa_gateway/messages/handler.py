@@ -66,7 +66,4 @@ class MessagesHandler(_Handler):
 
 async def count_tokens(body: CountTokensRequest, settings: ConversationSettings, model: ServedModel) -> int:
     """The tokens of the prompt. Raises `InvalidRequest`."""
-    handler = _Handler(body, GenerationRequest.model_validate({}), settings, None)
-    handler.validate()
-    (prompt,) = await handler.tokenize(model)
-    return len(prompt.token_ids)
+    return await _Handler(body, GenerationRequest.model_validate({}), settings, None).count_tokens(model)

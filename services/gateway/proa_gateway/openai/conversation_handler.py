@@ -113,6 +113,12 @@ class ConversationHandler:
             placed = images_kept(placed, len(token_ids), len(kept), self._request.truncation_side or "left")
         return [Prompt(kept, expanded, self._reasoning(model, template, text, images.placeholder), placed)]
 
+    async def count_tokens(self, model: ServedModel) -> int:
+        """The tokens of the prompt. Raises `InvalidRequest`."""
+        self.validate()
+        (prompt,) = await self.tokenize(model)
+        return len(prompt.token_ids)
+
     def message_format(self, model: ServedModel, prompt: Prompt) -> MessageFormat | None:
         """How the outputs are parsed. None: they are not, all text is content."""
         conversation, model_format = self.conversation, self._settings.formats.of(model)

@@ -11,6 +11,7 @@ from proa_gateway.openai.conversation_handler import ConversationHandler, Conver
 from proa_gateway.openai.envelope import Envelope, Prompt
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
+from proa_gateway.openai.tools import choose_tools
 
 
 class ChatHandler(ConversationHandler):
@@ -58,10 +59,11 @@ class ChatHandler(ConversationHandler):
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
     budget = request.thinking_token_budget
+    tools, tool_choice = choose_tools(request.tools or (), request.tool_choice or "auto")
     return Conversation(
         messages=request.messages,
-        tools=request.tools or (),
-        tool_choice=request.tool_choice or "auto",
+        tools=tools,
+        tool_choice=tool_choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         includes_reasoning=request.include_reasoning is not False,
         separates_reasoning=request.separate_reasoning is not False,

@@ -1,6 +1,7 @@
 """Tools: the functions that a model may call, and which of them a request allows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
@@ -63,14 +64,36 @@ ToolMode = Literal["none", "auto", "required"]
 ToolChoice = ToolMode | NamedTool
 
 
-def _tool_choice(value: object) -> ToolChoice | None:
+@dataclass(frozen=True, slots=True)
+class AllowedTools:
+    """The model gets to know only the tools of these names."""
+
+    mode: ToolMode
+    names: frozenset[str]
+
+
+def _tool_choice(value: object) -> ToolChoice | AllowedTools | None:
     if value is None or value in get_args(ToolMode):
         return cast(ToolMode | None, value)
     match value:
+        case {"type": "function"}:
+            return NamedTool(_name(value))
+        case {"type": "allowed_tools", "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]}}:
+            return AllowedTools(cast(ToolMode, mode), frozenset(map(_name, tools)))
+        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
+            message = "has the type {kind}: only the types function and allowed_tools are supported"
+            raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
+    raise PydanticCustomError("invalid_value", f'must be "none", "auto", "required", {_NAME} or allowed_tools')
+
+
+_NAME = '{"type": "function", "function": {"name": …}}'
+
+
+def _name(tool: object) -> str:
+    match tool:
         case {"type": "function", "function": {"name": str(name)}}:
-            return NamedTool(name)
-    message = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
-    raise PydanticCustomError("invalid_value", message)
+            return name
+    raise PydanticCustomError("invalid_value", f"must have {_NAME} for each tool that it names")
 
 
 _NAMED = {
@@ -81,12 +104,38 @@ _NAMED = {
     },
     "required": ["type", "function"],
 }
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["allowed_tools"]},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED}},
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
 ToolChoiceField = Annotated[
-    ToolChoice | None,
+    ToolChoice | AllowedTools | None,
     PlainValidator(_tool_choice),
-    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _NAMED, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _NAMED, _ALLOWED, {"type": "null"}]}),
 ]
 """`tool_choice` of chat completions."""
+
+
+def choose_tools(tools: Sequence[Tool], choice: ToolChoice | AllowedTools) -> tuple[Sequence[Tool], ToolChoice]:
+    """The tools that the model gets to know, and which of them it may or must call.
+
+    Raises `InvalidRequest` for an allowed tool that is not in `tools`.
+    """
+    if not isinstance(choice, AllowedTools):
+        return tools, choice
+    allowed = [tool for tool in tools if tool.function.name in choice.names]
+    if missing := choice.names - {tool.function.name for tool in allowed}:
+        message = f"tool_choice allows the tool {min(missing)!r}, which is not in tools."
+        raise InvalidRequest(message, param="tool_choice")
+    return allowed, choice.mode
 
 
 def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:

@@ -5,6 +5,11 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class OutputText(BaseModel):
     type: Literal["output_text"]
     text: str

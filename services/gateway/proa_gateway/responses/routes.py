@@ -14,10 +14,11 @@ from proa_gateway.http import error_responses
 from proa_gateway.responses.background import generate_unseen
 from proa_gateway.responses.handler import ResponsesHandler
 from proa_gateway.responses.parts import Fields
-from proa_gateway.responses.protocol import ResponsesRequest
+from proa_gateway.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.responses.response import cancelled, new_response
-from proa_gateway.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS
+from proa_gateway.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS, InputTokens
 from proa_gateway.responses.stored import CallersResponses, page
+from proa_gateway.tokenizer_routes import admitted
 
 responses_router = APIRouter()
 _ERRORS = error_responses(400, 401, 404)
@@ -31,6 +32,18 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     settings = gateway_of(request).conversation_settings
     handler = ResponsesHandler(body, history, settings, keep, on_ignored(request))
     return _start(handler, body, request) if body.background else generate(handler, request)
+
+
+@responses_router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
+async def count_input_tokens(body: ResponsesRequest, request: Request) -> Response:
+    """The tokens of the prompt that a response with the same fields would have."""
+    gateway = gateway_of(request)
+    request.state.response_headers += gateway.extra_fields.check(body.extra_fields, REFUSED)
+    history = _stored(request).history(body.previous_response_id) if body.previous_response_id else []
+    handler = ResponsesHandler(body, history, gateway.conversation_settings, _discard, on_ignored(request))
+    with admitted(request, body.model) as model:
+        count = await handler.count_tokens(model)
+    return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
 @responses_router.get("/v1/responses/{response_id}", responses={**_ERRORS, 200: RESPONSE})

@@ -57,7 +57,7 @@ def _selection(value: object) -> ToolSelection:
         case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
             return ToolSelection(value, cast(ToolMode, mode), frozenset(_name(tool) for tool in tools))
         case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
-            message = "has the type {kind}: only function and allowed_tools are supported"
+            message = "has the type {kind}: only the types function and allowed_tools are supported"
             raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
     message = 'must be "none", "auto", "required", {"type": "function", "name": …} or allowed_tools'
     raise PydanticCustomError("invalid_value", message)
