@@ -31,6 +31,13 @@ def test_embeddings_are_in_the_order_of_the_prompts(llm: LLM) -> None:
         assert output.outputs.embedding == pytest.approx(alone.outputs.embedding, abs=1e-5)
 
 
+def test_an_embedding_has_its_bits_whatever_is_beside_it(tmp_path: Path) -> None:
+    llm = load(make_embedding_model(tmp_path, "mean_tokens", dense=(128,), normalize=True))
+    for output, prompt in zip(llm.embed(PROMPTS, use_tqdm=False), PROMPTS, strict=True):
+        (alone,) = llm.embed(prompt, use_tqdm=False)
+        assert output.outputs.embedding == alone.outputs.embedding
+
+
 def test_encode_returns_tensors(llm: LLM) -> None:
     (output,) = llm.encode("The sea", pooling_task="token_embed", use_tqdm=False)
     assert output.outputs.data.shape == (7, 64)
