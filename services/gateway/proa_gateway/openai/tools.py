@@ -80,10 +80,16 @@ def _tool_choice(value: object) -> ToolChoice | AllowedTools | None:
             return NamedTool(_name(value))
         case {"type": "allowed_tools", "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]}}:
             return AllowedTools(cast(ToolMode, mode), frozenset(map(_name, tools)))
+    raise wrong_tool_choice(value, _NAME)
+
+
+def wrong_tool_choice(value: object, name: str) -> PydanticCustomError:
+    """The error of a `tool_choice` in no known form. `name`: the form that names a function."""
+    match value:
         case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
             message = "has the type {kind}: only the types function and allowed_tools are supported"
-            raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
-    raise PydanticCustomError("invalid_value", f'must be "none", "auto", "required", {_NAME} or allowed_tools')
+            return PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
+    return PydanticCustomError("invalid_value", f'must be "none", "auto", "required", {name} or allowed_tools')
 
 
 _NAME = '{"type": "function", "function": {"name": …}}'

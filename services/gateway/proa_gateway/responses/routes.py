@@ -13,6 +13,7 @@ from proa_gateway.generation_routes import ERRORS, generate, generation, on_igno
 from proa_gateway.http import error_responses
 from proa_gateway.responses.background import generate_unseen
 from proa_gateway.responses.handler import ResponsesHandler
+from proa_gateway.responses.items import Item
 from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.responses.response import cancelled, new_response
@@ -27,7 +28,7 @@ _ERRORS = error_responses(400, 401, 404)
 @responses_router.post("/v1/responses", responses={**ERRORS, 200: RESPONSE_OR_EVENTS})
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     stored = _stored(request)
-    history = stored.history(body.previous_response_id) if body.previous_response_id else []
+    history = _history(stored, body)
     keep = stored.keep([*history, *body.input]) if body.keeps_response else _discard
     settings = gateway_of(request).conversation_settings
     handler = ResponsesHandler(body, history, settings, keep, on_ignored(request))
@@ -39,7 +40,7 @@ async def count_input_tokens(body: ResponsesRequest, request: Request) -> Respon
     """The tokens of the prompt that a response with the same fields would have."""
     gateway = gateway_of(request)
     request.state.response_headers += gateway.extra_fields.check(body.extra_fields, REFUSED)
-    history = _stored(request).history(body.previous_response_id) if body.previous_response_id else []
+    history = _history(_stored(request), body)
     handler = ResponsesHandler(body, history, gateway.conversation_settings, _discard, on_ignored(request))
     with admitted(request, body.model) as model:
         count = await handler.count_tokens(model)
@@ -84,6 +85,11 @@ async def list_input_items(
     """The items that the model was given, those of previous responses included."""
     items = _stored(request).input_items(response_id)
     return _json(orjson.dumps(page(items, limit=limit, order=order, after=after)))
+
+
+def _history(stored: CallersResponses, body: ResponsesRequest) -> list[Item]:
+    """The items before those of the body."""
+    return stored.history(body.previous_response_id) if body.previous_response_id else []
 
 
 def _start(handler: ResponsesHandler, body: ResponsesRequest, request: Request) -> Response:

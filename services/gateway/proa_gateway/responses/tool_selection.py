@@ -8,7 +8,7 @@ from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.openai.tools import Tool, ToolChoice, ToolMode
+from proa_gateway.openai.tools import Tool, ToolChoice, ToolMode, wrong_tool_choice
 from proa_gateway.parsing.tool import NamedTool
 from proa_gateway.responses.tools import Function
 
@@ -56,18 +56,17 @@ def _selection(value: object) -> ToolSelection:
             return ToolSelection(value, NamedTool(name))
         case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
             return ToolSelection(value, cast(ToolMode, mode), frozenset(_name(tool) for tool in tools))
-        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
-            message = "has the type {kind}: only the types function and allowed_tools are supported"
-            raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
-    message = 'must be "none", "auto", "required", {"type": "function", "name": …} or allowed_tools'
-    raise PydanticCustomError("invalid_value", message)
+    raise wrong_tool_choice(value, _NAME)
+
+
+_NAME = '{"type": "function", "name": …}'
 
 
 def _name(tool: Any) -> str:
     match tool:
         case {"type": "function", "name": str(name)}:
             return name
-    raise PydanticCustomError("invalid_value", 'must have {"type": "function", "name": …} in its tools')
+    raise PydanticCustomError("invalid_value", f"must have {_NAME} in its tools")
 
 
 _FUNCTION = {
