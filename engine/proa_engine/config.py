@@ -8,7 +8,7 @@ from typing import Literal
 
 from proa.contract import ImageInput
 from proa.lora_module import LoraModule
-from proa.options import REQUIRED, check_options, option
+from proa.options import REQUIRED, check_options, masked_repr, option
 from proa_engine.pooler_config import PoolerConfig
 from proa_engine.speculative_config import SpeculativeConfig
 
@@ -128,6 +128,8 @@ class EngineConfig:
         flag="--worker-socket",
         metavar="PATH",
     )
+
+    __repr__ = masked_repr
 
     def __post_init__(self) -> None:
         check_options(self)

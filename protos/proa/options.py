@@ -17,11 +17,14 @@ can be repeated, a dataclass an argument group of its own fields. `X | None` is 
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+MASK = "***"
+_SECRET = re.compile(r"(?:.*[_-])?(?:api)?(?:key|token|secret|password)s?", re.IGNORECASE)
 REQUIRED: Any = MISSING
 """The default of an option that must be given."""
 
@@ -102,6 +105,29 @@ def check_options(config: Any) -> None:
             raise ValueError(f"{each.name} must be at least {declared.minimum:g}, got {value}")
         if declared.maximum is not None and value > declared.maximum:
             raise ValueError(f"{each.name} must be at most {declared.maximum:g}, got {value}")
+
+
+def masked(value: Any, *, name: str = "") -> Any:
+    """A copy of a configuration as JSON has it, with `MASK` for each text in a field that is named as a key, token,
+    secret or password. Numbers, flags and paths stay. `name`: of the field that has the value."""
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: masked(inner, name=name if is_secret(name) else str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner, name=name) for inner in value]
+    return MASK if isinstance(value, str | bytes) and value and is_secret(name) else value
+
+
+def masked_repr(config: Any) -> str:
+    """The `__repr__` of a configuration that has secrets, which errors and logs may then show."""
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    shown = {name: masked(value, name=name) if is_secret(name) else value for name, value in values.items()}
+    return f"{type(config).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def is_secret(name: str) -> bool:
+    return _SECRET.fullmatch(name) is not None
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

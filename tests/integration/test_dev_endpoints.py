@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proa.options import MASK
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.executor import make_executor
@@ -164,6 +166,34 @@ async def test_operators_endpoints_need_their_flag_and_a_key(server: RunningServ
         info = await gateway.http.get("/server_info", headers={"authorization": "Bearer sk-a"})
         assert info.status_code == 200
         assert "sk-a" not in info.text
+
+
+async def test_no_page_error_or_log_shows_an_api_key(
+    server: RunningServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"name": "a", "key": "sk-in-file"}]}))
+    flags = ("sk-first", "sk-second")
+    settings: dict[str, Any] = {"api_keys": keys, "api_key": flags, "enable_dev_endpoints": True, "access_log": True}
+    async with running_gateway(f"127.0.0.1:{server.port}", **settings) as gateway:
+        shown = [repr(gateway.gateway.config)]
+        for key in (*flags, "sk-in-file"):
+            gateway.http.headers["authorization"] = f"Bearer {key}"
+            for path in ("/server_info", "/metrics", "/openapi.json", "/v1/models"):
+                answer = await gateway.http.get(path)
+                assert answer.status_code == 200
+                shown.append(answer.text + str(answer.headers))
+            shown.append((await gateway.http.get(f"/v1/models/none?api_key={key}")).text)
+            shown.append((await gateway.chat(temperature="hot")).text)
+            shown.append((await gateway.chat()).text)
+        assert (await gateway.http.get("/server_info")).json()["config"]["api_key"] == [MASK, MASK]
+    # The client's own log lines have the address that it asks for.
+    shown += [record.getMessage() for record in caplog.records if record.name.startswith(("proa", "uvicorn"))]
+    assert any('"path":"/v1/chat/completions"' in text for text in shown)
+    for text in shown:
+        for secret in ("sk-in-file", *flags):
+            assert secret not in text
 
 
 async def test_without_engines_operators_endpoints_are_unavailable() -> None:

@@ -6,7 +6,7 @@ The only file of the engine that names protobuf messages, beside the signatures 
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -26,6 +26,7 @@ from proa.contract import (
 )
 from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
+from proa.options import masked
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.operations import LoadLora, Sleep, UnloadLora
@@ -181,7 +182,7 @@ def abort_to_pb() -> service_pb2.AbortResponse:
 
 
 def server_info_to_pb(config: EngineConfig) -> service_pb2.GetServerInfoResponse:
-    return service_pb2.GetServerInfoResponse(config=json.dumps(asdict(config)))
+    return service_pb2.GetServerInfoResponse(config=json.dumps(masked(config)))
 
 
 def sleep_from_pb(message: service_pb2.SleepRequest) -> Sleep:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from proa.lora_module import LoraModule
-from proa.options import check_options, option
+from proa.options import check_options, masked_repr, option
 from proa.tls import TlsFiles
 from proa_gateway.cors import Cors
 from proa_gateway.images.config import ImageOptions
@@ -216,6 +216,8 @@ class GatewayConfig:
     images: ImageOptions = option(ImageOptions(), "images in requests")
     deadlines: Deadlines = option(Deadlines(), "time limits in seconds")
     tls: TlsFiles | None = option(None, "TLS to the engines (default: plaintext)")
+
+    __repr__ = masked_repr
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.encoders import jsonable_encoder
 
+from proa.options import masked
 from proa_gateway.engines import convert
 from proa_gateway.engines.operator_calls import call_engines
 from proa_gateway.errors import UnsupportedField
@@ -71,13 +72,13 @@ async def is_sleeping(request: Request, model: str | None = None) -> dict[str, b
 
 @dev_router.get("/server_info")
 async def server_info(request: Request, model: str | None = None) -> dict[str, Any]:
-    """The options of the gateway and, by address, the model and the options of each engine."""
+    """The options of the gateway and, by address, the model and the options of each engine. Secrets are masked."""
     gateway = gateway_of(request)
     configs = await call_engines(gateway.pool, model, partial(convert.get_server_info, seconds=QUICK_SECONDS))
     infos = {each.address: each.hello.model for each in gateway.pool.engines if each.hello is not None}
     engines = {
-        address: {"model_info": asdict(infos[address]), "config": config}
+        address: {"model_info": asdict(infos[address]), "config": masked(config)}
         for address, config in configs.items()
         if address in infos
     }
-    return {"version": version("proa-gateway"), "config": jsonable_encoder(gateway.config), "engines": engines}
+    return {"version": version("proa-gateway"), "config": jsonable_encoder(masked(gateway.config)), "engines": engines}

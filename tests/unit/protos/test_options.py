@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from proa.options import REQUIRED, HelpFormatter, add_options, check_options, from_arguments, option
+from proa.options import MASK, REQUIRED, HelpFormatter, add_options, check_options, from_arguments, masked, option
 
 
 def parse_even(text: str) -> int:
@@ -126,3 +126,24 @@ def test_a_field_that_is_not_an_option_is_an_error() -> None:
 
     with pytest.raises(TypeError, match=r"Plain\.value"):
         add_options(argparse.ArgumentParser(), Plain)
+
+
+@pytest.mark.parametrize("name", ["key", "api_key", "apikeys", "hf-token", "API_TOKENS", "client_secret", "password"])
+def test_texts_are_masked_by_the_name_of_their_field(name: str) -> None:
+    assert masked({name: "s"}) == {name: MASK}
+    assert masked({name: ("s", b"t")}) == {name: [MASK, MASK]}
+    assert masked({"inner": [{name: {"value": "s"}}]}) == {"inner": [{name: {"value": MASK}}]}
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    config = {
+        "key": None,
+        "tokens": 5,
+        "next_token": 1.5,
+        "return_token": True,
+        "tokenizer": "folder",
+        "keyboard": "de",
+        "api_keys": Path("/etc/keys"),
+        "api_key": "",
+    }
+    assert masked(config) == config

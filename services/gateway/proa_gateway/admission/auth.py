@@ -28,8 +28,8 @@ class ApiKey(RateLimits):
     """An entry of the key file. `name` is shown in metrics and traces."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-    key: Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")] | None = None
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    key: Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")] | None = Field(default=None, repr=False)
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = Field(default=None, repr=False)
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # smaller is served first
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # share among keys of the same priority
 

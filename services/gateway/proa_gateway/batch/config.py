@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from proa.options import REQUIRED, check_options, option
+from proa.options import REQUIRED, check_options, masked_repr, option
 from proa_gateway.config import parse_address, parse_tokenizer_folder
 
 
@@ -43,6 +43,8 @@ class BatchConfig:
     )
     api_key: str | None = option(None, "API key of the gateway (default: the variable PROA_API_KEY)", metavar="KEY")
     max_concurrency: int = option(64, "limit of requests that are sent and not answered", minimum=1)
+
+    __repr__ = masked_repr
 
     def __post_init__(self) -> None:
         check_options(self)
