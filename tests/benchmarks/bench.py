@@ -91,6 +91,8 @@ class Bench:
             return self.mixed()
         if kind == "prefill":
             return self.prefill(*map(int, size.split("x")))
+        if kind == "batch":
+            return self.batch(*map(int, size.split("x")))
         works: dict[str, Callable[[int], Figure]]
         works = {"decode": self.decode, "closed": self.closed, "repetitive": self.repetitive}
         works["images"] = self.images
@@ -98,7 +100,13 @@ class Bench:
 
     def mixed(self) -> Figure:
         draw, count = self._random.randint, self._sizes.mixed_requests
-        lengths = [(draw(*self._sizes.mixed), draw(*self._sizes.mixed)) for _ in range(count)]
+        return self._throughput([(draw(*self._sizes.mixed), draw(*self._sizes.mixed)) for _ in range(count)])
+
+    def batch(self, count: int, prompt: int, outputs: int) -> Figure:
+        return self._throughput([(prompt, outputs)] * count)
+
+    def _throughput(self, lengths: Sequence[tuple[int, int]]) -> Figure:
+        """Output tokens a second of requests at once, with these numbers of tokens in their prompts and outputs."""
         self._add(self._job(prompt, _WARM_UP_STEPS) for prompt, _ in lengths[:16])
         self.drain()
         self._add(self._job(*each) for each in lengths)

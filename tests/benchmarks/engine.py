@@ -6,6 +6,7 @@
 - `mixed`: 256 requests, prompts and outputs of 100 to 1,024 tokens, uniform; output tokens/s, including prefill.
 - `decode-B`: B requests after prompts of 512 tokens; milliseconds a step, over 96 steps.
 - `prefill-NxL`: N prompts of L tokens; milliseconds until all have their first token, median of five.
+- `batch-NxPxO`: N requests at once, prompts of P tokens and outputs of O; output tokens/s, including prefill.
 - `closed-C`: a closed loop of C clients, prompts of 128 tokens and outputs of 1,024; output tokens/s.
 - `repetitive-B`: B requests that repeat one token, so that every draft token is accepted; milliseconds a token.
 - `images-N`: N requests with an image each, all different, 640 x 480 pixels, and 107 tokens of output, as many as in
@@ -37,11 +38,12 @@ from timeline import table
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 PREFILLS = ("1x1024", "1x8192", "32x1024", "8x8192")
+THROUGHPUT = "batch-512x1000x1000"  # what TensorRT-LLM publishes
 TABLE = ("start", "mixed", *(f"decode-{batch}" for batch in BATCHES), *(f"prefill-{size}" for size in PREFILLS))
 
 
 class StartLog(logging.Handler):
-    """Collects the engine's log lines while it starts: compilation, loading, memory."""
+    """Collects and prints the engine's log lines while it starts: compilation, loading, memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +51,7 @@ class StartLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        print(f"{seconds_since_start():.1f} s: {self.lines[-1]}", flush=True)  # a program without output hangs
 
 
 def records(arguments: argparse.Namespace, log: StartLog, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,24 +4,27 @@
     python3 tests/benchmarks/gpu_report.py --call 2 --out second --earlier first
     python3 tests/benchmarks/gpu_report.py --call 3 --out third --earlier first second
 
-Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); without --call, everything is
-run in one go. Writes results.json after every figure, log.txt with all that was printed, and report.md.
+Needs neither make nor an installed Proa. A call takes less than ten minutes (--limit); three fill the tables, a fourth
+one measures the rest; without --call, everything is run in one go. Writes results.json after every figure, log.txt with
+all that was printed, and report.md.
 
 What results.json or --earlier has, of the same kind of GPU, is not measured again, and tests that passed are not run
 again; --again names exceptions. What fails, hangs or takes too long is noted, tried again by the next run, and ends
-nothing else. Tests that fail are run without CUDA graphs and without dependent launch too. If only then the smoke tests
-pass, the rest of the run is measured so, and its records say it.
+nothing else. Tests that fail, and smoke tests that run out of time, are run without CUDA graphs and without dependent
+launch too. If only then the smoke tests pass, the rest of the run is measured so, and its records say it.
 """
 
 import argparse
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import FrameType
 
@@ -49,36 +52,49 @@ class Reporter:
         write_metadata(self._site)
         self._started = time.monotonic()
         self._deadline = self._started + limit
+        self._planned_end = self._started  # of the steps before, had each taken its whole limit
         self._log = (folder / "log.txt").open("a")
-        self._mode = Mode()
+        self.mode = Mode()  # in which the steps to come are measured
 
     def run(self, step: Step) -> None:
-        """Run what is missing of a step, and tests that fail once more in other modes."""
+        """Run what is missing of a step, and tests that fail once more in other modes.
+
+        A step may use its limit and what the steps before it left of theirs. Smoke tests that run out of time count as
+        failed: what hangs may hold the interpreter, so that the limit of the test itself cannot end it.
+        """
+        names, is_smoke = step.names(step.workloads), step.stage == "smoke"
+        if not self.results.missing(step.stage, names):
+            return
         checks = self.results.records(PREFLIGHT.stage)
         if step is not PREFLIGHT and not checks.get(step.needs, {}).get("complete", False):
-            if self.results.missing(step.stage, step.names(step.workloads)):
-                self.say(f"{step.stage}: not run, because the preflight of {step.needs} failed")
+            self.say(f"{step.stage}: not run, because the preflight of {step.needs} failed")
             return
-        step = in_mode(step, self._mode)
-        self._run(step)
-        failed = self.results.failed(step.stage, step.names(step.workloads)) if step.is_test else []
+        ends = max(time.monotonic(), self._planned_end) + step.seconds
+        if step is not PREFLIGHT:
+            self._planned_end = ends
+        step = in_mode(step, self.mode)
+        self._run(step, ends)
+        failed = self.results.failed(step.stage, names, or_out_of_time=is_smoke) if step.is_test else []
         for mode in MODES if failed else ():
             again = trial(step, mode, failed)
-            self._run(again)
+            self._run(again, time.monotonic() + again.seconds)
             if not self.results.missing(step.stage, again.names(failed)):
                 self.say(f"{step.stage}: what failed passes {mode.name}")
-                self._mode = mode if step.stage == "smoke" else self._mode
+                self.mode = mode if is_smoke else self.mode
                 return
+
+    def close(self) -> None:
+        self._log.close()
 
     def say(self, line: str) -> None:
         print(f"gpu-report: {time.monotonic() - self._started:4.0f} s: {line}", flush=True)
         self._hear(line)
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: Step, ends: float) -> None:
         """A program that fails is started again without what it failed at, unless it never gets anywhere."""
         done = set(step.names(step.workloads)) - set(self.results.missing(step.stage, step.names(step.workloads)))
         missing = [name for name in step.workloads if step.prefix + name not in done]
-        ends, fruitless = time.monotonic() + step.seconds, 0
+        fruitless = 0
         while missing:
             names = ", ".join(Path(name).name for name in missing)
             seconds = min(ends, self._deadline) - time.monotonic()
@@ -116,7 +132,9 @@ class Reporter:
                 print(f"  {line[:160]}", flush=True)
             self._hear(line)
 
-        command = step.command(workloads, path)
+        command, cache = step.command(workloads, path), self._scratch / step.stage
+        if "start" in workloads:  # with an empty cache
+            shutil.rmtree(cache, ignore_errors=True)
         if step.is_test:
             earlier = self._scratch / "earlier.json"
             write_json(earlier, {"records": self.results.records(step.stage)})
@@ -124,7 +142,7 @@ class Reporter:
         outcome = run_watched(
             command,
             folder=_ROOT,
-            env=_environment(step.environment() | {"TRITON_CACHE_DIR": str(self._scratch / step.stage)}, self._site),
+            env=_environment(step.environment() | {"TRITON_CACHE_DIR": str(cache)}, self._site),
             seconds=seconds,
             silence=step.silence,
             on_line=follow,
@@ -156,7 +174,7 @@ def _environment(env: dict[str, str], site: Path) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--call", type=int, choices=(1, 2, 3), help="a part that fits into ten minutes (default: all)")
+    parser.add_argument("--call", type=int, choices=(1, 2, 3, 4), help="a part of ten minutes (default: all)")
     parser.add_argument("--stages", nargs="*", metavar="NAME", help="only these stages")
     parser.add_argument("--earlier", nargs="*", type=Path, default=[], metavar="FOLDER", help="results of other runs")
     parser.add_argument("--again", nargs="*", default=[], metavar="STAGE/WORKLOAD", help="patterns: measure these anew")
@@ -171,8 +189,9 @@ def main(argv: Sequence[str]) -> int:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     earlier = [read_stages(folder.resolve()) for folder in (*arguments.earlier, out)]
-    with tempfile.TemporaryDirectory() as scratch:
-        reporter = Reporter(out.resolve(), arguments.limit, Path(scratch))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reporter = stack.enter_context(closing(Reporter(out.resolve(), arguments.limit, scratch)))
         reporter.run(PREFLIGHT)
         reporter.results = results = Results(out.resolve(), reporter.results.stages)
         if not arguments.small and results.missing("preflight", ["gpu", "engine"]):

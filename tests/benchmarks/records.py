@@ -66,13 +66,14 @@ class Results:
         records = self.records(stage)
         return [name for name in workloads if not records.get(name, {"complete": False}).get("complete", True)]
 
-    def failed(self, stage: str, workloads: Iterable[str]) -> list[str]:
-        """Those that failed, rather than had no time."""
+    def failed(self, stage: str, workloads: Iterable[str], *, or_out_of_time: bool = False) -> list[str]:
+        """Those that failed, rather than had no time; `or_out_of_time`: also those that were ended at their limit."""
         records, problems = self.records(stage), self._stage(stage)["problems"]
         return [
             name
             for name in self.missing(stage, workloads)
-            if records.get(name, {}).get("failed") or not problems.get(name, {"out_of_time": True})["out_of_time"]
+            if records.get(name, {}).get("failed")
+            or (name in problems and (or_out_of_time or not problems[name]["out_of_time"]))
         ]
 
     def take(self, stage: str, path: Path, prefix: str, note: str) -> None:

@@ -1,7 +1,8 @@
 """What a GPU report measures, in which order, and how long each step may take. Runs nothing.
 
-The order is that of three calls of ten minutes, the most valuable first. On an H200 a step should take about half of
-its limit.
+The order is that of calls of ten minutes, the most valuable figures first: three fill the tables of
+docs/performance.md, the fourth measures what has no table. The limits of a call's steps add up to at most
+`CALL_SECONDS`, and a step may also use what the steps before it left of theirs.
 """
 
 import json
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine import TABLE
+from engine import TABLE, THROUGHPUT
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -20,10 +21,12 @@ INVARIANT = '{"batch_invariant": true}'
 _FIRST_TESTS = ("kernels", "skinny_gemm", "quantized")
 _LAST_TESTS = ("models", "invariance", "engine")
 _DECODES = ("decode-1", "decode-64", "decode-256")
-_PREFILLS = ("prefill-1x1024", "prefill-8x8192")
+_FIRST_FIGURES = ("start", *_DECODES, "prefill-1x1024", "mixed")
+_LONG_PREFILL = "prefill-8x8192"
+_FIRST_PROFILES = ("decode-1", "decode-64", "prefill-1x1024")
+_PREFILLS = ("prefill-1x1024", _LONG_PREFILL)
 _REPETITIVE = ("repetitive-1", "repetitive-64")
-_CLOSED = ("closed-64", "closed-256", "closed-16", "closed-1")
-_HTTP = ("http-64x1", "http-256x2", "http-16x1", "http-1x1")
+CALL_SECONDS = 530.0  # of the default limit of a call, 560 s: the rest is for the preflight
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Step:
     arguments: tuple[str, ...] = ()
     prefix: str = ""  # of its records' names
     seconds: float
-    silence: float = 150.0  # seconds without a line after which it hangs
+    silence: float = 90.0  # seconds without a line after which it hangs
     needs: str = "engine"  # the record of the preflight without which it cannot run
     is_test: bool = False  # runs tests: goes on from a stage's records by itself, and is tried again in other modes
     mode: Mode = Mode()
@@ -75,46 +78,70 @@ PREFLIGHT = Step(
 )
 
 
+def smoke() -> Step:
+    """The tests that each call begins with.
+
+    A kernel's test may take 45 s and the engine's 100 s (set in its file), less than the step: a test that hangs ends its
+    own process, and the others still run.
+    """
+    return _tests("smoke", ["smoke"], processes=1, timeout=45, seconds=240)
+
+
 def calls() -> list[tuple[Step, ...]]:
-    """The steps of each call. One that was measured by an earlier call is skipped."""
-    smoke = _tests("smoke", ["smoke"], processes=1, timeout=90, seconds=150)
+    """The steps of each call, after the smoke tests. One that was measured by an earlier call is skipped.
+
+    In the first call, one process of a model measures its figures and another one profiles it: the profiles, which
+    explain figures, must not take the time of another model's figures.
+    """
     return [
         (
-            smoke,
-            _engine("Llama-3.1-8B", ("start", *_DECODES, *_PREFILLS, *_profiles(*_DECODES, *_PREFILLS)), 170),
-            _engine("Qwen3-0.6B", ("start", *_DECODES, *_PREFILLS, "mixed", *_profiles(*_DECODES, *_PREFILLS)), 120),
-            _sweep("prefill_attention.py", 60),
-            _sweep("skinny_gemm.py", 60),
-            _engine("Qwen3-30B-A3B", ("start", *_DECODES, *_profiles(*_DECODES)), 150),
-            _engine("Llama-3.1-8B-fp8", ("start", *_DECODES, *_profiles(*_DECODES)), 110),
+            _engine("Llama-3.1-8B", (*_FIRST_FIGURES, _LONG_PREFILL), 65),
+            _engine("Qwen3-0.6B", (*_FIRST_FIGURES, _LONG_PREFILL), 45),
+            _engine("Llama-3.1-8B-fp8", _FIRST_FIGURES, 50),
+            _engine("Qwen3-30B-A3B", _FIRST_FIGURES, 65),
+            _engine("Llama-3.1-8B", _profiles(*_FIRST_PROFILES), 18),
+            _engine("Qwen3-0.6B", _profiles(*_FIRST_PROFILES), 12),
+            _engine("Llama-3.1-8B-fp8", _profiles(*_FIRST_PROFILES), 15),
+            _engine("Qwen3-30B-A3B", _profiles(*_FIRST_PROFILES), 20),
         ),
-        (smoke, _tests("correctness", test_names(), processes=8, timeout=240, seconds=480)),
         (
-            smoke,
-            _engine("Llama-3.1-8B", (*TABLE, *_CLOSED), 190),
-            _engine("Qwen3-0.6B", (*TABLE, *_CLOSED), 120),
-            _engine("Llama-3.1-8B-fp8", ("mixed", *TABLE), 120),
-            _engine("Qwen3-30B-A3B", ("mixed", *TABLE), 160),
-            _engine("gpt-oss-20b", ("start", "mixed", *_DECODES, *_PREFILLS, *_profiles(*_DECODES)), 140),
-            _engine("Qwen3-VL-8B", ("start", "images-1200", "decode-64"), 120),
-            _over_http("Qwen3-0.6B", 110),
-            _over_http("Llama-3.1-8B", 140),
-            _engine("Qwen3-0.6B", (*_DECODES, *_PREFILLS), 80, INVARIANT, prefix="invariant/"),
-            _engine("Llama-3.1-8B", (*_DECODES, *_PREFILLS), 100, INVARIANT, prefix="invariant/"),
-            _engine("Qwen3-0.6B", (*_REPETITIVE, *_DECODES[:2]), 80, NGRAM, prefix="ngram/"),
-            _engine("Llama-3.1-8B", (*_REPETITIVE, *_DECODES[:2]), 100, NGRAM, prefix="ngram/"),
-            _engine("Qwen3-0.6B", _REPETITIVE, 50),
-            _engine("Llama-3.1-8B", _REPETITIVE, 60),
+            _over_http("Qwen3-0.6B", ("http-64x1", "http-256x2"), 80),
+            _over_http("Llama-3.1-8B", ("http-64x1", "http-256x2"), 110),
+            _tests("correctness", test_names(), processes=8, timeout=240, seconds=340),
+        ),
+        (
+            _engine("Llama-3.1-8B", _profiles(_LONG_PREFILL), 35),
+            _engine("Qwen3-0.6B", _profiles(_LONG_PREFILL), 25),
+            _sweep("prefill_attention.py", 45),
+            _sweep("skinny_gemm.py", 45),
+            _engine("gpt-oss-20b", ("start", *_DECODES, THROUGHPUT, *_PREFILLS), 95, '{"max_num_seqs": 512}'),
+            _engine("Llama-3.1-8B", (*TABLE, "closed-64", "closed-256"), 90),
+            _engine("Qwen3-0.6B", (*TABLE, "closed-64", "closed-256"), 65),
+            _engine("Llama-3.1-8B-fp8", TABLE, 60),
+            _engine("Qwen3-30B-A3B", TABLE, 70),
+        ),
+        (
+            _over_http("Llama-3.1-8B", ("http-16x1",), 55),
+            _over_http("Qwen3-0.6B", ("http-1x1",), 45),
+            _engine("Llama-3.1-8B", ("closed-16", *_REPETITIVE), 45),
+            _engine("Qwen3-0.6B", ("closed-1", *_REPETITIVE), 40),
+            _engine("Qwen3-VL-8B", ("start", "images-1200", "decode-64"), 80),
+            _engine("Llama-3.1-8B", (*_DECODES, *_PREFILLS), 65, INVARIANT, prefix="invariant/"),
+            _engine("Qwen3-0.6B", (*_DECODES, *_PREFILLS), 50, INVARIANT, prefix="invariant/"),
+            _engine("Llama-3.1-8B", (*_REPETITIVE, *_DECODES[:2]), 50, NGRAM, prefix="ngram/"),
+            _engine("Qwen3-0.6B", (*_REPETITIVE, *_DECODES[:2]), 45, NGRAM, prefix="ngram/"),
+            _engine("gpt-oss-20b", _profiles(*_FIRST_PROFILES), 50, '{"max_num_seqs": 512}'),
         ),
     ]
 
 
 def steps_of(call: int | None) -> list[Step]:
-    """The steps of a call and then those of the calls before it, of which only what they left is run. None: all."""
+    """The smoke tests, the steps of a call and then those of the calls before it, of which only what they left is run.
+    None: the steps of all calls."""
     in_order = calls()
     if call is not None:
         in_order = [in_order[call - 1], *in_order[: call - 1]]
-    return [step for steps in in_order for step in steps]
+    return [smoke(), *(step for steps in in_order for step in steps)]
 
 
 def small_steps(model: Path, tests: Path) -> list[Step]:
@@ -173,7 +200,7 @@ def _tests(stage: str, names: Sequence[str], *, processes: int, timeout: int, se
         workloads=tuple(f"tests/gpu/test_gpu_{name}.py" for name in names),
         arguments=(f"--processes={processes}", f"--timeout={timeout}"),
         seconds=seconds,
-        silence=max(2.0 * timeout, 200.0),  # longer than any test may take
+        silence=max(2.0 * timeout, 200.0),  # longer than any test may take, those with a limit of their own included
         needs="tests",
         is_test=True,
     )
@@ -194,11 +221,11 @@ def _engine(stage: str, workloads: tuple[str, ...], seconds: float, options: str
     )
 
 
-def _over_http(model: str, seconds: float) -> Step:
+def _over_http(model: str, workloads: tuple[str, ...], seconds: float) -> Step:
     return Step(
         stage=model,
         program="serve.py",
-        workloads=_HTTP,
+        workloads=workloads,
         arguments=(f"--model={model}",),
         seconds=seconds,
         needs="http",

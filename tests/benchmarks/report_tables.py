@@ -1,4 +1,4 @@
-"""Figures of `make gpu-report` as Markdown tables, beside vLLM's, the goals and the floors of h200.json.
+"""Figures of `make gpu-report` as Markdown tables, beside other engines' figures, goals and floors of h200.json.
 
     python tests/benchmarks/report_tables.py
 
@@ -13,6 +13,8 @@ from typing import Any
 
 from records import read_stages
 
+from engine import THROUGHPUT
+
 _ROOT = Path(__file__).parents[2]
 MEASURED = _ROOT / "docs" / "measured"
 DOCUMENT = _ROOT / "docs" / "performance.md"
@@ -20,6 +22,7 @@ _MARKS = ("<!-- tables -->\n", "\n<!-- /tables -->")
 NOT_YET = "not measured yet"
 ROWS = {
     "mixed": "offline mixed, output tok/s",
+    THROUGHPUT: "offline, 512 requests of 1000 + 1000 tokens, output tok/s",
     **{f"decode-{batch}": f"decode, ms a step, batch {batch}" for batch in (1, 8, 32, 64, 128, 256)},
     "prefill-1x1024": "prefill 1x1024, ms to the first token",
     **{f"prefill-{size}": f"prefill {size}, ms" for size in ("1x8192", "32x1024", "8x8192")},
@@ -65,11 +68,13 @@ def insert(text: str, block: str) -> str:
 
 
 def _model_table(records: Record, model: Record) -> str:
+    """Rows of what is known or measured of the model."""
     rows = []
     for name, title in ROWS.items():
-        goal = "no slower" if model[name].get("goal") == model[name]["vllm"] else _known(model, name, "goal")
-        rows.append([title, _known(model, name, "vllm"), _ours(records, name), goal, _known(model, name, "floor")])
-    return _table([model["title"], "vLLM", "Proa", "goal", "floor"], rows)
+        if name in model or name in records:
+            peer, goal, floor = (_known(model, name, kind) for kind in ("peer", "goal", "floor"))
+            rows.append([title, peer, _ours(records, name), "no slower" if goal and goal == peer else goal, floor])
+    return _table([model["title"], model["peer"], "Proa", "goal", "floor"], rows)
 
 
 def _http_table(results: Results, known: Yardstick) -> str:
@@ -85,7 +90,7 @@ def _http_table(results: Results, known: Yardstick) -> str:
             share = ""
             if name in records and offline in records:
                 share = f"{records[name]['value'] / records[offline]['value']:.1%}"
-            figures = [_known(model, name, "vllm"), _ours(records, name), _ours(records, offline), share]
+            figures = [_known(model, name, "peer"), _ours(records, name), _ours(records, offline), share]
             rows.append([title, *figures, *(_latency(records.get(name), kind) for kind in _LATENCIES)])
     latencies = [f"{title}, p50 / p99" for title in _LATENCIES.values()]
     return _table(["over HTTP, tok/s", "vLLM", "Proa", "Proa offline", "HTTP / offline", *latencies], rows)

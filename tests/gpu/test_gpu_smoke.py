@@ -216,7 +216,7 @@ def test_a_captured_chain_equals_its_kernels_launched_one_by_one() -> None:
     check_captured_chain(SIZES.hidden, SIZES.inner, num_layers=4, num_replays=50)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(100)
 def test_an_engine_as_it_is_served_generates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the default memory budget, graphs of all sizes, and its kernels compiled by other processes."""
     caplog.set_level(logging.INFO)

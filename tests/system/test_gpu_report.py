@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from report_stages import calls
+from gpu_report import Reporter
+from report_stages import calls, smoke
 
 from support.shape_models import make_shape_model
 
@@ -48,6 +51,14 @@ NEEDS_A_SWITCH = """
 import os
 def test_that_holds(): pass
 def test_that_does_not(): assert os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
+"""
+# The limit of a test cannot end one that holds the interpreter, as a launch that never returns does.
+HANGS_WITH_DEPENDENT_LAUNCH = """
+import ctypes, os
+def test_kernels(): pass
+def test_engine():
+    if os.environ.get("PROA_DEPENDENT_LAUNCH") != "0":
+        ctypes.PyDLL(None).sleep(600)
 """
 
 
@@ -124,6 +135,20 @@ def test_what_fails_is_tried_without_graphs_and_without_dependent_launch(tmp_pat
 
 
 @pytest.mark.timeout(300)
+def test_a_smoke_test_that_holds_the_interpreter_is_tried_in_other_modes(tmp_path: Path) -> None:
+    (tests := tmp_path / "test_card.py").write_text(HANGS_WITH_DEPENDENT_LAUNCH)
+    step = replace(smoke(), workloads=(str(tests),), arguments=("--processes=1", "--timeout=2"), seconds=15.0)
+    with closing(Reporter(tmp_path, 120.0, tmp_path)) as reporter:
+        reporter.results.stages["preflight"] = {"machine": "", "records": {"tests": {"complete": True}}, "problems": {}}
+        reporter.run(step)
+    stage = stages(tmp_path)["smoke"]
+    assert stage["records"][str(tests)]["passed"] == ["test_kernels"]
+    assert stage["problems"][str(tests)]["out_of_time"]
+    assert stage["records"][f"without dependent launch/{tests}"]["complete"]
+    assert reporter.mode.name == "without dependent launch"
+
+
+@pytest.mark.timeout(300)
 def test_a_killed_report_keeps_its_figures_and_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "out"
     report = start("--out", out, "--stages", "Qwen3-0.6B", *small(tmp_path, TESTS))
@@ -148,8 +173,8 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 
 
 def test_every_step_has_arguments_that_its_program_takes() -> None:
-    steps = [step for steps in calls() for step in steps]
-    assert {step.stage for step in steps} >= {"smoke", "correctness", "Llama-3.1-8B", "Qwen3-30B-A3B"}
+    steps = [smoke(), *(step for steps in calls() for step in steps)]
+    assert {step.stage for step in steps} >= {"correctness", "Llama-3.1-8B", "Qwen3-30B-A3B"}
     for step in steps:
         parser: argparse.ArgumentParser = importlib.import_module(step.program.removesuffix(".py")).parser()
         _, program, *arguments = step.command(step.workloads, Path("records.json"))
