@@ -81,8 +81,8 @@ PREFLIGHT = Step(
 def smoke() -> Step:
     """The tests that each call begins with.
 
-    A kernel's test may take 45 s and the engine's 100 s (set in its file), less than the step: a test that hangs ends its
-    own process, and the others still run.
+    A kernel's test may take 45 s and the engine's 100 s (set in its file), less than the step: a test that hangs ends
+    its own process, and the others still run.
     """
     return _tests("smoke", ["smoke"], processes=1, timeout=45, seconds=240)
 
