@@ -5,16 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from proa_engine.config import EngineConfig
+from proa_engine.worker.compile_pool import CompilePool
 from support.shape_models import QWEN3_06B, make_shape_model
 
 TESTS = Path(__file__).parents[1]
+TRACING = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}  # an exporter has threads, and the pool forks
 
 
 def test_a_worker_finds_every_kernel_that_the_pool_compiled(tmp_path: Path) -> None:
     model = make_shape_model(tmp_path, QWEN3_06B)
     result = subprocess.run(
         [sys.executable, "-m", "support.fake_gpu", str(model)],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_CACHE_DIR": str(tmp_path / "cache")} | TRACING,
         capture_output=True,
         text=True,
         timeout=110,
@@ -25,3 +28,8 @@ def test_a_worker_finds_every_kernel_that_the_pool_compiled(tmp_path: Path) -> N
     assert first.startswith("compiled "), first
     assert len(kernels) >= 10
     assert all(line.startswith("found ") for line in kernels), kernels
+
+
+def test_a_pool_ends_by_itself_at_its_limit() -> None:
+    line = CompilePool(EngineConfig(model="builtin"), 90, max_seconds=0.01).wait()
+    assert line.endswith("the program was ended by SIGALRM, its limit is 0.01 s")

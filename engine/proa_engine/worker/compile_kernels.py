@@ -1,12 +1,14 @@
 """The program that CompilePool runs: compile the kernels that a worker's start launches.
 
-    python -m proa_engine.worker.compile_kernels CAPABILITY NUM_PROCESSES < configuration as JSON
+    python -m proa_engine.worker.compile_kernels CAPABILITY NUM_PROCESSES MAX_SECONDS < configuration as JSON
 
 Runs the start of a worker on meta tensors, notes the kernel variants that it launches, and forks: each child compiles
-its share into Triton's cache on disk, and with them the C programs that launch them.
+its share into Triton's cache on disk, and with them the C programs that launch them. SIGALRM ends all of them after
+MAX_SECONDS.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,8 +21,9 @@ from proa_engine.kernels.variants import Variant, compile_driver, compile_launch
 from proa_engine.worker.meta_worker import MetaWorker
 
 
-def main(capability: int, num_processes: int) -> int:
+def main(capability: int, num_processes: int, max_seconds: float) -> int:
     """Compile all variants and print their number; returns the exit code."""
+    signal.setitimer(signal.ITIMER_REAL, max_seconds)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     target = GPUTarget("cuda", capability, 32)
     driver = _fork(compile_driver)
@@ -43,10 +46,15 @@ def _compile(variants: Sequence[Variant], target: GPUTarget, with_launchers: boo
 
 
 def _fork(work: Callable[[], object]) -> int:
-    """Run `work` in a child process; returns its id. This process has no threads, so forking is safe."""
+    """Run `work` in a child process; returns its id. This process has no threads, so forking is safe.
+
+    The child has as much time as is left to this process: it does not inherit the timer.
+    """
+    seconds_left, _ = signal.getitimer(signal.ITIMER_REAL)
     child = os.fork()
     if child:
         return child
+    signal.setitimer(signal.ITIMER_REAL, seconds_left)
     try:
         work()
         os._exit(0)
@@ -61,4 +69,4 @@ def _has_succeeded(child: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -5,6 +5,7 @@ into Triton's cache on disk, where the worker finds them.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,16 +19,22 @@ from proa_engine.worker.host import available_cores
 
 _PROGRAM = "proa_engine.worker.compile_kernels"
 _MAX_PROCESSES = 8  # with more, tracing would take longer than compiling
+_MAX_SECONDS = 180.0  # several times what one process takes
+_GRACE_SECONDS = 5.0  # for the processes to end by themselves
 
 
 class CompilePool:
-    """Starts compiling when it is made. `capability` is the GPU's compute capability times 10: 90 for Hopper."""
+    """Starts compiling when it is made. `capability` is the GPU's compute capability times 10: 90 for Hopper.
 
-    def __init__(self, config: EngineConfig, capability: int) -> None:
+    After `max_seconds` its processes end, also if this process has ended before.
+    """
+
+    def __init__(self, config: EngineConfig, capability: int, max_seconds: float = _MAX_SECONDS) -> None:
         self._started = time.monotonic()
+        self._max_seconds = max_seconds
         num_processes = max(1, min(available_cores(), _MAX_PROCESSES))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, str(capability), str(num_processes)],
+            [sys.executable, "-m", _PROGRAM, str(capability), str(num_processes), str(max_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -39,15 +46,27 @@ class CompilePool:
         self._process.stdin = None  # `communicate` would write to it
 
     def wait(self) -> str:
-        """Wait until all kernels are compiled; returns a log line.
+        """Wait until all kernels are compiled, for at most `max_seconds` from the start; returns a log line.
 
         A failure is not fatal: kernels that were not compiled here are compiled on first launch.
         """
-        output, errors = self._process.communicate()
-        if self._process.returncode:
+        left = self._started + self._max_seconds - time.monotonic()
+        try:
+            output, errors = self._process.communicate(timeout=max(left, 0.0) + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdout, self._process.stderr):
+                assert pipe is not None
+                pipe.close()
+        if self._process.returncode == 0:
+            return f"compiled {int(output)} kernels in {time.monotonic() - self._started:.1f} s"
+        if self._process.returncode < 0:
+            name = signal.Signals(-self._process.returncode).name
+            reason = f"the program was ended by {name}, its limit is {self._max_seconds:g} s"
+        else:
             reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
-            return f"kernel precompilation failed, kernels will be compiled on first launch: {reason}"
-        return f"compiled {int(output)} kernels in {time.monotonic() - self._started:.1f} s"
+        return f"kernel precompilation failed, kernels will be compiled on first launch: {reason}"
 
 
 def start_compile_pool(config: EngineConfig, rank: int) -> CompilePool | None:

@@ -16,6 +16,8 @@ _SHARE_OF_MACHINE = 0.5
 
 # Of the memory that live states leave: for states of cached prefixes. The rest is for blocks.
 _SHARE_OF_CACHED_STATES = 0.25
+# Blocks whose host memory, some tens of MB, needs no limit.
+_SMALL_NUM_BLOCKS = 1 << 17
 # A junction, where a prompt leaves what others have computed, is worth a checkpoint if it saves this many tokens.
 _MIN_JUNCTION = 256
 
@@ -108,9 +110,22 @@ def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None
 def cpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
     """The sizes for memory of a CPU, which are no larger than requests of `max_model_len` in every slot can use."""
     sizes = divide(num_bytes, plan, config.max_num_seqs)
-    longest = cache_groups(config, plan, sizes).blocks_of(max_model_len)
-    useful = with_blocks(longest * config.max_num_seqs, plan, config.max_num_seqs)
-    return fewest((sizes, useful))
+    most = _blocks_of_all_slots(config, plan, sizes, max_model_len)
+    return fewest((sizes, with_blocks(most, plan, config.max_num_seqs)))
+
+
+def gpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
+    """The sizes for memory of a GPU, which nothing else would use: what `cpu_sizes` gives, and as much for prefixes.
+
+    Limited nevertheless: a block takes host memory too, and a tiny model would have millions of them.
+    """
+    sizes = divide(num_bytes, plan, config.max_num_seqs)
+    most = max(2 * _blocks_of_all_slots(config, plan, sizes, max_model_len), _SMALL_NUM_BLOCKS)
+    return fewest((sizes, with_blocks(most, plan, config.max_num_seqs)))
+
+
+def _blocks_of_all_slots(config: EngineConfig, plan: CachePlan, sizes: CacheSizes, max_model_len: int) -> int:
+    return cache_groups(config, plan, sizes).blocks_of(max_model_len) * config.max_num_seqs
 
 
 def cpu_budget(memory: HostMemory, *, utilization: float, ranks_here: int, workspace: int) -> int:

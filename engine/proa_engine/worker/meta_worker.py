@@ -16,17 +16,20 @@ from proa_engine.models.config import ModelConfig
 from proa_engine.worker.decode_graphs import GraphCapture, GraphShape
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.worker import Worker
+from proa_engine.worker_spans import WorkerTracer
 
 _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 
 
 class MetaWorker(Worker):
-    """Any rank of a GPU engine with this configuration: all ranks launch the same kernels."""
+    """Any rank of a GPU engine with this configuration: all ranks launch the same kernels.
+
+    It starts no threads, as an exporter of spans would: `compile_kernels` forks.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(
-            replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS), 0, lambda line: None
-        )
+        config = replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS)
+        super().__init__(config, 0, lambda line: None, tracer=WorkerTracer(0))
         self._parallel = MetaParallel(0, config.tensor_parallel_size, None)
 
     def run_start(self) -> None:

@@ -40,10 +40,18 @@ class Worker:
     """One rank. Call `init_device`, `load_model` and `start` in this order; then `model_runner` can run steps.
 
     Everything runs in the calling thread. `log` gets lines about the progress. `ranks_here` is the number of ranks that
-    share the container or machine.
+    share the container or machine. `tracer` makes the rank's spans (default: as the environment says).
     """
 
-    def __init__(self, config: EngineConfig, rank: int, log: Callable[[str], None], *, ranks_here: int = 1) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: int,
+        log: Callable[[str], None],
+        *,
+        ranks_here: int = 1,
+        tracer: WorkerTracer | None = None,
+    ) -> None:
         self.device: torch.device
         self.model_config: ModelConfig
         self.max_model_len: int
@@ -53,7 +61,7 @@ class Worker:
         self._log = log
         self._ranks_here = ranks_here
         self._parallel = ParallelContext(0, 1, None)
-        self._tracer = WorkerTracer.from_environment(rank)
+        self._tracer = tracer or WorkerTracer.from_environment(rank)
         self._at_exit = ExitStack()
         self._model: CausalLM | None = None  # None until loaded, and while it sleeps at level 2
         self._heads: PoolingHeads  # loaded with the model
@@ -295,7 +303,7 @@ class Worker:
 
     def _sizes_that_fit(self, plan: CachePlan) -> CacheSizes:
         if self.device.type == "cuda":
-            return kv_cache.divide(self._cuda_budget(), plan, self._config.max_num_seqs)
+            return kv_cache.gpu_sizes(self._cuda_budget(), self._config, plan, self.max_model_len)
         itemsize = self._dtype.itemsize
         workspace = kv_cache.cpu_workspace(self._config, self.model_config, itemsize)
         budget = kv_cache.cpu_budget(

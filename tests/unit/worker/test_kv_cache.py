@@ -17,6 +17,7 @@ from proa_engine.worker.kv_cache import (
     cpu_sizes,
     divide,
     fewest,
+    gpu_sizes,
     weights_room,
 )
 
@@ -70,6 +71,12 @@ def test_a_cpu_gets_no_more_than_full_requests_in_every_slot_use() -> None:
     small_steps = replace(CONFIG, max_num_batched_tokens=16)
     assert cpu_sizes(GIB, small_steps, plan((33,)), 1000) == CacheSizes((63 + 5) * 4, 0, 4)
     assert cpu_sizes(GIB, CONFIG, plan(state_bytes=1024), 100) == CacheSizes(28, 5 + 9, 4)
+
+
+def test_a_gpu_gets_twice_as_many_blocks_or_a_number_that_costs_nothing() -> None:
+    assert gpu_sizes(10 * 1024, CONFIG, plan(), 100) == CacheSizes(10, 0, 4)
+    assert gpu_sizes(GIB, CONFIG, plan(), 100) == CacheSizes(1 << 17, 0, 4)
+    assert gpu_sizes(GIB, CONFIG, plan(), 16 * 50_000) == CacheSizes(2 * 4 * 50_000, 0, 4)
 
 
 def test_ranks_use_what_fits_on_each() -> None:
