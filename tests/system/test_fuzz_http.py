@@ -6,7 +6,7 @@ invalid ones), from known fields with arbitrary values, and from bytes.
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -19,26 +19,41 @@ from schemathesis.generation import GenerationMode
 
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
+from support.fake_engine import CHAT_TEMPLATE
 from support.processes import fake_engine_process, gateway_process
 
-DOCUMENT = create_app(GatewayConfig(engines=("engine:1",))).openapi()
+DOCUMENT = create_app(GatewayConfig(engines=("engine:1",), enable_runtime_lora_updating=True)).openapi()
 ROUTES = sorted(path for path, methods in DOCUMENT["paths"].items() if "requestBody" in methods.get("post", ()))
 CHAT = "/v1/chat/completions"
 TEXT_FIELDS = {
     **{"/v1/completions": "prompt", "/tokenize": "prompt", "/generate": "text", "/v1/responses": "input"},
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "input"),
     "/v2/embed": "texts",
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "lora_name"),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
 }
 """The field that has the text; `messages` on other routes."""
 QUERIES: dict[str, dict[str, Any]] = {
     **{route: {"queries": "Hi"} for route in ("/score", "/v1/score")},
     **{route: {"query": "Hi"} for route in ("/rerank", "/v1/rerank", "/v2/rerank")},
+    "/v1/load_lora_adapter": {"lora_path": "/a"},
 }
 POOLING = (
     "--pooling-tasks",
     *(f"POOLING_TASK_{name}" for name in ("EMBED", "TOKEN_EMBED", "CLASSIFY", "TOKEN_CLASSIFY")),
 )
+FLAGS = ("--enable-runtime-lora-updating", "--access-log", "--tool-call-parser=hermes", "--chat-template")
+TEMPLATE = "{{ tools | tojson if tools }}" + CHAT_TEMPLATE
+
+
+def nested(depth: int, *, objects: bool) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = {"a": value} if objects else [value]
+    return value
+
+
+NAMES = st.text(max_size=8) | st.sampled_from(["\ud800", "\udfff", "type", "properties"])
 ANYTHING: SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
@@ -46,9 +61,10 @@ ANYTHING: SearchStrategy[Any] = st.recursive(
     | st.floats()
     | st.text(st.characters(), max_size=20)
     | st.sampled_from(
-        ["", "fake", "\ud800", "\x00", "user", "assistant", "😀" * 9, 0, 1, -1, 2**31, 2**32, 2**64, 1e308]
-    ),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        ["", "fake", "\ud800", "\x00", "user", "assistant", "😀" * 9, 0, 1, -1, 2**31, 2**32, 2**64, -(2**70), 1e308]
+    )
+    | st.builds(nested, st.sampled_from([90, 260, 600]), objects=st.booleans()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=8,
 )
 MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]), "content": ANYTHING}))
@@ -88,6 +104,13 @@ TEMPLATED = st.builds(
     ),
 )
 
+FUNCTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    CHAT: lambda schema: {"type": "function", "function": {"name": "f", "parameters": schema}},
+    "/v1/responses": lambda schema: {"type": "function", "name": "f", "parameters": schema},
+    "/v1/messages": lambda schema: {"name": "f", "input_schema": schema},
+}
+"""A tool with this schema, by route."""
+
 bounded = settings(
     max_examples=30,
     deadline=None,
@@ -126,7 +149,7 @@ class Target:
 def target() -> Iterator[Target]:
     with (
         fake_engine_process("--text", "Some words.", *POOLING) as (_, engine),
-        gateway_process(engine) as (process, port),
+        gateway_process(engine, *FLAGS, TEMPLATE) as (process, port),
     ):
         target = Target(process, port)
         yield target
@@ -166,6 +189,21 @@ def test_arbitrary_values_in_the_chat_template_get_a_response(target: Target) ->
     @given(TEMPLATED)
     def answered(body: dict[str, Any]) -> None:
         target.post(CHAT, json.dumps(body).encode())
+
+    answered()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", FUNCTIONS)
+def test_arbitrary_schemas_of_tools_get_a_response(target: Target, route: str, stream: bool) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    fields = {"model": "fake", "stream": stream, **({"input": "Hi"} if route == "/v1/responses" else chat)}
+
+    @seed(1)
+    @bounded
+    @given(st.dictionaries(NAMES, ANYTHING, max_size=3))
+    def answered(schema: dict[str, Any]) -> None:
+        target.post(route, json.dumps({**fields, "tools": [FUNCTIONS[route](schema)]}).encode())
 
     answered()
 

@@ -24,6 +24,10 @@ class RepetitionDetectionParams:
                 f"repetition_detection: min_pattern_size ({self.min_pattern_size}) must be at least 0 and at most "
                 f"max_pattern_size ({self.max_pattern_size}), which must be at most {MAX_PATTERN_SIZE}"
             )
+        if not 0 <= self.min_count < 2**32:
+            raise ValueError(
+                f"repetition_detection: min_count must be at least 0 and below 2**32, got {self.min_count}"
+            )
         if self.max_pattern_size and self.min_count < 2:
             raise ValueError(f"repetition_detection: min_count must be at least 2, got {self.min_count}")
 

@@ -200,4 +200,10 @@ class InternalError(GatewayError):
 
 
 def error_object(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object. Lone surrogates, which a body's names may have, are replaced: they have no UTF-8."""
+    message, param = _printable(message), _printable(param) if param is not None else None
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -8,6 +8,7 @@ from proa_gateway.engines.lora_calls import load_on_engines, unload_from_engines
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http import error_responses
+from proa_gateway.openai.fields import Text
 
 lora_router = APIRouter(responses=error_responses(400, 401, 404, 503))  # with --enable-runtime-lora-updating
 
@@ -17,10 +18,10 @@ class LoadLoraRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    lora_name: str = ""
-    lora_path: str = Field("", description="A folder in the engines' file system.")
+    lora_name: Text = ""
+    lora_path: Text = Field("", description="A folder in the engines' file system.")
     load_inplace: bool = Field(False, description="Replace an adapter of this name that has another content.")
-    base_model_name: str | None = Field(None, description="May be omitted if only one model is served.")
+    base_model_name: Text | None = Field(None, description="May be omitted if only one model is served.")
 
 
 class UnloadLoraRequest(BaseModel):
@@ -28,7 +29,7 @@ class UnloadLoraRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    lora_name: str = ""
+    lora_name: Text = ""
 
 
 @lora_router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)

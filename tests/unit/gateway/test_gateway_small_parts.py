@@ -10,6 +10,7 @@ import pytest
 from proa.options import from_arguments, options
 from proa_gateway.cli import GRPC_EXPERIMENTS, main, make_parser
 from proa_gateway.config import Deadlines, GatewayConfig
+from proa_gateway.errors import InvalidRequest
 
 
 def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +101,8 @@ def test_grpc_knows_the_experiment_that_the_gateway_turns_off() -> None:
         environment = {**os.environ, "GRPC_EXPERIMENTS": experiment}
         printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         assert ("Unknown experiment" in printed.stderr) == is_unknown, printed.stderr
+
+
+def test_an_error_that_quotes_a_lone_surrogate_can_be_sent() -> None:
+    error = InvalidRequest("The field \ud800 is wrong.", param="\ud800").to_dict()["error"]
+    assert (error["message"], error["param"]) == ("The field ? is wrong.", "?")

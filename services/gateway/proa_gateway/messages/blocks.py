@@ -125,7 +125,7 @@ class ToolParam(BaseModel):
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
-    input_schema: dict[str, TemplateValue]
+    input_schema: dict[Text, TemplateValue]
     strict: bool | None = None
 
 

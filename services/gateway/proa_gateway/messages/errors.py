@@ -10,8 +10,8 @@ import orjson
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proa_gateway.errors import GatewayError
-from proa_gateway.http import route_path
+from proa_gateway.errors import GatewayError, InternalError
+from proa_gateway.http import gateway_error_response, route_path
 
 PATH = "/v1/messages"
 _TYPES = {
@@ -80,7 +80,21 @@ class MessagesMiddleware:
                 message, start = {**message, "body": body}, None
             await send(message)
 
-        await self._app(scope, receive, send_rewritten)
+        is_started = False
+
+        async def observed(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send_rewritten(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        except Exception:
+            # The error's handler runs further out, and answers only if nothing was sent yet.
+            if not is_started:
+                response = gateway_error_response(InternalError("The gateway failed."))
+                await response(scope, receive, send_rewritten)
+            raise
 
 
 def _rewritten(body: bytes, status: int, request_id: str) -> bytes:

@@ -47,7 +47,7 @@ class OutputConfig(BaseModel):
 
 
 class Metadata(BaseModel):
-    user_id: str | None = None
+    user_id: Text | None = None
 
 
 class CountTokensRequest(BaseModel):
@@ -56,7 +56,7 @@ class CountTokensRequest(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]
 
-    model: str
+    model: Text
     messages: Annotated[list[MessageParam], Field(min_length=1)]
     system: TextBlocks | None = None
     tools: list[ToolField] | None = None

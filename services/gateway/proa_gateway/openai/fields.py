@@ -4,7 +4,7 @@ Unions are resolved by hand: pydantic would report an error for each of their br
 """
 
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from proa.contract import RepetitionDetectionParams
 
 _STRING = {"type": "string"}
+NO_UNICODE: Final = "must be valid Unicode: it has a lone surrogate"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
@@ -33,7 +34,7 @@ def check_text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_value", "must be valid Unicode: it has a lone surrogate") from None
+        raise PydanticCustomError("invalid_value", NO_UNICODE) from None
     return value
 
 

@@ -57,7 +57,7 @@ class GenerationRequest(ConstraintFields):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]
 
-    model: str | None = Field(None, description="May be omitted if only one model is served.")
+    model: Text | None = Field(None, description="May be omitted if only one model is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Count | None = None

@@ -41,7 +41,7 @@ class TokenizeRequest(BaseModel):
     )
     __pydantic_extra__: dict[str, Any]
 
-    model: str | None = _MODEL
+    model: Text | None = _MODEL
     add_special_tokens: bool | None = Field(None, description="Default: true for a text, false for a chat.")
     return_token_strs: bool | None = None
     prompt: Text | None = None
@@ -86,7 +86,7 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    model: str | None = _MODEL
+    model: Text | None = _MODEL
     tokens: TokenIds
 
 

@@ -32,7 +32,7 @@ class FunctionDefinition(BaseModel):
 
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, TemplateValue] | None = None
+    parameters: dict[Text, TemplateValue] | None = None
     strict: bool | None = None
 
 

@@ -23,7 +23,7 @@ class PoolingFields(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]
 
-    model: str | None = Field(None, description="May be omitted if only one model is served.")
+    model: Text | None = Field(None, description="May be omitted if only one model is served.")
     user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
     request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.openai.constraint_fields import ResponseFormat
-from proa_gateway.openai.fields import TemplateVariables, Text
+from proa_gateway.openai.fields import NO_UNICODE, TemplateVariables, Text
 from proa_gateway.openai.protocol import Count, Effort, GenerationRequest, Name
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.responses.items import InputItems
@@ -52,6 +53,27 @@ REFUSED: Mapping[str, Refused] = {
     "previous_input_messages": Refused("use previous_response_id or input"),
 }
 NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
+
+
+_ENVELOPE = 8  # levels of a stored response, or of an event, around a field that it repeats
+
+
+def _check_repeated(value: object) -> object:
+    """Raises `PydanticCustomError` for JSON that `orjson` cannot write."""
+    nested = value
+    for _ in range(_ENVELOPE):
+        nested = [nested]
+    try:
+        orjson.dumps(nested)
+    except orjson.JSONEncodeError as error:
+        reasons = {"surrogate": NO_UNICODE, "64-bit": "has an integer of more than 64 bits"}
+        reason = next((text for part, text in reasons.items() if part in str(error)), "is nested too deeply")
+        raise PydanticCustomError("invalid_value", reason) from None
+    return value
+
+
+Repeated = BeforeValidator(_check_repeated)
+"""A field that the response repeats as it was sent."""
 
 
 class TextFormat(BaseModel):
@@ -101,10 +123,10 @@ class ResponsesRequest(GenerationRequest):
     instructions: Text | None = None
     previous_response_id: str | None = None
     max_output_tokens: Count | None = None
-    tools: list[ToolParam] | None = None
-    tool_choice: ToolSelectionField = ToolSelection("auto", "auto")
+    tools: Annotated[list[ToolParam] | None, Repeated] = None
+    tool_choice: Annotated[ToolSelectionField, Repeated] = ToolSelection("auto", "auto")
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
-    text: TextConfig | None = None
+    text: Annotated[TextConfig | None, Repeated] = None
     reasoning: ReasoningConfig | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, lt=2**31)] | None = None

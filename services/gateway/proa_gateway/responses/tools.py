@@ -43,7 +43,7 @@ class FunctionParam(BaseModel):
     type: Literal["function"]
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, TemplateValue] | None = None
+    parameters: dict[Text, TemplateValue] | None = None
     strict: bool | None = None
 
     def function(self, namespace: str | None = None) -> Function:
