@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from proa.contract import EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
 from proa.contract.image import HASH_BYTES
 
+# Each step compares the words of several tokens with the end of the output, all of them as if they were the longest.
+MAX_BAD_WORDS = 1024  # of several tokens
+MAX_BAD_WORD_TOKENS = 256
 _UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second one is a message without any
 
 
@@ -63,8 +66,7 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
     _check_vocabulary("allowed_token_ids", params.allowed_token_ids, limits)
     _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
     _check_vocabulary("logprob_token_ids", params.logprob_token_ids, limits)
-    for sequence in params.bad_words_token_ids:
-        _check_vocabulary("bad_words_token_ids", sequence, limits)
+    _check_bad_words(params.bad_words_token_ids, limits)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > limits.max_logprobs:
             raise ValueError(f"{name} must be at most {limits.max_logprobs}, got {count}")
@@ -151,6 +153,19 @@ def _check_image(name: str, image: Image, images: ImageInput) -> None:
         raise ValueError(
             f"{name} of {height}x{width} pixels has {images.num_tokens(height, width)} tokens, got {image.num_tokens}"
         )
+
+
+def _check_bad_words(words: Sequence[Sequence[int]], limits: ModelLimits) -> None:
+    if (count := sum(len(word) > 1 for word in words)) > MAX_BAD_WORDS:
+        raise ValueError(
+            f"bad_words_token_ids must have at most {MAX_BAD_WORDS} words of more than one token, got {count}"
+        )
+    for word in words:
+        if len(word) > MAX_BAD_WORD_TOKENS:
+            raise ValueError(
+                f"a word of bad_words_token_ids must have at most {MAX_BAD_WORD_TOKENS} tokens, got {len(word)}"
+            )
+        _check_vocabulary("bad_words_token_ids", word, limits)
 
 
 def _check_vocabulary(where: str, token_ids: Iterable[int], limits: ModelLimits) -> None:

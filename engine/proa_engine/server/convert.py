@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
 from proa.contract import (
@@ -74,7 +74,9 @@ def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return deserialize_or_none
 
 
-def session_message_from_pb(message: service_pb2.SessionRequest | None, *, now: float) -> Open | Add | AbortHandles:
+def session_message_from_pb(
+    message: service_pb2.SessionRequest | None, *, now: float, vocab_size: int
+) -> Open | Add | AbortHandles:
     """Raises `InvalidRequest` for a message that ends the session: malformed, empty, or with a handle of zero."""
     if message is None:
         raise InvalidRequest("the bytes are not a session message")
@@ -85,7 +87,7 @@ def session_message_from_pb(message: service_pb2.SessionRequest | None, *, now: 
             if message.add.handle == 0:
                 raise InvalidRequest("handle must be above zero")
             try:
-                return Add(message.add.handle, request_from_pb(message.add.request, now=now))
+                return Add(message.add.handle, request_from_pb(message.add.request, now=now, vocab_size=vocab_size))
             except InvalidRequest as error:
                 return Add(message.add.handle, error)
         case "abort":
@@ -95,11 +97,18 @@ def session_message_from_pb(message: service_pb2.SessionRequest | None, *, now: 
 
 
 def request_from_pb(
-    message: core_pb2.EngineCoreRequest, *, now: float, metadata: Iterable[tuple[str, str | bytes]] = ()
+    message: core_pb2.EngineCoreRequest,
+    *,
+    now: float,
+    vocab_size: int,
+    metadata: Iterable[tuple[str, str | bytes]] = (),
 ) -> EngineCoreRequest:
     """The request, with what its sender left unset: an id and a sampling key at random, `now` as arrival time, and the
-    trace headers among the call's `metadata`. Raises `InvalidRequest`.
+    trace headers among the call's `metadata`. Raises `InvalidRequest`; of the model's limits, which `check_request`
+    checks, only for lists that have more token ids than its vocabulary: to read those would take this thread's time.
     """
+    _check_lengths(message.sampling_params, vocab_size)
+    _check_lengths(message.pooling_params, vocab_size)
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidRequest(f"request_id must not be longer than {MAX_REQUEST_ID_BYTES} bytes")
     if not 0 <= message.arrival_time < float("inf"):
@@ -116,6 +125,19 @@ def request_from_pb(
         trace_headers=request.trace_headers or {key: str(value) for key, value in metadata if key in TRACE_HEADERS},
         arrival_time=request.arrival_time or now,
     )
+
+
+def _check_lengths(params: Message, vocab_size: int) -> None:
+    for field, value in params.ListFields():
+        if not field.is_repeated:
+            if field.message_type is not None:
+                _check_lengths(value, vocab_size)
+            continue
+        length = len(value)
+        if field.name == "bad_words_token_ids" and length <= vocab_size:
+            length = sum(len(word.token_ids) for word in value)
+        if length > vocab_size:
+            raise InvalidRequest(f"{field.name} must have at most {vocab_size} token ids, the vocabulary, got {length}")
 
 
 def generate_to_pb(output: EngineCoreOutput) -> service_pb2.GenerateResponse:

@@ -29,8 +29,10 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
 
     async def Generate(self, request: service_pb2.GenerateRequest, context: Context) -> None:
         async with _status_on_error(context), GenerateCall(self._router) as call:
-            metadata = context.invocation_metadata() or ()
-            converted = convert.request_from_pb(request.request, now=time.time(), metadata=metadata)
+            metadata, vocab_size = context.invocation_metadata() or (), self._router.engine.info.vocab_size
+            converted = convert.request_from_pb(
+                request.request, now=time.time(), vocab_size=vocab_size, metadata=metadata
+            )
             await check_pixels(converted)
             call.submit(converted)
             while (output := await call.next_output()) is not None:

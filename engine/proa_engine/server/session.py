@@ -65,7 +65,7 @@ class Session:
 
         Raises EngineError if the session fails. Its unfinished requests are aborted in every case.
         """
-        opening = convert.session_message_from_pb(await anext(messages, None), now=0.0)
+        opening = convert.session_message_from_pb(await anext(messages, None), now=0.0, vocab_size=0)
         if not isinstance(opening, convert.Open):
             raise InvalidRequest("the first message of a session must be open")
         self._stream_id = self._router.add_stream(self)
@@ -77,7 +77,8 @@ class Session:
                 instance_id=engine.instance_id, model=engine.info, stats=self._router.load(), loras=self._router.loras
             )
             await write(convert.hello_to_pb(hello))
-            await _until_one_ends(self._read(messages), self._write(write), self._heartbeat(), self._failure)
+            reading = self._read(messages, engine.info.vocab_size)
+            await _until_one_ends(reading, self._write(write), self._heartbeat(), self._failure)
         finally:
             _log.info("session %d ended with %d unfinished requests", self._stream_id, len(self._handles))
             self._router.remove_stream(self._stream_id)
@@ -117,9 +118,9 @@ class Session:
         if not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _read(self, messages: AsyncIterator[convert.SessionRequest | None]) -> None:
+    async def _read(self, messages: AsyncIterator[convert.SessionRequest | None], vocab_size: int) -> None:
         async for message in messages:
-            match convert.session_message_from_pb(message, now=time.time()):
+            match convert.session_message_from_pb(message, now=time.time(), vocab_size=vocab_size):
                 case convert.Add(handle, request):
                     await self._add(handle, request)
                 case convert.AbortHandles(handles):

@@ -76,12 +76,18 @@ def _check_strings(name: str, value: str | Iterable[str] | None) -> tuple[str, .
     return strings
 
 
-def _check_token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
+def _check_sequence(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
     return tuple([_check_integer(f"a token id in {name}", token_id, 0) for token_id in _check_iterable(name, value)])
 
 
+def _check_token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
+    """Each once, in the order of their first mention: every step costs as much as there are."""
+    return tuple(dict.fromkeys(_check_sequence(name, value)))
+
+
 def _check_sequences(name: str, value: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    sequences = tuple([_check_token_ids(name, sequence) for sequence in _check_iterable(name, value)])
+    """Each once."""
+    sequences = tuple(dict.fromkeys([_check_sequence(name, sequence) for sequence in _check_iterable(name, value)]))
     if not all(sequences):
         raise ValueError(f"{name} must hold non-empty sequences of token ids")
     return sequences

@@ -47,6 +47,11 @@ def test_accepts_valid_requests(request_: Any) -> None:
         (make_request(allowed_token_ids=[100]), "token id 100 in allowed_token_ids"),
         (make_request(stop_token_ids=[100]), "token id 100 in stop_token_ids"),
         (make_request(bad_words_token_ids=[[1, 100]]), "token id 100 in bad_words_token_ids"),
+        (
+            make_request(bad_words_token_ids=[[index // 99, index % 99, 1] for index in range(1025)]),
+            "at most 1024 words of more than one token, got 1025",
+        ),
+        (make_request(bad_words_token_ids=[[1] * 257]), "a word of bad_words_token_ids must have at most 256 tokens"),
         (make_request(grammar=Grammar(text='start: "a"')), "this engine does not support grammars"),
         (make_request(resumed=[100]), "token id 100 in resumed_token_ids"),
         (

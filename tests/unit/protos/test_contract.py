@@ -299,3 +299,11 @@ def test_enum_numbers_of_a_newer_peer_are_kept() -> None:
     message.ParseFromString(b"\x30\x63")  # finish_reason: 99
 
     assert from_pb(EngineCoreOutput, message).finish_reason == 99
+
+
+def test_token_ids_are_kept_once_in_the_order_of_their_first_mention() -> None:
+    params = SamplingParams(
+        allowed_token_ids=(7, 3, 7) * 100, stop_token_ids=(2, 2), bad_words_token_ids=((1, 1), (1,), (1, 1))
+    )
+    assert (params.allowed_token_ids, params.stop_token_ids) == ((7, 3), (2,))
+    assert params.bad_words_token_ids == ((1, 1), (1,))

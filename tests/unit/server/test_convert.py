@@ -13,6 +13,7 @@ from proa_engine.server import convert
 from proa_engine.server.errors import Draining, InvalidRequest
 
 NOW = 1000.0
+VOCAB = 10
 
 
 def request_message(**fields: object) -> core_pb2.EngineCoreRequest:
@@ -21,7 +22,7 @@ def request_message(**fields: object) -> core_pb2.EngineCoreRequest:
 
 
 def test_each_request_without_a_key_gets_one_of_its_own() -> None:
-    keys = {convert.request_from_pb(request_message(), now=NOW).sampling_params.key for _ in range(4)}
+    keys = {convert.request_from_pb(request_message(), now=NOW, vocab_size=VOCAB).sampling_params.key for _ in range(4)}
 
     assert None not in keys
     assert len(keys) == 4
@@ -30,7 +31,7 @@ def test_each_request_without_a_key_gets_one_of_its_own() -> None:
 def test_key_of_zero_is_kept() -> None:
     message = request_message(sampling_params=core_pb2.SamplingParams(key=0))
 
-    assert convert.request_from_pb(message, now=NOW).sampling_params.key == 0
+    assert convert.request_from_pb(message, now=NOW, vocab_size=VOCAB).sampling_params.key == 0
 
 
 def test_request_arrives_whole() -> None:
@@ -42,7 +43,7 @@ def test_request_arrives_whole() -> None:
         arrival_time=12.5,
     )
 
-    request = convert.request_from_pb(message, now=NOW)
+    request = convert.request_from_pb(message, now=NOW, vocab_size=VOCAB)
 
     assert (request.request_id, list(request.prompt_token_ids)) == ("r", [1, 2])
     assert (request.priority, request.cache_salt, request.trace_headers) == (-3, "salt", {"traceparent": "00-1"})
@@ -50,7 +51,9 @@ def test_request_arrives_whole() -> None:
 
 
 def test_unset_id_and_arrival_time_are_filled_in() -> None:
-    first, second = (convert.request_from_pb(request_message(request_id=""), now=NOW) for _ in range(2))
+    first, second = (
+        convert.request_from_pb(request_message(request_id=""), now=NOW, vocab_size=VOCAB) for _ in range(2)
+    )
 
     assert first.request_id != second.request_id
     assert first.arrival_time == NOW
@@ -59,9 +62,9 @@ def test_unset_id_and_arrival_time_are_filled_in() -> None:
 def test_trace_context_of_the_call_stands_in_for_the_requests_own() -> None:
     metadata = (("traceparent", "00-2"), ("user-agent", "x"))
 
-    without = convert.request_from_pb(request_message(), now=NOW, metadata=metadata)
+    without = convert.request_from_pb(request_message(), now=NOW, vocab_size=VOCAB, metadata=metadata)
     with_own = convert.request_from_pb(
-        request_message(trace_headers={"traceparent": "00-1"}), now=NOW, metadata=metadata
+        request_message(trace_headers={"traceparent": "00-1"}), now=NOW, vocab_size=VOCAB, metadata=metadata
     )
 
     assert without.trace_headers == {"traceparent": "00-2"}
@@ -87,7 +90,39 @@ def test_trace_context_of_the_call_stands_in_for_the_requests_own() -> None:
 )
 def test_bad_field_is_named(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
-        convert.request_from_pb(request_message(**fields), now=NOW)
+        convert.request_from_pb(request_message(**fields), now=NOW, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allowed_token_ids", [1] * 11),
+        ("stop_token_ids", [1] * 11),
+        ("logprob_token_ids", [1] * 11),
+        ("logit_bias", dict.fromkeys(range(11), 1.0)),
+        ("bad_words_token_ids", [core_pb2.TokenSequence(token_ids=[1])] * 11),
+        ("bad_words_token_ids", [core_pb2.TokenSequence(token_ids=[1] * 6)] * 2),
+    ],
+)
+def test_a_list_longer_than_the_vocabulary_is_refused_before_it_is_read(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = request_message(sampling_params=core_pb2.SamplingParams(**{name: value}))  # type: ignore[arg-type]
+    monkeypatch.setattr(convert, "from_pb", lambda *_: pytest.fail("the list was read"))
+    with pytest.raises(InvalidRequest, match=f"{name} must have at most 10 token ids, the vocabulary, got 1[12]"):
+        convert.request_from_pb(message, now=NOW, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("score_token_ids", {"pooling_params": {"score_token_ids": [1] * 11}}),
+        ("start_after", {"sampling_params": {"grammar": {"start_after": [1] * 11}}}),
+    ],
+)
+def test_lists_elsewhere_are_limited_too(name: str, message: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} must have at most 10 token ids"):
+        convert.request_from_pb(request_message(**message), now=NOW, vocab_size=VOCAB)
 
 
 def test_session_messages_become_what_they_say() -> None:
@@ -95,9 +130,9 @@ def test_session_messages_become_what_they_say() -> None:
     abort = service_pb2.SessionRequest(abort=service_pb2.AbortHandles(handles=[1, 2]))
     bad = service_pb2.SessionRequest(add=service_pb2.AddRequest(handle=3, request=request_message(arrival_time=-1)))
 
-    assert convert.session_message_from_pb(open_message, now=NOW) == convert.Open("g")
-    assert convert.session_message_from_pb(abort, now=NOW) == convert.AbortHandles((1, 2))
-    add = convert.session_message_from_pb(bad, now=NOW)
+    assert convert.session_message_from_pb(open_message, now=NOW, vocab_size=VOCAB) == convert.Open("g")
+    assert convert.session_message_from_pb(abort, now=NOW, vocab_size=VOCAB) == convert.AbortHandles((1, 2))
+    add = convert.session_message_from_pb(bad, now=NOW, vocab_size=VOCAB)
     assert isinstance(add, convert.Add)
     assert (add.handle, type(add.request)) == (3, InvalidRequest)
 
@@ -107,7 +142,7 @@ def test_session_messages_become_what_they_say() -> None:
 )
 def test_session_message_that_says_nothing_breaks_the_session(message: service_pb2.SessionRequest | None) -> None:
     with pytest.raises(InvalidRequest):
-        convert.session_message_from_pb(message, now=NOW)
+        convert.session_message_from_pb(message, now=NOW, vocab_size=VOCAB)
 
 
 def test_rejection_carries_code_and_whether_another_engine_may_take_it() -> None:
@@ -153,4 +188,4 @@ def test_a_pooled_request_without_sampling_params_passes_the_engines_check(
     )
     limits = ModelLimits(vocab_size=10, max_model_len=10, pooling_tasks=frozenset({PoolingTask.EMBED}))
 
-    check_request(convert.request_from_pb(message, now=NOW), limits)
+    check_request(convert.request_from_pb(message, now=NOW, vocab_size=VOCAB), limits)
