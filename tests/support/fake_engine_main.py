@@ -21,6 +21,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         max_num_seqs=arguments.max_num_seqs,
         pooling_tasks=arguments.pooling_tasks,
         embedding_size=arguments.embedding_size,
+        max_loras=arguments.max_loras,
     )
     await engine.start(arguments.port)
     await stopped.wait()
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--pooling-tasks", nargs="*", default=[], type=core_pb2.PoolingTask.Value)
     parser.add_argument("--embedding-size", type=int, default=EMBEDDING_SIZE)
+    parser.add_argument("--max-loras", type=int, default=0)
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -148,7 +148,7 @@ class Target:
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     with (
-        fake_engine_process("--text", "Some words.", *POOLING) as (_, engine),
+        fake_engine_process("--text", "Some words.", "--max-loras", "4", *POOLING) as (_, engine),
         gateway_process(engine, *FLAGS, TEMPLATE) as (process, port),
     ):
         target = Target(process, port)
