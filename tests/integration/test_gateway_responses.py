@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from proa_gateway.responses.stored import MAX_PARTS
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, running_gateway, until
 from support.tokenizers import byte_level_tokenizer
@@ -181,6 +182,44 @@ async def test_a_response_that_is_not_stored_is_not_found(tmp_path: Path) -> Non
         with pytest.raises(openai.NotFoundError):
             await b.responses.retrieve(new.id)
     assert unstored.to_dict()["store"] is False
+
+
+async def test_keys_of_flags_do_not_see_each_others_responses() -> None:
+    async with serving(say("one"), api_key=("a", "b"), max_stored_responses=2) as (client, _, _):
+        a, b = client.with_options(api_key="a"), client.with_options(api_key="b")
+        first = await a.responses.create(model="fake", input="A")
+        for forbidden in (b.responses.retrieve, b.responses.delete, b.responses.cancel, b.responses.input_items.list):
+            with pytest.raises(openai.NotFoundError):
+                await forbidden(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await b.responses.create(model="fake", input="B", previous_response_id=first.id)
+        for _ in range(3):
+            await b.responses.create(model="fake", input="B")
+        assert (await a.responses.retrieve(first.id)).id == first.id
+
+
+async def test_encrypted_content_is_not_stored() -> None:
+    reasoning: Any = {"type": "reasoning", "summary": [], "encrypted_content": "x" * 1_000_000}
+    async with serving(say("one")) as (client, gateway, _):
+        first = await client.responses.create(model="fake", input=[reasoning, {"role": "user", "content": "A"}])
+        items = (await client.responses.input_items.list(first.id)).data
+        stored = gateway.gateway.responses.get("", first.id)
+    assert [item.type for item in items] == ["message", "reasoning"]
+    assert stored is not None
+    assert stored.num_bytes < 5000
+
+
+async def test_input_that_is_too_large_is_not_stored() -> None:
+    content: Any = [{"type": "input_text", "text": ""}] * MAX_PARTS
+    body: Any = {"model": "fake", "input": [{"role": "user", "content": content}]}
+    async with serving(say("one"), max_stored_responses=10) as (client, _, _):
+        response = await client.responses.create(**body)
+        assert response.to_dict()["store"] is False
+        with pytest.raises(openai.NotFoundError, match="too large to be stored"):
+            await client.responses.retrieve(response.id)
+        with pytest.raises(openai.BadRequestError, match="too large to be stored") as error:
+            await client.responses.create(**body, background=True)
+    assert error.value.param == "input"
 
 
 async def test_structured_output_is_parsed() -> None:

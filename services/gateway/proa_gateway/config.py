@@ -198,7 +198,9 @@ class GatewayConfig:
     tls_server_name: str = option("proa-engine", "name in the certificates of all engines", metavar="NAME")
     max_body_bytes: int = option(16 * 1024 * 1024, "limit of a request body in bytes; beyond it 413", minimum=1)
     max_stored_responses: int = option(
-        10_000, "limit of responses kept for /v1/responses; beyond it the least recently used is dropped", minimum=0
+        10_000,
+        "limit of responses kept for /v1/responses; beyond it the key with the most loses its least recently used one",
+        minimum=0,
     )
     max_stored_response_bytes: int = option(
         256 * 1024 * 1024, "limit of their size in bytes, with their input", minimum=0

@@ -40,6 +40,7 @@ from proa_gateway.response_store import ResponseStore
 from proa_gateway.routing.router import Router
 
 TOKENIZER_THREADS = 2
+MAX_STORED_RESPONSE = 8 * 2**20  # bytes, with its input; a request that continues it reads them in 25 ms
 GRAMMAR_THREADS = 2  # their stacks: see `server.THREAD_STACK`
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,9 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
                 api_keys=api_keys,
                 config=config,
                 responses=ResponseStore(
-                    max_responses=config.max_stored_responses, max_bytes=config.max_stored_response_bytes
+                    max_responses=config.max_stored_responses,
+                    max_bytes=config.max_stored_response_bytes,
+                    max_response_bytes=MAX_STORED_RESPONSE,
                 ),
                 background=background,
                 conversation_settings=ConversationSettings(

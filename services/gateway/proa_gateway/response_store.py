@@ -1,7 +1,7 @@
 """ResponseStore: the responses that a gateway process keeps, for clients that ask for them or continue them."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,30 +16,67 @@ class StoredResponse:
         return len(self.response) + len(self.input_items)
 
 
-class ResponseStore:
-    """Keeps the responses that were used last, up to a number and a size. Callers do not see each other's."""
+@dataclass(slots=True, eq=False)
+class _Share:
+    """The responses of one owner. The last one was used last."""
 
-    def __init__(self, *, max_responses: int, max_bytes: int) -> None:
+    responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+
+    def add(self, id: str, stored: StoredResponse) -> None:
+        self.responses[id] = stored
+        self.num_bytes += stored.num_bytes
+
+    def remove(self, id: str) -> None:
+        self.num_bytes -= self.responses.pop(id).num_bytes
+
+
+class ResponseStore:
+    """Keeps the responses that were used last, up to a number and a size. Owners do not see each other's.
+
+    A full store drops a response of the owner that has the most of what is short. So each of N owners can keep an Nth
+    of the store, whatever the others store.
+    """
+
+    def __init__(self, *, max_responses: int, max_bytes: int, max_response_bytes: int) -> None:
+        """`max_response_bytes`: of one response with its input."""
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # the last one was used last
-        self._num_bytes = 0
+        self._max_response_bytes = min(max_response_bytes, max_bytes)
+        self._shares: dict[str, _Share] = {}
 
-    def put(self, caller: str, id: str, stored: StoredResponse) -> None:
-        """Replaces the response with this id, if there is one. One that is larger than the store is not kept."""
-        self.delete(caller, id)
-        self._responses[caller, id] = stored
-        self._num_bytes += stored.num_bytes
-        while self._num_bytes > self._max_bytes or len(self._responses) > self._max_responses:
-            _, oldest = self._responses.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+    def fits(self, num_bytes: int) -> bool:
+        """Whether one response may have so many bytes, with its input."""
+        return num_bytes <= self._max_response_bytes
 
-    def get(self, caller: str, id: str) -> StoredResponse | None:
-        stored = self._responses.get((caller, id))
-        if stored is not None:
-            self._responses.move_to_end((caller, id))
-        return stored
+    def put(self, owner: str, id: str, stored: StoredResponse) -> None:
+        """Replaces the response with this id, if there is one. One that is too large is not kept."""
+        self.delete(owner, id)
+        if not self.fits(stored.num_bytes):
+            return
+        self._shares.setdefault(owner, _Share()).add(id, stored)
+        while sum(share.num_bytes for share in self._shares.values()) > self._max_bytes:
+            self._drop_oldest(max(self._shares, key=lambda each: self._shares[each].num_bytes))
+        while sum(len(share.responses) for share in self._shares.values()) > self._max_responses:
+            self._drop_oldest(max(self._shares, key=lambda each: len(self._shares[each].responses)))
 
-    def delete(self, caller: str, id: str) -> None:
-        if stored := self._responses.pop((caller, id), None):
-            self._num_bytes -= stored.num_bytes
+    def get(self, owner: str, id: str) -> StoredResponse | None:
+        share = self._shares.get(owner)
+        if share is None or id not in share.responses:
+            return None
+        share.responses.move_to_end(id)
+        return share.responses[id]
+
+    def delete(self, owner: str, id: str) -> None:
+        share = self._shares.get(owner)
+        if share is not None and id in share.responses:
+            self._remove(owner, id)
+
+    def _drop_oldest(self, owner: str) -> None:
+        self._remove(owner, next(iter(self._shares[owner].responses)))
+
+    def _remove(self, owner: str, id: str) -> None:
+        share = self._shares[owner]
+        share.remove(id)
+        if not share.responses:
+            del self._shares[owner]

@@ -69,11 +69,15 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 class Caller:
-    """The holder of a named key, whatever its key and limits are at the moment. Without keys, all requests have the
-    same caller, whose name is empty."""
+    """The holder of a named key, whatever its key and limits are at the moment, or of a key without a name. Without
+    keys, all requests have the same caller, whose name is empty.
 
-    def __init__(self, name: str = "", *, clock: Clock = time.monotonic) -> None:
+    `owner`: who owns what its requests store. The name of a named key, the digest of one without a name.
+    """
+
+    def __init__(self, name: str = "", *, owner: str | None = None, clock: Clock = time.monotonic) -> None:
         self.name = name
+        self.owner = name if owner is None else owner
         self.priority = 0
         self.weight = 1.0
         self.limiter = RateLimiter(RateLimits(), clock)
@@ -88,13 +92,16 @@ class ApiKeyStore:
     no key is required."""
 
     def __init__(self, path: Path | None, keys: Sequence[str] = (), *, clock: Clock = time.monotonic) -> None:
-        """`keys`: those without names; their requests have the anonymous caller. Raises `ValueError`."""
+        """`keys`: those without names. Raises `ValueError`."""
         self._path = path
         self._clock = clock
         self._anonymous = Caller(clock=clock)
         self._needs_key = path is not None or bool(keys)
         # first bytes of a digest -> digest, caller
-        self._unnamed = {digest[:INDEX_BYTES]: (digest, self._anonymous) for digest in map(_digest, keys)}
+        self._unnamed = {
+            digest[:INDEX_BYTES]: (digest, Caller(owner=f"sha256:{digest.hex()}", clock=clock))
+            for digest in map(_digest, keys)
+        }
         self._callers: dict[bytes, tuple[bytes, Caller]] = self._unnamed
         self._fingerprint: tuple[int, ...] | None = None
         if path is not None:

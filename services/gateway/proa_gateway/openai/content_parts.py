@@ -27,14 +27,19 @@ Part = TextPart | ImagePart
 def joined(parts: Iterable[str | ImagePart]) -> str | list[Part]:
     """The content of texts and images: text if there are no images. Neighbouring texts are joined with newlines."""
     content: list[Part] = []
+    texts: list[str] = []
     for part in parts:
-        if isinstance(part, ImagePart):
-            content.append(part)
-        elif content and isinstance(last := content[-1], dict):
-            last["text"] += f"\n{part}"
+        if isinstance(part, str):
+            texts.append(part)
         else:
-            content += text_part(part)
+            content += [*_text(texts), part]
+            texts.clear()
+    content += _text(texts)
     return content if any(isinstance(part, ImagePart) for part in content) else text_of(content)
+
+
+def _text(texts: Sequence[str]) -> Sequence[TextPart]:
+    return text_part("\n".join(texts)) if texts else ()
 
 
 def text_of(content: str | Sequence[Part] | None) -> str:

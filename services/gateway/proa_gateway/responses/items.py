@@ -77,13 +77,19 @@ class CallOutputItem(BaseModel):
         return {"id": self.id or new_id("fco_"), "type": "function_call_output", **fields}
 
 
+def _dropped(value: object) -> None:
+    """Raises `PydanticCustomError`."""
+    if not isinstance(value, str | None):
+        raise PydanticCustomError("invalid_type", "must be a string")
+
+
 class ReasoningItem(BaseModel):
-    """Reasoning of an earlier answer. `encrypted_content` is left out of the prompt: only its author can read it."""
+    """Reasoning of an earlier answer. Its `encrypted_content` is dropped: only its author can read it."""
 
     type: Literal["reasoning"]
     summary: list[ThoughtPart] = []
     content: list[ThoughtPart] | None = None
-    encrypted_content: str | None = None
+    encrypted_content: Annotated[None, BeforeValidator(_dropped, json_schema_input_type=str | None)] = None
     id: Text | None = None
     status: Status | None = None
 
@@ -92,8 +98,8 @@ class ReasoningItem(BaseModel):
         return "\n".join(part.text for part in self.content or self.summary)
 
     def listed(self) -> Fields:
-        fields = self.model_dump(include={"summary", "content", "encrypted_content"})
-        return {"id": self.id or new_id("rs_"), "type": "reasoning", **fields}
+        fields = self.model_dump(include={"summary", "content"})
+        return {"id": self.id or new_id("rs_"), "type": "reasoning", **fields, "encrypted_content": None}
 
 
 def _with_type(value: object) -> object:

@@ -18,7 +18,7 @@ from proa_gateway.responses.parts import Fields
 from proa_gateway.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.responses.response import cancelled, new_response
 from proa_gateway.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS, InputTokens
-from proa_gateway.responses.stored import CallersResponses, page
+from proa_gateway.responses.stored import OwnersResponses, page
 from proa_gateway.tokenizer_routes import admitted
 
 responses_router = APIRouter()
@@ -30,6 +30,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     stored = _stored(request)
     history = _history(stored, body)
     keep = stored.keep([*history, *body.input]) if body.keeps_response else _discard
+    if keep is None:
+        if body.background:
+            message = "The input, with that of previous responses, is too large to be stored, as background needs."
+            raise InvalidRequest(message, param="input")
+        body, keep = body.model_copy(update={"store": False}), _discard
     settings = gateway_of(request).conversation_settings
     handler = ResponsesHandler(body, history, settings, keep, on_ignored(request))
     return _start(handler, body, request) if body.background else generate(handler, request)
@@ -56,7 +61,7 @@ async def get_response(response_id: str, request: Request, stream: bool = False)
 
 @responses_router.delete("/v1/responses/{response_id}", responses={**_ERRORS, 200: DELETED})
 async def delete_response(response_id: str, request: Request) -> Response:
-    await gateway_of(request).background.cancel((_caller(request), response_id))
+    await gateway_of(request).background.cancel((_owner(request), response_id))
     _stored(request).delete(response_id)
     return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
@@ -65,7 +70,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
 async def cancel_response(response_id: str, request: Request) -> Response:
     """A response that has ended stays as it is."""
     stored = _stored(request)
-    await gateway_of(request).background.cancel((_caller(request), response_id))
+    await gateway_of(request).background.cancel((_owner(request), response_id))
     response: Fields = orjson.loads(stored.response(response_id))
     if not response["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
@@ -87,7 +92,7 @@ async def list_input_items(
     return _json(orjson.dumps(page(items, limit=limit, order=order, after=after)))
 
 
-def _history(stored: CallersResponses, body: ResponsesRequest) -> list[Item]:
+def _history(stored: OwnersResponses, body: ResponsesRequest) -> list[Item]:
     """The items before those of the body."""
     return stored.history(body.previous_response_id) if body.previous_response_id else []
 
@@ -102,22 +107,22 @@ def _start(handler: ResponsesHandler, body: ResponsesRequest, request: Request) 
     handler.validate()
     respond = generation(handler, request)
     id, background = handler.id_prefix + request.state.request_id, gateway_of(request).background
-    if (_caller(request), id) in background:
+    if (_owner(request), id) in background:
         raise InvalidRequest(f"The response {id!r} is being generated: use another request id.", param="request_id")
     queued = new_response(body, id=id, created=int(time.time()), model=body.model or "")
     handler.keep(queued)
     answer = _json(_stored(request).response(id))
-    background.start((_caller(request), id), generate_unseen(respond, queued, handler.keep))
+    background.start((_owner(request), id), generate_unseen(respond, queued, handler.keep))
     return answer
 
 
-def _caller(request: Request) -> str:
+def _owner(request: Request) -> str:
     caller: Caller = request.state.caller
-    return caller.name
+    return caller.owner
 
 
-def _stored(request: Request) -> CallersResponses:
-    return CallersResponses(gateway_of(request).responses, _caller(request))
+def _stored(request: Request) -> OwnersResponses:
+    return OwnersResponses(gateway_of(request).responses, _owner(request))
 
 
 def _discard(response: Fields) -> None:

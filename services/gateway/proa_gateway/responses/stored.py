@@ -1,4 +1,4 @@
-"""The stored responses of one caller."""
+"""The stored responses of one owner."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,11 +11,14 @@ from proa_gateway.responses.answer import Keep
 from proa_gateway.responses.items import Item, listed, parsed
 from proa_gateway.responses.parts import Fields
 
+MAX_PARTS = 2048
+"""Limit of items and their parts in a stored input, which each response that continues it reads again in 20 ms."""
 
-class CallersResponses:
-    def __init__(self, store: ResponseStore, caller: str) -> None:
+
+class OwnersResponses:
+    def __init__(self, store: ResponseStore, owner: str) -> None:
         self._store = store
-        self._caller = caller
+        self._owner = owner
 
     def response(self, id: str, *, param: str = "response_id") -> bytes:
         """The response object as JSON. Raises `ResponseNotFound`, which names `param`."""
@@ -34,30 +37,33 @@ class CallersResponses:
             raise InvalidRequest(message, param="previous_response_id")
         return parsed(orjson.loads(found.input_items) + response["output"])
 
-    def keep(self, input_items: Sequence[Item]) -> Keep:
-        """A function that stores a response to these items."""
+    def keep(self, input_items: Sequence[Item]) -> Keep | None:
+        """A function that stores a response to these items. None: they are too large to be stored."""
         input_json = orjson.dumps(listed(input_items))
+        # Items and parts have a type. Within a text, the quotes would be escaped.
+        if input_json.count(b'"type":"') > MAX_PARTS or not self._store.fits(len(input_json)):
+            return None
 
         def put(response: Fields) -> None:
-            self._store.put(self._caller, response["id"], StoredResponse(orjson.dumps(response), input_json))
+            self._store.put(self._owner, response["id"], StoredResponse(orjson.dumps(response), input_json))
 
         return put
 
     def replace(self, response: Fields) -> None:
         """Store a newer state of a response."""
         found = self._find(response["id"], "response_id")
-        self._store.put(self._caller, response["id"], StoredResponse(orjson.dumps(response), found.input_items))
+        self._store.put(self._owner, response["id"], StoredResponse(orjson.dumps(response), found.input_items))
 
     def delete(self, id: str) -> None:
         self._find(id, "response_id")
-        self._store.delete(self._caller, id)
+        self._store.delete(self._owner, id)
 
     def _find(self, id: str, param: str) -> StoredResponse:
-        stored = self._store.get(self._caller, id)
+        stored = self._store.get(self._owner, id)
         if stored is None:
             message = (
                 f"Response with id {id[:100]!r} not found: it was made with store=false or by another gateway process,"
-                " or newer responses have taken its place."
+                " was too large to be stored, or newer responses have taken its place."
             )
             raise ResponseNotFound(message, param=param)
         return stored
