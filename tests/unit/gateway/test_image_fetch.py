@@ -11,8 +11,9 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from proa.image.error import ImageError
+from proa_gateway.errors import Overloaded
 from proa_gateway.images.domains import AllowedDomain
-from proa_gateway.images.fetch import ImageFetcher, PublicResolver
+from proa_gateway.images.fetch import MAX_HOST_FETCHES, ImageFetcher, PublicResolver
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 DATA = bytes(1000)
@@ -97,6 +98,45 @@ async def test_a_slow_server_is_given_up() -> None:
         with pytest.raises(ImageError, match=r"took longer than 0\.05 s"):
             await fetcher.fetch(url)
         given_up.set()
+
+
+async def test_a_slow_host_leaves_others_their_share() -> None:
+    given_up = asyncio.Event()
+
+    async def slow(request: web.BaseRequest) -> web.Response:
+        await given_up.wait()
+        return web.Response(body=DATA)
+
+    async def fast(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=DATA)
+
+    async with serving(slow) as (_, slow_url), serving(fast) as (_, fast_url):
+        domains = [AllowedDomain.parse(url.removeprefix("http://")) for url in (slow_url, fast_url)]
+        fetcher = ImageFetcher(domains, timeout=30, max_bytes=len(DATA))
+        fetches = [asyncio.create_task(fetcher.fetch(slow_url)) for _ in range(60)]
+        await asyncio.sleep(0)  # they wait before the next one does
+        assert await fetcher.fetch(fast_url) == DATA
+        assert not any(fetch.done() for fetch in fetches)
+        given_up.set()
+        assert set(await asyncio.gather(*fetches)) == {DATA}
+        await fetcher.close()
+
+
+async def test_an_image_that_does_not_get_its_turn_is_no_fault_of_the_request() -> None:
+    given_up = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        await given_up.wait()
+        return web.Response(body=DATA)
+
+    async with serving(answer) as (fetcher, url):
+        fetches = [asyncio.create_task(fetcher.fetch(url)) for _ in range(MAX_HOST_FETCHES)]
+        await asyncio.sleep(0)
+        fetcher.timeout = 0.05
+        with pytest.raises(Overloaded, match="limit of images that are fetched"):
+            await fetcher.fetch(url)
+        given_up.set()
+        assert set(await asyncio.gather(*fetches)) == {DATA}
 
 
 @pytest.mark.parametrize(("num_redirects", "is_fetched"), [(3, True), (4, False)])

@@ -53,7 +53,9 @@ class ImageOptions:
         metavar="HOST[:PORT]",
         parse=AllowedDomain.parse,
     )
-    image_fetch_timeout: float = option(5.0, "time in seconds to fetch an image, redirects included", minimum=0.001)
+    image_fetch_timeout: float = option(
+        5.0, "time in seconds to fetch an image, redirects included; beyond it 400", minimum=0.001
+    )
     max_image_bytes: int = option(20 * 1024 * 1024, "limit of an image's file in bytes; beyond it 400", minimum=1)
     max_image_pixels: int = option(
         50_000_000, "limit of an image's pixels before resizing; beyond it 400", minimum=1, maximum=_MOST_PIXELS

@@ -2,18 +2,22 @@
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from proa.image.error import ImageError
+from proa_gateway.errors import Overloaded
 from proa_gateway.images.addresses import is_public
 from proa_gateway.images.domains import AllowedDomain, check_url
 
 MAX_REDIRECTS = 3
-MAX_FETCHES = 16  # at the same time; others wait, within their timeout
+MAX_FETCHES = 24  # at the same time, each with up to `max_bytes` in memory; others wait
+MAX_HOST_FETCHES = 8  # of them from one host, so that slow hosts leave others their share
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Without compression: it would let a small answer become a large one.
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "proa-gateway"}
@@ -49,13 +53,18 @@ class ImageFetcher:
         max_bytes: int,
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """`timeout`: seconds for one image. `resolver`: of names, by default the system's."""
+        """`timeout`: seconds for one image, and before that for its turn. `resolver`: of names, by default the
+        system's."""
         self._domains = domains
-        self._timeout = timeout
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._host_fetches: defaultdict[URL, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(MAX_HOST_FETCHES)
+        )  # by origin: no more than there are allowed ones
+        self.timeout = timeout
         self._max_bytes = max_bytes
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                resolver=PublicResolver(resolver or aiohttp.ThreadedResolver()), use_dns_cache=False, limit=MAX_FETCHES
+                resolver=PublicResolver(resolver or aiohttp.ThreadedResolver()), use_dns_cache=False, limit=0
             ),
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -65,20 +74,39 @@ class ImageFetcher:
         )
 
     async def fetch(self, url: str) -> bytes:
-        """Raises `ImageError`."""
+        """Raises `ImageError`, and `Overloaded` if too many other images are being fetched."""
         checked = check_url(url, self._domains)
+        async with self._turn(checked):
+            return await self._fetch(checked)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    @asynccontextmanager
+    async def _turn(self, url: URL) -> AsyncIterator[None]:
+        """Wait until fewer images are being fetched, from the host and in all. Redirects keep the turn of the first
+        host. Raises `Overloaded`."""
+        async with AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(self.timeout):
+                    await turn.enter_async_context(self._host_fetches[url.origin()])
+                    await turn.enter_async_context(self._fetches)
+            except TimeoutError:
+                message = "The server is at its limit of images that are fetched at the same time."
+                raise Overloaded(message, limit="images") from None
+            yield
+
+    async def _fetch(self, url: URL) -> bytes:
+        """Raises `ImageError`."""
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._follow(checked)
+            async with asyncio.timeout(self.timeout):
+                return await self._follow(url)
         except TimeoutError:
-            raise ImageError(f"fetching the image took longer than {self._timeout:g} s") from None
+            raise ImageError(f"fetching the image took longer than {self.timeout:g} s") from None
         except ImageError:
             raise
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ImageError(f"the image could not be fetched: {_reason(error)}") from error
-
-    async def close(self) -> None:
-        await self._session.close()
 
     async def _follow(self, url: URL) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):

@@ -35,7 +35,7 @@ class ImageSource:
 
 class Fetcher(Protocol):
     async def fetch(self, url: str) -> bytes:
-        """Raises `ImageError`."""
+        """Raises `ImageError` and `Overloaded`."""
         ...
 
 
