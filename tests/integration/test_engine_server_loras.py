@@ -1,5 +1,8 @@
 """Adapters over gRPC, in an engine with a tiny model: loading, unloading, what sessions and metrics show of them."""
 
+import json
+import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -127,3 +130,24 @@ async def test_a_stream_of_an_unloaded_adapter_goes_on(stub: Stub, folder: Path)
     await unload(stub, "some")
     await session.read_until_finished(1)
     assert session.tokens[1] == expected
+
+
+async def test_a_folder_that_would_block_or_confuse_the_reader_stops_no_other_load(stub: Stub, folder: Path) -> None:
+    bad = folder / "bad"
+    shutil.copytree(folder / "some", bad)
+    config = bad / "adapter_config.json"
+    good = json.loads(config.read_text())
+    for content in (json.dumps(good | {"lora_alpha": 10**400}), "[" * 100_000):
+        config.write_text(content)
+        assert await refusal(stub, bad) is grpc.StatusCode.INVALID_ARGUMENT
+    config.unlink()
+    os.mkfifo(config)
+    assert await refusal(stub, bad) is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await load(stub, "some", folder / "some")).name == "some"
+    await unload(stub, "some")
+
+
+async def refusal(stub: Stub, path: Path) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await load(stub, "bad", path)
+    return error.value.code()

@@ -35,9 +35,10 @@ class LoraStore(Protocol):
     """Adapters in host memory, by a number that is never used again. Steps copy them into slots of the device."""
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
-        """Read an adapter on every rank, beside steps. One at a time.
+        """Read an adapter on every rank, beside steps. One at a time, but for those that take too long.
 
-        The future gets the digest of its content, the SHA-256 in hexadecimal, or `LoraNotFound` or `LoraInvalid`.
+        The future gets the digest of its content, the SHA-256 in hexadecimal, or `LoraNotFound` or `LoraInvalid`; the
+        former too if reading takes minutes, so that one folder cannot block the adapters after it.
         """
         ...
 

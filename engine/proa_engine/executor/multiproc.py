@@ -22,7 +22,6 @@ from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
-from proa_engine.worker.device_thread import run_beside_steps
 from proa_engine.worker.image_encodings import for_rank
 from proa_engine.worker.kv_cache import fewest
 
@@ -56,7 +55,7 @@ class MultiProcExecutor(UniProcExecutor):
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
         """All ranks read at the same time, each from its own file system."""
         answers = [connection.load_lora(lora_id, path) for connection in self._connections]
-        return run_beside_steps(lambda: self._load_with_other_ranks(lora_id, path, answers), "proa-lora")
+        return self._read_lora(lora_id, path, lambda: self._load_with_other_ranks(lora_id, path, answers))
 
     def unload_lora(self, lora_id: int) -> None:
         self._broadcast(wire.UnloadLora(lora_id))

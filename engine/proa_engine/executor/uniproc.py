@@ -12,10 +12,11 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
-from proa_engine.worker.device_thread import DeviceThread, run_beside_steps
+from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
 from proa_engine.worker.kv_cache import WorkerSizes, fewest
 from proa_engine.worker.step_inputs import StepInputs
 from proa_engine.worker.warmup_steps import first_pooled_steps, first_steps
@@ -23,6 +24,7 @@ from proa_engine.worker.worker import Worker
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0
+_LORA_SECONDS = 300.0  # to read an adapter, downloaded from a hub perhaps
 _EMPTY_OUTPUT = ModelRunnerOutput(plain_token_ids=[])
 
 
@@ -122,10 +124,16 @@ class UniProcExecutor:
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
         """See `LoraStore`."""
-        return run_beside_steps(lambda: self._worker.load_lora(lora_id, path), "proa-lora")
+        return self._read_lora(lora_id, path, lambda: self._worker.load_lora(lora_id, path))
 
     def unload_lora(self, lora_id: int) -> None:
         self._worker.unload_lora(lora_id)
+
+    def _read_lora(self, lora_id: int, path: str, read: Callable[[], str]) -> "Future[str]":
+        """Read an adapter on a thread of its own. One that is read too late is freed, as the core does not know it."""
+        late = LoraNotFound(f"the adapter at {path} cannot be read: it took longer than {_LORA_SECONDS:.0f} s")
+        job = run_beside_steps(read, "proa-lora")
+        return within(_LORA_SECONDS, job, late, lambda: self.unload_lora(lora_id))
 
     def shutdown(self) -> None:
         """Finish started steps and release the device. A hung device thread is abandoned. May be called twice."""

@@ -45,7 +45,7 @@ class WorkerConnection:
         self.ready: Future[wire.Ready] = Future()
         self.started: Future[wire.Started] = Future()
         self._done: Future[None] = Future()  # of the last `call`
-        self._lora: Future[str] = Future()  # of the last `load_lora`
+        self._loras: dict[int, Future[str]] = {}  # by id: adapters that the worker is reading
         self._sending = Lock()
         self._path = path
         self._process = process
@@ -82,10 +82,10 @@ class WorkerConnection:
         return self._done
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
-        """Have the worker read an adapter; one at a time. The future gets its digest, or a `LoraError`."""
-        self._lora = Future()
+        """Have the worker read an adapter. The future gets its digest, or a `LoraError`."""
+        future = self._loras[lora_id] = Future()
         self.send(wire.encode(wire.LoadLora(lora_id, path)))
-        return self._lora
+        return future
 
     def kill(self) -> None:
         """Kill the process if the engine spawned it. Thread-safe."""
@@ -125,9 +125,9 @@ class WorkerConnection:
                         self._done.set_result(None)
                     case wire.LoraRead() if message.error:
                         kind = LoraNotFound if message.is_missing else LoraInvalid
-                        self._lora.set_exception(kind(f"{self._name()}: {message.error}"))
+                        self._loras.pop(message.lora_id).set_exception(kind(f"{self._name()}: {message.error}"))
                     case wire.LoraRead():
-                        self._lora.set_result(message.digest)
+                        self._loras.pop(message.lora_id).set_result(message.digest)
                     case wire.Failed():
                         failure = f"failed: {message.reason}"
         if not self._is_closing:

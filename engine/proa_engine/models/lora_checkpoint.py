@@ -3,10 +3,13 @@
 import hashlib
 import json
 import math
+import os
+import reprlib
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +22,7 @@ from proa_engine.layers.weights import Slice
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _HASHED_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 1 << 20
 _DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 # Fields that change what is computed, and the values with which they do not.
@@ -43,11 +47,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def digest(folder: Path) -> str:
-    """The SHA-256, in hexadecimal, over the bytes of the two files. Raises `LoraNotFound`."""
+    """The SHA-256, in hexadecimal, over the bytes of the two files. Raises `LoraNotFound`, and `LoraInvalid` if one is
+    not a regular file."""
     state = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         try:
-            with (folder / name).open("rb") as file:
+            with _open(folder / name) as file:
                 while chunk := file.read(_HASHED_BYTES):
                     state.update(chunk)
         except FileNotFoundError as error:
@@ -55,6 +60,13 @@ def digest(folder: Path) -> str:
         except OSError as error:
             raise LoraNotFound(f"the adapter at {folder} cannot be read: {error}") from error
     return state.hexdigest()
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file. To open a FIFO, or to read a device, could block for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise LoraInvalid(f"{path} is not a regular file")
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 @contextmanager
@@ -85,7 +97,7 @@ class LoraCheckpoint:
     Raises `LoraInvalid` for what the engine does not support, and for matrices that do not fit the model.
     """
 
-    def __init__(self, folder: Path, weights: Any, max_rank: int) -> None:
+    def __init__(self, folder: Path, weights: Any, max_rank: int, dtype: torch.dtype) -> None:
         config = _read_config(folder)
         self._folder = folder
         self._weights = weights  # as from `safe_open`
@@ -93,6 +105,7 @@ class LoraCheckpoint:
         self._ranks = _read_ranks(config)
         self._is_rank_stabilized = bool(config.get("use_rslora"))
         self._max_rank = max_rank
+        self._dtype = dtype  # that the matrices are converted to
         self._names: dict[str, dict[str, str]] = {}  # module -> "A" and "B" -> the tensor's name
         for name in list(weights.keys()):
             module, matrix = _parse(name, folder)
@@ -125,7 +138,19 @@ class LoraCheckpoint:
         a = self._take(names["A"], (rank, segment.in_features), [segment.columns] if segment.columns else [])
         b = self._take(names["B"], (segment.out_features, rank), segment.rows)
         scale = self._alpha / (rank**0.5 if self._is_rank_stabilized else rank)
+        self._check_values(names["A"], a, 1.0)
+        self._check_values(names["B"], b, scale)
         return SegmentMatrices(a, b, scale)
+
+    def _check_values(self, name: str, matrix: torch.Tensor, scale: float) -> None:
+        """Check that the matrix, its scale and their product are finite numbers of the engine's type."""
+        lowest, highest = map(float, matrix.aminmax())  # NaN if any is, and NaN is not less than anything
+        factor = max(1.0, abs(scale))
+        if not (max(abs(lowest), abs(highest), 1.0) * factor <= torch.finfo(self._dtype).max and lowest <= highest):
+            raise LoraInvalid(
+                f"{name} of the adapter at {self._folder} has values that are not finite numbers in {self._dtype}, "
+                f"as they are or times {scale:g}"
+            )
 
     def _take(self, name: str, shape: tuple[int, int], parts: Sequence[Slice]) -> torch.Tensor:
         """The tensor, or its `parts`, one after the other."""
@@ -142,33 +167,44 @@ class LoraCheckpoint:
 
 
 @contextmanager
-def open_lora(folder: Path, max_rank: int) -> Iterator[LoraCheckpoint]:
+def open_lora(folder: Path, max_rank: int, dtype: torch.dtype) -> Iterator[LoraCheckpoint]:
     """Raises `LoraInvalid` if the files are not an adapter's, or not one that the engine supports."""
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as weights:
-            yield LoraCheckpoint(folder, weights, max_rank)
+            yield LoraCheckpoint(folder, weights, max_rank, dtype)
     except SafetensorError as error:
         raise LoraInvalid(f"{folder / WEIGHTS_FILE} is not a readable safetensors file: {error}") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    with _open(path) as file:
+        content = file.read(_MAX_CONFIG_BYTES + 1)
+    if len(content) > _MAX_CONFIG_BYTES:
+        raise LoraInvalid(f"{path} must not be larger than {_MAX_CONFIG_BYTES} bytes")
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
+        config = json.loads(content)
     except ValueError as error:
-        raise LoraInvalid(f"{folder / CONFIG_FILE} is not JSON: {error}") from error
+        raise LoraInvalid(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise LoraInvalid(f"{path} is not an adapter's: its JSON is nested too deeply") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise LoraInvalid(f"{folder / CONFIG_FILE} has no peft_type LORA")
+        raise LoraInvalid(f"{path} has no peft_type LORA")
     for name, neutral in _NEUTRAL.items():
         if config.get(name) not in neutral:
-            raise LoraInvalid(f"adapters with {name} {config[name]} are not supported ({folder})")
+            raise LoraInvalid(f"adapters with {name} {reprlib.repr(config[name])} are not supported ({folder})")
     return config
 
 
 def _read_alpha(config: dict[str, Any], folder: Path) -> float:
     alpha = config.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise LoraInvalid(f"{folder / CONFIG_FILE} needs a lora_alpha that is a number, not {alpha!r}")
-    return float(alpha)
+    number = math.nan
+    if isinstance(alpha, int | float) and not isinstance(alpha, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            number = float(alpha)
+    if not math.isfinite(number):
+        raise LoraInvalid(f"{folder / CONFIG_FILE} needs a lora_alpha that is a number, not {reprlib.repr(alpha)}")
+    return number
 
 
 def _read_ranks(config: dict[str, Any]) -> frozenset[int]:

@@ -11,10 +11,11 @@ cores: 256 decodes of the built-in model take 1.6 times as long. Work beside the
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, Timer
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -84,6 +85,31 @@ def run_beside_steps(job: Callable[[], T], name: str) -> Future[T]:
     """Run `job` on a thread of its own, which does not keep the process from exiting."""
     future: Future[T] = Future()
     Thread(target=lambda: _settle(future, job), name=name, daemon=True).start()
+    return future
+
+
+def within(seconds: float, job: Future[T], error: Exception, on_late: Callable[[], object]) -> Future[T]:
+    """The job's outcome, or `error` if it takes longer than `seconds`: then `on_late` is called when it ends.
+
+    For jobs that cannot be interrupted, such as reading a file. Callbacks run on the job's thread or a timer's.
+    """
+    future: Future[T] = Future()
+
+    def expire() -> None:
+        with suppress(InvalidStateError):  # the job ended at this moment
+            future.set_exception(error)
+
+    def finish(job: Future[T]) -> None:
+        timer.cancel()
+        try:
+            _settle(future, job.result)
+        except InvalidStateError:
+            on_late()
+
+    timer = Timer(seconds, expire)
+    timer.daemon = True
+    timer.start()
+    job.add_done_callback(finish)
     return future
 
 

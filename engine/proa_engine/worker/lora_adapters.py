@@ -18,7 +18,7 @@ LoraFill = Callable[[], None]  # device work that puts an adapter into a slot
 
 
 class LoraAdapters:
-    """`load` may run on any thread, one call at a time; the other methods belong to the thread that builds steps.
+    """`load` and `unload` may run on any thread; the other methods belong to the thread that builds steps.
 
     `EMPTY_LORA` is always loaded.
     """
@@ -62,7 +62,7 @@ class LoraAdapters:
 
     def _read(self, folder: Path) -> Prepared:
         segments = self._products.segments
-        with open_lora(folder, self._products.max_rank) as checkpoint:
+        with open_lora(folder, self._products.max_rank, self._products.dtype) as checkpoint:
             known = {segment.module for product in segments for segment in product}
             if unknown := sorted(checkpoint.modules - known):
                 raise LoraInvalid(

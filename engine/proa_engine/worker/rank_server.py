@@ -89,12 +89,13 @@ class RankServer:
 
     def _load_lora(self, worker: Worker, message: wire.LoadLora) -> None:
         """Read an adapter and answer. No error ends the rank: steps go on without that adapter."""
+        lora_id = message.lora_id
         try:
-            answer = wire.LoraRead(worker.load_lora(message.lora_id, message.path))
+            answer = wire.LoraRead(lora_id, worker.load_lora(lora_id, message.path))
         except LoraError as error:
-            answer = wire.LoraRead(error=str(error), is_missing=isinstance(error, LoraNotFound))
+            answer = wire.LoraRead(lora_id, error=str(error), is_missing=isinstance(error, LoraNotFound))
         except Exception as error:
-            answer = wire.LoraRead(error=f"rank {self._rank}: {type(error).__name__}: {error}")
+            answer = wire.LoraRead(lora_id, error=f"rank {self._rank}: {type(error).__name__}: {error}")
         self._send(answer)
 
     def _read(self) -> None:

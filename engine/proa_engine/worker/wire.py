@@ -70,6 +70,7 @@ class LoadLora(msgspec.Struct, tag=True, frozen=True):
 class LoraRead(msgspec.Struct, tag=True, frozen=True):
     """LoadLora is done, or has failed: `error` is a sentence, empty if it has not."""
 
+    lora_id: int
     digest: str = ""
     error: str = ""
     is_missing: bool = False  # it failed because there is no adapter

@@ -185,7 +185,7 @@ class Worker:
     def load_lora(self, lora_id: int, path: str) -> str:
         """Read this rank's part of an adapter into host memory, and return the digest of the whole.
 
-        May run on any thread, one call at a time. Raises `LoraNotFound` or `LoraInvalid`.
+        May run on any thread. Raises `LoraNotFound` or `LoraInvalid`.
         """
         assert self._loras is not None, "the core loads no adapters without enable_lora"
         if self.device.type == "cuda":

@@ -1,6 +1,8 @@
 """Adapters whose files are damaged or of an unknown form are refused with a sentence."""
 
 import json
+import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from proa_engine.layers.lora import LoraMethod, LoraProducts, LoraSegment
 from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.loader import resolve_lora
-from proa_engine.models.lora_checkpoint import open_lora, unchanged
+from proa_engine.models.lora_checkpoint import LoraCheckpoint, digest, open_lora, unchanged
 from proa_engine.worker.lora_adapters import LoraAdapters
 
 MODULE = "layers.0.mlp.up_proj"
@@ -27,17 +29,21 @@ def read(folder: Path, a: torch.Tensor = A, b: torch.Tensor = B, **config: Any) 
     name = f"base_model.model.model.{MODULE}"
     save_file({f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 8} | config))
-    with open_lora(folder, max_rank=16) as checkpoint:
+    with opened(folder) as checkpoint:
         matrices = checkpoint.read(SEGMENT)
     assert matrices is not None
     return matrices.scale
+
+
+def opened(folder: Path) -> AbstractContextManager[LoraCheckpoint]:
+    return open_lora(folder, 16, torch.float16)
 
 
 def test_the_scale_is_alpha_by_rank(tmp_path: Path) -> None:
     assert read(tmp_path) == 4.0
 
 
-@pytest.mark.parametrize("alpha", [None, "8", [8], True, float("nan"), float("inf")])
+@pytest.mark.parametrize("alpha", [None, "8", [8], True, float("nan"), float("inf"), 10**400])
 def test_an_alpha_that_is_not_a_number_is_refused(tmp_path: Path, alpha: object) -> None:
     with pytest.raises(LoraInvalid, match="needs a lora_alpha"):
         read(tmp_path, lora_alpha=alpha)
@@ -59,6 +65,60 @@ def test_matrices_of_another_rank_than_the_configurations_are_refused(tmp_path: 
 def test_a_matrix_of_a_quantized_type_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     with pytest.raises(LoraInvalid, match="has the type"):
         read(tmp_path, b=B.to(dtype))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e5])
+def test_values_that_are_not_finite_in_the_engines_type_are_refused(tmp_path: Path, value: float) -> None:
+    for name, matrix in (("a", A.clone()), ("b", B.clone())):
+        matrix[1, 1] = value
+        with pytest.raises(
+            LoraInvalid, match=rf"lora_{name.upper()}.weight .* are not finite numbers in torch.float16"
+        ):
+            read(tmp_path, **{name: matrix})
+
+
+def test_a_scale_that_leaves_the_range_of_the_engines_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoraInvalid, match=r"not finite numbers in torch\.float16, as they are or times 50000"):
+        read(tmp_path, b=2 * B, lora_alpha=100_000)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "\xff"])
+def test_a_configuration_that_json_cannot_read_is_refused(tmp_path: Path, content: str) -> None:
+    read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(LoraInvalid, match=r"is not JSON|nested too deeply|has no peft_type"), opened(tmp_path):
+        pass
+
+
+def test_a_deep_value_is_shortened_in_the_message(tmp_path: Path) -> None:
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    with pytest.raises(LoraInvalid, match=r"adapters with bias \[\[\[\[\[\[\[...\]+ are not supported"):
+        read(tmp_path, bias=value)
+
+
+def test_a_huge_configuration_is_not_read(tmp_path: Path) -> None:
+    read(tmp_path)
+    with (tmp_path / "adapter_config.json").open("ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(LoraInvalid, match="must not be larger than 1048576 bytes"), opened(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_only_regular_files_are_read(tmp_path: Path, name: str, kind: str) -> None:
+    read(tmp_path)
+    (tmp_path / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(tmp_path / name)
+    elif kind == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(LoraInvalid, match=f"{name} is not a regular file"):
+        digest(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["/" + "x" * 5000, "~no-such-user/adapter", "/a\0b", "builtin:../../nothing"])

@@ -10,6 +10,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
@@ -37,6 +38,7 @@ class FakeWorker:
         self.model_runner = self
         self.gate = Event()
         self.gate.set()
+        self.unloaded = Event()
         self.error: Exception | None = None
         self.steps_are_small = False
         self.log: list[str] = []
@@ -76,6 +78,15 @@ class FakeWorker:
         self.log.append("sample")
         self.masks.append(masks)
         return StepTensors(torch.tensor([7]), None, [])
+
+    def load_lora(self, lora_id: int, path: str) -> str:
+        if path == "hangs":
+            self.gate.wait()
+        return f"digest of {path}"
+
+    def unload_lora(self, lora_id: int) -> None:
+        self.log.append(f"unload {lora_id}")
+        self.unloaded.set()
 
     def shutdown(self) -> None:
         self.log.append("shutdown")
@@ -201,4 +212,20 @@ def test_failure_ends_starting_while_the_device_hangs(harness: Harness) -> None:
     with pytest.raises(ExecutorFailed, match="rank 1 exited"):
         harness.executor._call(lambda: None)
     release.set()
+    harness.executor.shutdown()
+
+
+def test_an_adapter_that_cannot_be_read_in_time_blocks_no_other_and_is_freed(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uniproc, "_LORA_SECONDS", 0.05)
+    harness.worker.gate.clear()
+    with pytest.raises(LoraNotFound, match="the adapter at hangs cannot be read: it took longer than 0 s"):
+        harness.executor.load_lora(1, "hangs").result(DEADLINE)
+    monkeypatch.setattr(uniproc, "_LORA_SECONDS", DEADLINE)
+    assert harness.executor.load_lora(2, "other").result(DEADLINE) == "digest of other"
+    assert harness.worker.log == []
+    harness.worker.gate.set()
+    assert harness.worker.unloaded.wait(DEADLINE)
+    assert harness.worker.log == ["unload 1"]
     harness.executor.shutdown()
