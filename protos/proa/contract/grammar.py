@@ -54,7 +54,7 @@ class StructuredOutputsParams:
 
     whitespace_pattern: str | None = None  # regex of the whitespace between JSON's tokens
     disable_any_whitespace: bool = False  # no whitespace in JSON; else, without a pattern, one space after , and :
-    disable_additional_properties: bool = False  # where a JSON schema has properties but no additionalProperties
+    disable_additional_properties: bool = True  # where a JSON schema has properties but no additionalProperties
 
     def __post_init__(self) -> None:
         forms = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from proa.contract.grammar import MAX_GRAMMAR_BYTES
 from proa.grammar.check import GrammarError
+from proa.grammar.closed_objects import close_objects
 from proa.grammar.findings import Findings
 from proa.grammar.lark import check_regexes
 from proa.grammar.schema_bounds import check_bounds
@@ -32,12 +33,12 @@ _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
 class JsonOptions:
     """`strict`: refuse what cannot be held exactly; else `oneOf` is applied as `anyOf` and unknown formats are ignored.
     `whitespace`: regular expression of the whitespace between tokens; None: one space after , and : if `spaces`.
-    `closed`: objects have no properties beside those of their schema, unless it has additionalProperties."""
+    `closed`: see `close_objects`."""
 
     strict: bool = False
     whitespace: str | None = None
     spaces: bool = True
-    closed: bool = False
+    closed: bool = True
 
     def x_guidance(self) -> dict[str, object]:
         if self.whitespace is not None:
@@ -72,25 +73,34 @@ def json_schema(schema: object, options: JsonOptions, findings: Findings) -> str
         raise GrammarError("no output can match the JSON schema false")
     root: dict[str, object] = {} if copied is True else copied
     root.pop("x-guidance", None)  # llguidance's options, such as one that ignores unknown keywords
-    places = check_schema(root, findings)
-    for schema_ in (place.value for place in places if place.kind is _Kind.SCHEMA):
-        if isinstance(schema_, dict):
-            _check_types(schema_)
-            if options.closed and ("properties" in schema_ or "patternProperties" in schema_):
-                schema_.setdefault("additionalProperties", False)
-            if not options.strict:
-                _relax(schema_, findings)
+    places = _places(root)
+    schemas = [place.value for place in places if place.kind is _Kind.SCHEMA and isinstance(place.value, dict)]
+    for each in schemas:
+        _check_types(each)
+        if not options.strict:
+            _relax(each, findings)
+    _check_levels(places)
+    if options.closed:
+        close_objects(root, schemas)
+    _check_bounds(places, findings)
     if options.whitespace is not None:
         check_regexes([options.whitespace])
     return f"%json {json.dumps({**root, 'x-guidance': options.x_guidance()})}"
 
 
-def check_schema(root: dict[str, object], findings: Findings) -> list[_Place]:
-    """Check a schema against the bounds on depth and cost. Returns all its objects and arrays. Adds to `findings`."""
+def check_schema(root: dict[str, object], findings: Findings) -> None:
+    """Check a schema against the bounds on depth and cost. Adds to `findings`."""
     places = _places(root)
-    check_bounds([place.value for place in places if isinstance(place.value, dict)], findings)
+    _check_levels(places)
+    _check_bounds(places, findings)
+
+
+def _check_levels(places: list[_Place]) -> None:
     check_levels([(place.value, place.parent) for place in places])
-    return places
+
+
+def _check_bounds(places: list[_Place], findings: Findings) -> None:
+    check_bounds([place.value for place in places if isinstance(place.value, dict)], findings)
 
 
 def _copy(schema: object) -> bool | dict[str, object]:

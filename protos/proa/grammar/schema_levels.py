@@ -28,13 +28,13 @@ def check_levels(containers: Sequence[tuple[Container, int]]) -> None:
         levels = heights[0] * (len(references) + 1)  # what a reference leads to depends on where it stands
     else:
         by_identity = {id(value): height for (value, _), height in zip(containers, heights, strict=True)}
-        targets = [_resolve(objects[0], reference) for reference in set(references)]
+        targets = [resolve(objects[0], reference) for reference in set(references)]
         levels = heights[0] + sum(by_identity.get(id(target), heights[0]) for target in targets)
     if levels > MAX_LEVELS:
         raise GrammarError(f"the JSON schema has {levels} levels, $ref included; at most {MAX_LEVELS} are supported")
 
 
-def _resolve(root: dict[str, object], reference: str) -> object:
+def resolve(root: dict[str, object], reference: str) -> object:
     """What a reference into the same schema leads to. None: it is not a JSON pointer, or leads nowhere."""
     if not reference.startswith("#"):
         return None

@@ -33,18 +33,6 @@ def test_a_schema_or_its_text_is_accepted(schema: Any) -> None:
     assert not accepts(grammar, '{"name": "Zoë"}')
 
 
-def test_additional_properties_can_be_disabled_for_all_objects_whose_schema_does_not_have_them() -> None:
-    inner = {"type": "object", "patternProperties": {"^x": {}}}
-    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, inner]}, "properties": {}}}
-    closed = lowered(json=schema, disable_additional_properties=True)
-    for text in ('{"a": {"x": 1}}', '{"properties": {"b": 1}}'):
-        assert accepts(closed, text)
-    for text in ('{"b": 1}', '{"a": {"b": 1}}'):
-        assert not accepts(closed, text)
-        assert accepts(lowered(json=schema), text)
-    assert accepts(lowered(json={**schema, "additionalProperties": {}}, disable_additional_properties=True), '{"b": 1}')
-
-
 def test_whitespace_is_fixed_unless_the_request_says_otherwise() -> None:
     spaced, none, free = '{"a": 1, "b": 2}', '{"a":1,"b":2}', '{"a" :\t1,"b":2 }'
     schema = {"const": {"a": 1, "b": 2}}

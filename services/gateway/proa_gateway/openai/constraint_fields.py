@@ -84,7 +84,9 @@ class StructuredOutputs(BaseModel):
     structural_tag: JsonText | None = None
     whitespace_pattern: str | None = Field(None, description="Regex of the whitespace between the tokens of JSON.")
     disable_any_whitespace: bool | None = Field(None, description="Default: JSON has one space after , and :")
-    disable_additional_properties: bool | None = None
+    disable_additional_properties: bool | None = Field(
+        None, description="false: a JSON schema without additionalProperties allows any others. Default: true"
+    )
 
 
 class ConstraintFields(BaseModel):

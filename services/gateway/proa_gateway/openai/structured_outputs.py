@@ -42,7 +42,7 @@ def constraint_of(request: ConstraintFields) -> Constraint | None:
             params = StructuredOutputsParams(
                 whitespace_pattern=whitespace or request.guided_whitespace_pattern or None,
                 disable_any_whitespace=bool(options and options.disable_any_whitespace),
-                disable_additional_properties=bool(options and options.disable_additional_properties),
+                disable_additional_properties=options is None or options.disable_additional_properties is not False,
                 **form,
             )
         except ValueError as error:

@@ -37,7 +37,7 @@ def arguments_rules(
 def _object_schema(parameters: Mapping[str, object]) -> Schema:
     if parameters.get("type", "object") != "object":
         raise GrammarError("the type of its parameters must be object")
-    return {"type": "object", "properties": {}, **parameters}
+    return {"type": "object", **parameters}
 
 
 def _lower(syntax: ArgumentsSyntax, parameters: Schema, rules: JsonRules) -> str:
