@@ -12,6 +12,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from proa.contract import SamplingParams
+from proa.contract.session import MAX_TEXT_MESSAGE_BYTES
 from proa.engine.v1 import core_pb2, service_pb2, service_pb2_grpc
 from proa.tokenizer_files import digest
 from support.engine_client import DEADLINE, SessionClient, generate, generate_request, wait_until
@@ -327,3 +328,14 @@ async def test_idle_engine_uses_no_cpu(server: RunningServer) -> None:
     await asyncio.sleep(0.5)
 
     assert time.clock_gettime(clock) - before < 0.01
+
+
+async def test_a_message_larger_than_any_valid_request_is_refused() -> None:
+    with running_server(language_model_only=True) as server:
+        async with server.channel() as channel:
+            huge = generate_request(range(4), request_id="r", max_tokens=1)
+            huge.request.prompt_token_ids = bytes(MAX_TEXT_MESSAGE_BYTES)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await anext(aiter(server.stub(channel).Generate(huge, timeout=DEADLINE)))
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await generate(server.stub(channel), range(4), max_tokens=1)

@@ -21,7 +21,6 @@ from proa_engine.server.servicer import DecodingInterceptor, EngineServicer
 T = TypeVar("T")
 
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
@@ -42,12 +41,15 @@ class IoThread:
         servicer: EngineServicer,
         health: Health,
         *,
+        max_message_bytes: int,
         credentials: grpc.ServerCredentials | None = None,
         health_address: str | None = None,
     ) -> None:
-        """`credentials` None: plaintext. `health_address` serves the health service alone, in plaintext; None: it is
-        served at `address` only."""
+        """A larger message than `max_message_bytes` ends its call with RESOURCE_EXHAUSTED. `credentials` None:
+        plaintext. `health_address` serves the health service alone, in plaintext; None: it is served at `address` only.
+        """
         self._address = address
+        self._options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes))
         self._credentials = credentials
         self._health_address = health_address
         self._servicer = servicer
@@ -86,7 +88,7 @@ class IoThread:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        servers = [grpc.aio.server(options=SERVER_OPTIONS, interceptors=(DecodingInterceptor(),))]
+        servers = [grpc.aio.server(options=self._options, interceptors=(DecodingInterceptor(),))]
         server = servers[0]
         service_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)

@@ -14,6 +14,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
 from proa.tls import TlsSource
 from proa.tokenizer_files import digest
 from proa_engine.config import EngineConfig
@@ -84,6 +85,7 @@ class EngineServer:
             f"{options.host}:{options.port}",
             servicer,
             self._health,
+            max_message_bytes=MAX_TEXT_MESSAGE_BYTES if options.config.language_model_only else MAX_MESSAGE_BYTES,
             credentials=credentials,
             health_address=f"{options.host}:{options.health_port}" if options.health_port else None,
         )

@@ -7,6 +7,11 @@ from proa.contract.image import ImageInput
 from proa.contract.outputs import SchedulerStats
 from proa.contract.pooling import PoolingTask
 
+MAX_MESSAGE_BYTES = 2**30
+"""Of a message to an engine that reads images. 16 images of Qwen3-VL, of the largest size, are 768 MiB of pixels."""
+MAX_TEXT_MESSAGE_BYTES = 2**26
+"""Of one to an engine that reads none, and of all but the pixels in others: a prompt of 10 million tokens is 38 MiB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRule:

@@ -93,6 +93,18 @@ async def test_a_prompt_with_too_many_images_is_refused(made: Loader) -> None:
     assert caught.value.param == "second"
 
 
+async def test_a_prompt_with_more_pixels_than_a_message_may_have_is_refused(
+    made: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = made.make()
+    (image,) = await loader.load([source(FILE)], KEEPS_SHAPE)
+    monkeypatch.setattr(loader_module, "MAX_PROMPT_BYTES", len(image.pixels))
+    await loader.load([source(FILE)], KEEPS_SHAPE)
+    with pytest.raises(InvalidRequest, match=r"The images of a prompt may have \d+ bytes of pixels") as caught:
+        await loader.load([source(FILE, "first"), source(FILE, "second")], KEEPS_SHAPE)
+    assert caught.value.param == "second"
+
+
 async def test_an_image_sent_again_is_not_decoded_again(made: Loader) -> None:
     loader = made.make()
     (first,) = await loader.load([source(FILE)], KEEPS_SHAPE)

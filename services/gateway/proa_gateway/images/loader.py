@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from proa.contract import Image, ImageInput
+from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
 from proa.image.error import ImageError
 from proa.image.prepare import num_pixels, prepare_image
 from proa_gateway.errors import InvalidRequest, Overloaded
@@ -24,6 +25,8 @@ T = TypeVar("T")
 MIN_LARGE = 16_000_000
 """Pixels of an image that is large. One of them is decoded at a time: decoding takes up to 20 bytes a pixel, and a
 second for the largest."""
+MAX_PROMPT_BYTES = MAX_MESSAGE_BYTES - MAX_TEXT_MESSAGE_BYTES
+"""Pixels of a prompt, in bytes. A message with more would end the session with the engine."""
 MAX_WAITING_BYTES = 256 * 1024 * 1024  # of files that wait to be decoded
 
 
@@ -91,6 +94,8 @@ class ImageLoader:
         try:
             image, outcome = await self._get(source.url, input)
             self._hold(image, held)
+            if sum(held) > MAX_PROMPT_BYTES:
+                raise ImageError(f"the images of a prompt may have {MAX_PROMPT_BYTES} bytes of pixels, these have more")
             return image
         except ImageError as error:
             outcome = "refused"
