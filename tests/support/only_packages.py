@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, DistributionFinder, distributions
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _OURS = ("proa-protos", "proa-engine", "proa-gateway")
 
@@ -33,24 +34,38 @@ def read_list(path: Path) -> dict[str, str]:
     return found
 
 
-class Blocker(MetaPathFinder):
-    """Hides some modules, and those of all installed distributions but the allowed, as if they were not installed."""
+class OnlyPackages(MetaPathFinder):
+    """Finds what `finders` find, but for some modules and for the distributions that are not allowed."""
 
-    def __init__(self, allowed: Iterable[str], modules: Iterable[str]) -> None:
-        names = {*allowed, *_OURS}
+    def __init__(self, allowed: Iterable[str], modules: Iterable[str], finders: Sequence[Any]) -> None:
+        self._names = {*allowed, *_OURS}
+        self._finders = finders
         visible: set[str] = set()
         hidden: set[str] = set()
         for distribution in distributions():
-            is_allowed = _canonical(distribution.name) in names
-            (visible if is_allowed else hidden).update(_modules(distribution))
+            (visible if self._allows(distribution) else hidden).update(_modules(distribution))
         self._hidden = hidden - visible | {*modules}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname in self._hidden:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return None
+            return None
+        found = (finder.find_spec(fullname, path, target) for finder in self._finders)
+        return next((spec for spec in found if spec is not None), None)
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
+        for finder in self._finders:
+            if hasattr(finder, "find_distributions"):
+                yield from filter(self._allows, finder.find_distributions(context))
+
+    def invalidate_caches(self) -> None:
+        for finder in self._finders:
+            if hasattr(finder, "invalidate_caches"):
+                finder.invalidate_caches()
+
+    def _allows(self, distribution: Distribution) -> bool:
+        return _canonical(distribution.name) in self._names
 
 
 def _modules(distribution: Distribution) -> Iterator[str]:
@@ -68,7 +83,7 @@ def _canonical(name: str) -> str:
 def main(lists: str, program: str, *arguments: str) -> None:
     allowed = [name for each in lists.split() if not each.startswith("-") for name in read_list(Path(each))]
     modules = [each.removeprefix("-") for each in lists.split() if each.startswith("-")]
-    sys.meta_path.insert(0, Blocker(allowed, modules))
+    sys.meta_path[:] = [OnlyPackages(allowed, modules, [*sys.meta_path])]
     sys.argv = [program, *arguments]
     sys.path[0] = str(Path(program).parent)
     runpy.run_path(program, run_name="__main__")
