@@ -153,19 +153,23 @@ async def test_a_model_that_no_engine_serves_is_not_found(gateway: RunningGatewa
         assert (await gateway.http.request(method, path, params={"model": "other"})).status_code == 404
 
 
-async def test_operators_endpoints_need_their_flag_and_a_key(server: RunningServer, tmp_path: Path) -> None:
+async def test_operators_endpoints_need_their_flag_and_an_operators_key(server: RunningServer, tmp_path: Path) -> None:
     address = f"127.0.0.1:{server.port}"
     async with running_gateway(address) as gateway:
         for method, path in ROUTES:
             assert (await gateway.http.request(method, path)).status_code == 404
     keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"keys": [{"name": "a", "key": "sk-a"}]}))
-    async with running_gateway(address, api_keys=keys, enable_dev_endpoints=True) as gateway:
+    keys.write_text(
+        json.dumps({"keys": [{"name": "a", "key": "sk-a"}, {"name": "b", "key": "sk-b", "role": "operator"}]})
+    )
+    async with running_gateway(address, api_keys=keys, operator_key=("sk-c",), enable_dev_endpoints=True) as gateway:
         for method, path in ROUTES:
             assert (await gateway.http.request(method, path)).status_code == 401
-        info = await gateway.http.get("/server_info", headers={"authorization": "Bearer sk-a"})
-        assert info.status_code == 200
-        assert "sk-a" not in info.text
+            user = await gateway.http.request(method, path, headers={"authorization": "Bearer sk-a"})
+            assert (user.status_code, user.json()["error"]["code"]) == (403, "insufficient_permissions")
+        for key in ("sk-b", "sk-c"):
+            answer = await gateway.http.get("/server_info", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
 
 
 async def test_no_page_error_or_log_shows_an_api_key(
@@ -173,10 +177,10 @@ async def test_no_page_error_or_log_shows_an_api_key(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"keys": [{"name": "a", "key": "sk-in-file"}]}))
+    keys.write_text(json.dumps({"keys": [{"name": "a", "key": "sk-in-file", "role": "operator"}]}))
     flags = ("sk-first", "sk-second")
-    settings: dict[str, Any] = {"api_keys": keys, "api_key": flags, "enable_dev_endpoints": True, "access_log": True}
-    async with running_gateway(f"127.0.0.1:{server.port}", **settings) as gateway:
+    settings: dict[str, Any] = {"api_keys": keys, "operator_key": flags, "enable_dev_endpoints": True}
+    async with running_gateway(f"127.0.0.1:{server.port}", access_log=True, **settings) as gateway:
         shown = [repr(gateway.gateway.config)]
         for key in (*flags, "sk-in-file"):
             gateway.http.headers["authorization"] = f"Bearer {key}"
@@ -187,7 +191,7 @@ async def test_no_page_error_or_log_shows_an_api_key(
             shown.append((await gateway.http.get(f"/v1/models/none?api_key={key}")).text)
             shown.append((await gateway.chat(temperature="hot")).text)
             shown.append((await gateway.chat()).text)
-        assert (await gateway.http.get("/server_info")).json()["config"]["api_key"] == [MASK, MASK]
+        assert (await gateway.http.get("/server_info")).json()["config"]["operator_key"] == [MASK, MASK]
     # The client's own log lines have the address that it asks for.
     shown += [record.getMessage() for record in caplog.records if record.name.startswith(("proa", "uvicorn"))]
     assert any('"path":"/v1/chat/completions"' in text for text in shown)

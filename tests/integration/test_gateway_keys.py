@@ -304,3 +304,12 @@ async def test_metrics_and_traces_show_the_name_of_a_key_and_never_the_key(
         servers = [span for span in receiver.spans if span.kind == "SERVER"]
         assert [span.attributes["proa.api_key.name"] for span in servers] == ["team", "team"]
         assert "sk-team" not in repr(receiver.spans)
+
+
+async def test_keys_with_separate_prefix_caches_send_different_salts(engine: FakeEngine) -> None:
+    async with running_gateway(engine, api_key=("sk-a", "sk-b"), separate_prefix_caches=True) as gateway:
+        for key in ("a", "a", "b"):
+            assert (await ask(gateway, key)).status_code == 200
+    first, again, other = (request.cache_salt for request in engine.requests)
+    assert first == again != other
+    assert "sk-" not in first

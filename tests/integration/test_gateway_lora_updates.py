@@ -170,3 +170,16 @@ async def test_without_the_flag_there_are_no_such_routes(engines: list[FakeEngin
         assert (await load(gateway)).status_code == 404
         assert (await unload(gateway)).status_code == 404
         assert (await ask(gateway)).status_code == 200
+
+
+async def test_adapters_are_changed_with_an_operators_key_alone() -> None:
+    keys: dict[str, Any] = {"api_key": ("sk-user",), "operator_key": ("sk-operator",)}
+    async with (
+        FakeEngine(max_loras=2, lora_folders={"/a": "a"}) as engine,
+        running_gateway(engine, enable_runtime_lora_updating=True, **keys) as gateway,
+    ):
+        body = {"lora_name": "a", "lora_path": "/a"}
+        for key, status in (("sk-user", 403), ("sk-operator", 200)):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await gateway.http.post("/v1/load_lora_adapter", json=body, headers=headers)
+            assert answer.status_code == status, answer.text

@@ -158,6 +158,15 @@ class GatewayConfig:
         metavar="KEY",
         parse=_api_key,
     )
+    operator_key: tuple[str, ...] = option(
+        (),
+        "API key without a name and limits that may also call the operators' endpoints; repeat for several",
+        metavar="KEY",
+        parse=_api_key,
+    )
+    separate_prefix_caches: bool = option(
+        False, "requests with one API key use no cached prompt prefixes of requests with another"
+    )
     chat_template: str | None = option(
         None,
         "chat template for all models, a file or the Jinja template itself (default: each model's own)",

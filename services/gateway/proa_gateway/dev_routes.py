@@ -8,17 +8,19 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.encoders import jsonable_encoder
 
 from proa.options import masked
 from proa_gateway.engines import convert
 from proa_gateway.engines.operator_calls import call_engines
 from proa_gateway.errors import UnsupportedField
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http import error_responses
 
-dev_router = APIRouter(responses=error_responses(400, 401, 404, 503))  # with --enable-dev-endpoints
+dev_router = APIRouter(  # with --enable-dev-endpoints
+    responses=error_responses(400, 401, 403, 404, 503), dependencies=[Depends(require_operator)]
+)
 QUICK_SECONDS = 10.0  # for calls that wait for nothing but a step
 WAKE_UP_TAGS = {"weights", "kv_cache"}
 

@@ -7,6 +7,7 @@ GatewayError
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidJson          400  the body is not JSON
 ├── InvalidApiKey        401  the API key is missing or unknown
+├── NotAnOperator        403  the API key has not the role that the endpoint needs
 ├── ModelNotFound        404  no engine serves the model
 ├── ResponseNotFound     404  the response is not stored in this gateway process
 ├── BodyTooLarge         413  the request body is over the limit
@@ -83,6 +84,12 @@ class InvalidApiKey(GatewayError):
     @property
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": "Bearer"}
+
+
+class NotAnOperator(GatewayError):
+    status = 403
+    type = "invalid_request_error"
+    code = "insufficient_permissions"
 
 
 class ModelNotFound(GatewayError):

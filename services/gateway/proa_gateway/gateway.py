@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.requests import HTTPConnection
 
 from proa.tls import TlsSource
-from proa_gateway.admission.auth import ApiKeyStore
+from proa_gateway.admission.auth import ApiKeyStore, Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.background import BackgroundTasks
 from proa_gateway.config import GatewayConfig
@@ -24,6 +24,7 @@ from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, St
 from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
+from proa_gateway.errors import NotAnOperator
 from proa_gateway.grammars import Grammars
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
@@ -70,10 +71,21 @@ def gateway_of(request: HTTPConnection) -> Gateway:
     return gateway
 
 
+async def require_operator(request: HTTPConnection) -> None:
+    """A route's dependency. Raises `NotAnOperator`."""
+    caller: Caller = request.state.caller
+    if caller.role != "operator":
+        raise NotAnOperator(
+            "The endpoint needs an operator's key: one with that role in the key file, or --operator-key."
+        )
+
+
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> AsyncIterator[Gateway]:
     """A running gateway that connects to its engines. On exit it closes all sessions and ends all tasks."""
-    api_keys = ApiKeyStore(config.api_keys, config.api_key)
+    api_keys = ApiKeyStore(
+        config.api_keys, config.api_key, config.operator_key, separates_caches=config.separate_prefix_caches
+    )
     channels = TlsChannels(TlsSource(config.tls), config.tls_server_name) if config.tls else insecure_channels
     discovery = make_discovery(config)
     router = Router(config.routing)

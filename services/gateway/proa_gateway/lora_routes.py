@@ -1,16 +1,18 @@
 """vLLM's routes that load and unload adapters while the gateway runs."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from proa_gateway.engines.lora_calls import load_on_engines, unload_from_engines
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.gateway import gateway_of
+from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http import error_responses
 from proa_gateway.openai.fields import Text
 
-lora_router = APIRouter(responses=error_responses(400, 401, 404, 503))  # with --enable-runtime-lora-updating
+lora_router = APIRouter(  # with --enable-runtime-lora-updating
+    responses=error_responses(400, 401, 403, 404, 503), dependencies=[Depends(require_operator)]
+)
 
 
 class LoadLoraRequest(BaseModel):

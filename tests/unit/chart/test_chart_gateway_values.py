@@ -51,6 +51,7 @@ CASES = {
     "gateway.apiKeys.existingSecret": Case(
         value="keys", at=(*GATEWAY_POD, "volumes"), contains={"name": "keys", "secret": {"secretName": "keys"}}
     ),
+    "gateway.apiKeys.separatePrefixCaches": Case(value=True, at=ARGUMENTS, contains="--separate-prefix-caches"),
     "gateway.images.allowedMediaDomains": Case(
         value=["cats.example"], at=ARGUMENTS, contains="--allowed-media-domains=cats.example"
     ),

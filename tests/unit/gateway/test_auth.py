@@ -150,3 +150,27 @@ async def _until(predicate: Any) -> None:
     async with asyncio.timeout(10):
         while not predicate():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def test_keys_without_names_are_callers_of_their_own() -> None:
+    store = ApiKeyStore(None, ["sk-1", "sk-2"], ["sk-3"])
+    callers = [store.authenticate(f"Bearer sk-{number}") for number in (1, 2, 3)]
+    assert len({caller.owner for caller in callers}) == 3
+    assert not any("sk-" in caller.owner for caller in callers)
+    assert [caller.role for caller in callers] == ["user", "user", "operator"]
+    assert [caller.name for caller in callers] == [""] * 3
+
+
+def test_where_no_key_is_needed_every_caller_is_an_operator() -> None:
+    assert ApiKeyStore(None).authenticate(None).role == "operator"
+
+
+def test_separate_prefix_caches_have_a_salt_for_each_key_and_salt() -> None:
+    for separates, num_salts in ((False, 2), (True, 4)):
+        store = ApiKeyStore(None, ["sk-1", "sk-2"], separates_caches=separates)
+        callers = [store.authenticate(f"Bearer sk-{number}") for number in (1, 2)]
+        salts = {caller.cache_salt(salt) for caller in callers for salt in (None, "", "x")}
+        assert len(salts) == num_salts
+        assert ("" in salts) is not separates
+    open_gateway = ApiKeyStore(None, separates_caches=True)
+    assert open_gateway.authenticate(None).cache_salt("x") == "x"

@@ -13,7 +13,7 @@ from proa_gateway.batch.config import BatchConfig
 from proa_gateway.config import GatewayConfig
 
 CONFIGS = [GatewayConfig, BatchConfig, EngineConfig]
-SECRETS = {"api_key"}
+SECRETS = {"api_key", "operator_key"}
 """All fields with secrets. A new one must be here, and named so that it is masked."""
 
 

@@ -7,8 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,13 +25,18 @@ Authenticate = Callable[[Scope, str | None], "Caller"]
 _log = logging.getLogger(__name__)
 
 
+Role = Literal["user", "operator"]
+
+
 class ApiKey(RateLimits):
-    """An entry of the key file. `name` is shown in metrics and traces."""
+    """An entry of the key file. `name` is shown in metrics and traces. `role`: an operator's key may also call the
+    operators' endpoints."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     key: Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")] | None = Field(default=None, repr=False)
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = Field(default=None, repr=False)
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # smaller is served first
+    role: Role = "user"
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # share among keys of the same priority
 
     @model_validator(mode="after")
@@ -75,32 +81,62 @@ class Caller:
     `owner`: who owns what its requests store. The name of a named key, the digest of one without a name.
     """
 
-    def __init__(self, name: str = "", *, owner: str | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        owner: str | None = None,
+        role: Role = "user",
+        separates_cache: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`separates_cache`: whether its requests share cached prefixes only with each other."""
         self.name = name
+        self.role = role
+        self._separates_cache = separates_cache
         self.owner = name if owner is None else owner
         self.priority = 0
         self.weight = 1.0
         self.limiter = RateLimiter(RateLimits(), clock)
 
     def update(self, key: ApiKey) -> None:
-        self.priority, self.weight = key.priority, key.weight
+        self.priority, self.weight, self.role = key.priority, key.weight, key.role
         self.limiter.set_limits(key)
+
+    def cache_salt(self, requested: str | None) -> str:
+        """The salt of the prefix cache for a request of this caller. `requested`: by the client."""
+        if not self._separates_cache:
+            return requested or ""
+        return hashlib.sha256(f"{self.owner}\n{requested or ''}".encode()).hexdigest()
 
 
 class ApiKeyStore:
     """The callers of a key file, which is reloaded when it changes, and of keys without names and limits. Without any
     no key is required."""
 
-    def __init__(self, path: Path | None, keys: Sequence[str] = (), *, clock: Clock = time.monotonic) -> None:
-        """`keys`: those without names. Raises `ValueError`."""
+    def __init__(
+        self,
+        path: Path | None,
+        keys: Sequence[str] = (),
+        operator_keys: Sequence[str] = (),
+        *,
+        separates_caches: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`keys` and `operator_keys`: those without names, of users and of operators. `separates_caches`: no key's
+        requests share cached prefixes with another's. Raises `ValueError`."""
         self._path = path
-        self._clock = clock
-        self._anonymous = Caller(clock=clock)
-        self._needs_key = path is not None or bool(keys)
+        self._new_caller = partial(Caller, separates_cache=separates_caches, clock=clock)
+        roles: dict[str, Role] = {**dict.fromkeys(keys, "user"), **dict.fromkeys(operator_keys, "operator")}
+        self._needs_key = path is not None or bool(roles)
+        self._anonymous = Caller(role="operator", clock=clock)  # of requests where no key is needed
         # first bytes of a digest -> digest, caller
         self._unnamed = {
-            digest[:INDEX_BYTES]: (digest, Caller(owner=f"sha256:{digest.hex()}", clock=clock))
-            for digest in map(_digest, keys)
+            (digest := _digest(key))[:INDEX_BYTES]: (
+                digest,
+                self._new_caller(owner=f"sha256:{digest.hex()}", role=role),
+            )
+            for key, role in roles.items()
         }
         self._callers: dict[bytes, tuple[bytes, Caller]] = self._unnamed
         self._fingerprint: tuple[int, ...] | None = None
@@ -141,7 +177,7 @@ class ApiKeyStore:
         known = {caller.name: caller for _, caller in self._callers.values()}
         callers = dict(self._unnamed)
         for key in keys:
-            caller = known.get(key.name) or Caller(key.name, clock=self._clock)
+            caller = known.get(key.name) or self._new_caller(key.name)
             caller.update(key)
             callers[key.digest[:INDEX_BYTES]] = key.digest, caller
         self._callers = callers

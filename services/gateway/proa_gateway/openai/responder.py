@@ -96,7 +96,7 @@ class Responder:
                 prompt_token_ids=prompt.token_ids,
                 sampling_params=self._params[choice_index],
                 priority=context.priority,
-                cache_salt=context.request.cache_salt or "",
+                cache_salt=context.caller.cache_salt(context.request.cache_salt),
                 arrival_time=context.created,
                 lora_name=lora.name if lora is not None else "",
                 lora_digest=lora.digest if lora is not None else "",

@@ -167,11 +167,10 @@ class Serving:
         # Prompt logprobs need every prompt token computed, so cached blocks are not used.
         if params.prompt_logprobs is not None:
             return RoutingHints(session_id=context.session_id, lora=model.lora)
-        salt = context.request.cache_salt or ""
         return await self._router.make_hints(
             prompt.token_ids,
             hash_chain(model.info),
-            cache_salt=salt,
+            cache_salt=context.caller.cache_salt(context.request.cache_salt),
             session_id=context.session_id,
             lora=model.lora,
             images=prompt.images,

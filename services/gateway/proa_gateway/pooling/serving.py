@@ -172,7 +172,7 @@ def _engine_request(id: str, each: PooledInput, context: PoolingContext, lora: L
         sampling_params=_NO_SAMPLING,
         pooling_params=each.params,
         priority=context.priority,
-        cache_salt=context.handler.request.cache_salt or "",
+        cache_salt=context.caller.cache_salt(context.handler.request.cache_salt),
         arrival_time=context.created,
         lora_name=lora.name if lora is not None else "",
         lora_digest=lora.digest if lora is not None else "",
