@@ -60,7 +60,8 @@ class Reporter:
         """Run what is missing of a step, and tests that fail once more in other modes.
 
         A step may use its limit and what the steps before it left of theirs. Smoke tests that run out of time count as
-        failed: what hangs may hold the interpreter, so that the limit of the test itself cannot end it.
+        failed: what hangs may hold the interpreter, so that the limit of the test itself cannot end it. A mode in which
+        an earlier call's smoke tests passed is used at once: the hang would take minutes of each call.
         """
         names, is_smoke = step.names(step.workloads), step.stage == "smoke"
         if not self.results.missing(step.stage, names):
@@ -72,6 +73,10 @@ class Reporter:
         ends = max(time.monotonic(), self._planned_end) + step.seconds
         if step is not PREFLIGHT:
             self._planned_end = ends
+        if is_smoke and (known := self._passing_mode(step)) is not None:
+            self.say(f"smoke: what failed in an earlier call passes {known.name}")
+            self.mode = known
+            return
         step = in_mode(step, self.mode)
         self._run(step, ends)
         failed = self.results.failed(step.stage, names, or_out_of_time=is_smoke) if step.is_test else []
@@ -89,6 +94,13 @@ class Reporter:
     def say(self, line: str) -> None:
         print(f"gpu-report: {time.monotonic() - self._started:4.0f} s: {line}", flush=True)
         self._hear(line)
+
+    def _passing_mode(self, step: Step) -> Mode | None:
+        """The first mode in which everything of the step has passed."""
+        trials = ((mode, trial(step, mode, step.workloads)) for mode in MODES)
+        return next(
+            (mode for mode, each in trials if not self.results.missing(step.stage, each.names(step.workloads))), None
+        )
 
     def _run(self, step: Step, ends: float) -> None:
         """A program that fails is started again without what it failed at, unless it never gets anywhere."""

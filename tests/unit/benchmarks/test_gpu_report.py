@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gpu_report import Reporter
 from records import Results, write_json
-from report_stages import CALL_SECONDS, PREFLIGHT, Step, calls, smoke, steps_of
+from report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, steps_of
 
 from report_tables import yardstick
 from watched import Outcome
@@ -100,6 +100,11 @@ def test_smoke_tests_that_run_out_of_time_are_tried_in_other_modes(
     assert stage["records"]["tests"]["passed"] == ["test_kernels"]
     assert stage["problems"]["without CUDA graphs/tests"]["out_of_time"]
     assert stage["records"]["without dependent launch/tests"]["complete"]
+    assert reporter.mode.name == "without dependent launch"
+
+    monkeypatch.setattr("gpu_report.run_watched", lambda *_, **__: pytest.fail("they hung in an earlier call"))
+    reporter.mode = Mode()
+    reporter.run(replace(smoke(), workloads=("tests",)))
     assert reporter.mode.name == "without dependent launch"
 
 
