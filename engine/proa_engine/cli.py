@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from types import FrameType
 
-from proa.options import HelpFormatter, add_options, from_arguments
+from proa.options import HelpFormatter, Parser, add_options, from_arguments
 from proa_engine.server.options import ServeOptions
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="proa-engine", description="Proa's engine: generates tokens, serves gRPC.")
+    parser = Parser(prog="proa-engine", description="Proa's engine: generates tokens, serves gRPC.")
     parser.add_argument("--version", action="version", version=version("proa-engine"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="load a model and serve it", formatter_class=HelpFormatter)

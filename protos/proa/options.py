@@ -12,15 +12,17 @@ A field declares its default, help text and limits once:
 
 `add_options` adds one flag for each field to a parser, and `from_arguments` builds the dataclass from the result.
 The field's type gives the flag's: `bool` becomes `--name` and `--no-name`, `Literal` the choices, `tuple` a flag that
-can be repeated, a dataclass an argument group of its own fields. `X | None` is parsed as `X`.
+can be repeated and takes several values, a dataclass an argument group of its own fields. `X | None` is parsed as `X`.
+`Parser` is argparse's, with a suggestion for a flag that it does not know.
 """
 
 import argparse
+import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 MASK = "***"
@@ -130,6 +132,27 @@ def is_secret(name: str) -> bool:
     return _SECRET.fullmatch(name) is not None
 
 
+class Parser(argparse.ArgumentParser):
+    """Errors are one line, without the list of flags in front. An unknown flag gets a suggestion."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Exit for unknown arguments, as `parse_args` does. A command's own parser knows the flags to suggest; the
+        parser around it, which would report them, does not."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; {self._hint(unknown)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _hint(self, unknown: Sequence[str]) -> str:
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        given = [each.partition("=")[0].replace("_", "-") for each in unknown if each.startswith("--")]
+        close = [match for each in given for match in difflib.get_close_matches(each, flags, n=1)]
+        return f"did you mean {', '.join(close)}?" if close else f"{self.prog} --help lists all"
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, except None and (): the help text explains those."""
 
@@ -176,7 +199,7 @@ def _argument_settings(flag: str, each: Field[Any], declared: Option, hint: Any)
     if hint is bool and declared.parse is None:
         return result | {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is tuple:
-        result |= {"action": "append", "default": None}
+        result |= {"action": "extend", "nargs": "+", "default": None}
         hint = get_args(hint)[0]
     if (choices := _choices(declared, hint)) is not None:
         return result | {"choices": choices}

@@ -7,10 +7,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
-from proa.options import HelpFormatter, add_options, from_arguments
+from proa.options import HelpFormatter, Parser, add_options, from_arguments
 from proa.tls import TlsSource
 from proa_gateway.batch.config import BatchConfig
 from proa_gateway.config import GatewayConfig
@@ -78,7 +79,8 @@ def _prepare(log_level: str) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="proa-gateway", description="OpenAI-compatible gateway to Proa engines.")
+    parser = Parser(prog="proa-gateway", description="OpenAI-compatible gateway to Proa engines.")
+    parser.add_argument("--version", action="version", version=version("proa-gateway"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "serve", "serve the OpenAI API", GatewayConfig, _serve, log_level="info")
     help = "send the requests of a file and write their responses to another"

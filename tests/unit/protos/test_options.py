@@ -7,7 +7,17 @@ from typing import Literal
 
 import pytest
 
-from proa.options import MASK, REQUIRED, HelpFormatter, add_options, check_options, from_arguments, masked, option
+from proa.options import (
+    MASK,
+    REQUIRED,
+    HelpFormatter,
+    Parser,
+    add_options,
+    check_options,
+    from_arguments,
+    masked,
+    option,
+)
 
 
 def parse_even(text: str) -> int:
@@ -49,7 +59,7 @@ class Config:
 
 
 def parse(*arguments: str, base: tuple[str, ...] = ("--name", "n", "--one", "x")) -> Config:
-    parser = argparse.ArgumentParser(formatter_class=HelpFormatter)
+    parser = Parser(prog="pytest", formatter_class=HelpFormatter)
     add_options(parser, Config)
     return from_arguments(Config, parser.parse_args([*base, *arguments]))
 
@@ -74,6 +84,11 @@ def test_flags_are_converted_to_the_fields_types() -> None:
     )
 
 
+@pytest.mark.parametrize("flags", ["--socket 1 2 --socket 3", "--socket 1 --socket 2 3", "--socket=1 --socket 2 3"])
+def test_a_flag_of_a_tuple_takes_several_values_and_is_repeated(flags: str) -> None:
+    assert parse(*flags.split()).sockets == (1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,12 +100,16 @@ def test_flags_are_converted_to_the_fields_types() -> None:
         ("--name n --one x --even 3", "argument --even: 3 is odd"),
         ("--name n --one x --size many", "invalid int value"),
         ("--name n --one x --retries 4", "unrecognized arguments"),
+        ("--name n --one x --level low --leevl=low", "unrecognized arguments: --leevl=low; did you mean --level?"),
+        ("--name n --one x --no_cache", "unrecognized arguments: --no_cache; did you mean --no-cache?"),
+        ("--name n --one x --zzz", "unrecognized arguments: --zzz; pytest --help lists all"),
     ],
 )
 def test_wrong_flags_end_with_a_message(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(*arguments.split(), base=())
-    assert message in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 @pytest.mark.parametrize(

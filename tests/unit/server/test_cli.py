@@ -3,9 +3,13 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 
+import proa_engine.cli
+import proa_gateway.cli
 from proa.options import from_arguments
 from proa_engine.cli import main, make_parser
 from proa_engine.config import EngineConfig
@@ -75,6 +79,24 @@ def test_inconsistent_values_exit_with_2(
 ) -> None:
     assert main(["serve", "--model", "m", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_adapters_are_given_in_vllms_forms() -> None:
+    given = ["--lora-modules", "a=/a", '{"name": "b", "path": "/b"}', "--lora-modules", "c=/c"]
+    arguments = make_parser().parse_args(["serve", "--model", "m", "--enable-lora", *given])
+
+    modules = from_arguments(ServeOptions, arguments).config.lora_modules
+
+    assert [(each.name, each.path) for each in modules] == [("a", "/a"), ("b", "/b"), ("c", "/c")]
+
+
+@pytest.mark.parametrize("main", [proa_engine.cli.main, proa_gateway.cli.main])
+def test_version(main: Callable[[list[str]], object], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+
+    assert not left.value.code
+    assert capsys.readouterr().out.strip() == version("proa-engine") == version("proa-gateway")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
