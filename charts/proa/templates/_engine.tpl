@@ -59,9 +59,28 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
-{{- /* CPU and memory of a container, and the GPUs of all ranks: each rank sees all GPUs and uses its own. Context: the pool */ -}}
+{{- /* CPU and memory of a container by default: a GPU engine holds libraries and staging buffers for each rank, and weights
+only while they are loaded. Context: the pool */ -}}
+{{- define "proa.engine.defaultResources" -}}
+{{- $ranks := ternary (int .tensorParallelSize) 1 (eq .tensorParallel.mode "process") -}}
+{{- if eq .gpu.allocation "none" -}}
+requests: {cpu: 500m, memory: 1Gi}
+limits: {memory: 4Gi}
+{{- else -}}
+requests: {cpu: {{ mul 2 $ranks | quote }}, memory: {{ mul 8 $ranks }}Gi}
+limits: {}
+{{- end -}}
+{{- end -}}
+
+{{- /* CPU and memory of a container, and the GPUs of all ranks: each rank sees all GPUs and uses its own. A request that is not
+set is at most the limit. Context: the pool */ -}}
 {{- define "proa.engine.resources" -}}
-{{- $resources := include "proa.resources" .resources | fromYaml -}}
+{{- $defaults := include "proa.engine.defaultResources" . | fromYaml -}}
+{{- $limits := .resources.limits | default dict -}}
+{{- range $name, $_ := $limits -}}
+{{- if get $limits $name }}{{ $_ := unset $defaults.requests $name }}{{ end -}}
+{{- end -}}
+{{- $resources := include "proa.resources" (mergeOverwrite $defaults (deepCopy .resources)) | fromYaml -}}
 {{- if eq .gpu.allocation "devicePlugin" -}}
 {{- $_ := set $resources "limits" (merge (dict .gpu.resourceName (int .tensorParallelSize)) ($resources.limits | default dict)) -}}
 {{- else if eq .gpu.allocation "dra" -}}
@@ -88,8 +107,8 @@ volumeMounts:
 {{- /* The models of all pools: model name in the API -> model */ -}}
 {{- define "proa.models" -}}
 {{- $models := dict -}}
-{{- range $overrides := .Values.engines -}}
-{{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy ($overrides | default dict)) -}}
+{{- range $overrides := .Values.engines | default (dict "builtin" dict) -}}
+{{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy $overrides) -}}
 {{- $_ := set $models (include "proa.engine.modelName" $pool) $pool.model -}}
 {{- end -}}
 {{- toYaml $models -}}
@@ -122,8 +141,8 @@ volumeMounts:
 {{- /* Arguments of the gateway: the adapters of all pools */ -}}
 {{- define "proa.gateway.loraArguments" -}}
 {{- $arguments := list -}}
-{{- range $overrides := .Values.engines -}}
-{{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy ($overrides | default dict)) -}}
+{{- range $overrides := .Values.engines | default (dict "builtin" dict) -}}
+{{- $pool := mergeOverwrite (deepCopy $.Values.enginePool) (deepCopy $overrides) -}}
 {{- range ternary $pool.lora.modules list $pool.lora.enabled -}}
 {{- $module := dict "name" .name "path" .path "base_model_name" (include "proa.engine.modelName" $pool) -}}
 {{- $arguments = append $arguments (printf "--lora-modules=%s" (toJson $module)) -}}

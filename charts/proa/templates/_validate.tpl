@@ -37,9 +37,17 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- with ($pool.resources.limits | default dict).memory -}}
-{{- if gt (include "proa.bytes" $pool.shmSize | float64) (include "proa.bytes" . | float64) -}}
-{{- fail (printf "%s shmSize %s is more than the memory limit %v, which /dev/shm counts towards." $at $pool.shmSize .) -}}
+{{- $resources := include "proa.engine.resources" $pool | fromYaml -}}
+{{- with ($resources.limits | default dict).memory -}}
+{{- $images := ternary 0 $pool.images.processorCacheGb $pool.images.languageModelOnly -}}
+{{- $taken := addf (include "proa.bytes" $pool.shmSize | float64) (mulf $images 1073741824) -}}
+{{- if gt $taken (include "proa.bytes" . | float64) -}}
+{{- fail (printf "%s the memory limit %v cannot hold shmSize %s and images.processorCacheGb %v GiB, which count towards it, beside the weights." $at . $pool.shmSize $images) -}}
+{{- end -}}
+{{- with ($resources.requests | default dict).memory -}}
+{{- if gt (include "proa.bytes" . | float64) (include "proa.bytes" $resources.limits.memory | float64) -}}
+{{- fail (printf "%s the memory request %v is more than the limit %v." $at . $resources.limits.memory) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $pool.model "builtin") (gt $tp 2) -}}

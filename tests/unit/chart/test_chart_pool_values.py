@@ -83,7 +83,7 @@ CASES = {
     "enginePool.resources": Case(
         value={"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}, at=(*ENGINE, "resources")
     ),
-    "enginePool.shmSize": Case(value="4Gi", at=(*ENGINE_POD, "volumes", 0, "emptyDir", "sizeLimit")),
+    "enginePool.shmSize": Case(value="2Gi", at=(*ENGINE_POD, "volumes", 0, "emptyDir", "sizeLimit")),
     "enginePool.drainSeconds": Case(value=100, at=(*ENGINE_POD, "terminationGracePeriodSeconds"), expected=115),
     "enginePool.startupSeconds": Case(value=60, at=(*ENGINE, "startupProbe", "failureThreshold"), expected=30),
     "enginePool.rollingUpdate": Case(

@@ -22,7 +22,7 @@ def test_pools_of_one_model_may_share_its_name() -> None:
 
 def test_the_gateway_knows_the_adapters_of_all_pools() -> None:
     lora = {"enabled": True, "modules": [{"name": "sql", "path": "/adapters/sql"}]}
-    objects = render({"engines": {"big": {"model": "org/big", "lora": lora}}, "gateway.extraArgs": []})
+    objects = render({"engines": {"builtin": {}, "big": {"model": "org/big", "lora": lora}}, "gateway.extraArgs": []})
     arguments = lookup(objects, *GATEWAY, "args")
     modules = [json.loads(each.removeprefix("--lora-modules=")) for each in arguments if "--lora-modules" in each]
     assert modules == [{"name": "sql", "path": "/adapters/sql", "base_model_name": "org/big"}]
@@ -30,12 +30,26 @@ def test_the_gateway_knows_the_adapters_of_all_pools() -> None:
 
 
 def test_grpc_clients_find_the_ready_engines_of_each_pool() -> None:
-    objects = render({"engines": {"big": {"model": "org/big"}}})
+    objects = render({"engines": {"builtin": {}, "big": {"model": "org/big"}}})
     for pool in ("builtin", "big"):
         service = lookup(objects, "Service", f"proa-engine-{pool}", "spec")
         assert service["selector"]["proa/pool"] == pool
         assert not service.get("publishNotReadyAddresses", False)
     assert lookup(objects, "Service", "proa-engine", "spec", "publishNotReadyAddresses")
+
+
+def test_a_memory_limit_replaces_the_default_request() -> None:
+    for values, limits in (({}, {}), (GPUS, {"nvidia.com/gpu": 2})):
+        objects = render({**values, "enginePool.resources": {"limits": {"memory": "6Gi"}}})
+        resources = lookup(objects, *ENGINE, "resources")
+        assert resources["limits"] == {"memory": "6Gi", **limits}
+        assert resources["requests"].keys() == {"cpu"}  # Kubernetes requests the limit
+
+
+def test_each_gpu_worker_container_has_memory_for_its_own_rank() -> None:
+    pod = engine_pod(CLAIMED)
+    for container in pod["containers"] + pod["initContainers"]:
+        assert container["resources"]["requests"] == {"cpu": "2", "memory": "8Gi"}
 
 
 def test_null_removes_a_default_resource_limit() -> None:
@@ -76,7 +90,7 @@ def test_process_mode_has_no_worker_container() -> None:
 def test_the_engine_requests_one_device_plugin_gpu_per_rank() -> None:
     pod = engine_pod(GPUS)
     (engine,) = pod["containers"]
-    assert engine["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": 2}
+    assert engine["resources"] == {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"nvidia.com/gpu": 2}}
     assert "--device=cuda" in engine["args"]
     assert not engine["securityContext"]["readOnlyRootFilesystem"]
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
@@ -108,7 +122,7 @@ def test_a_changed_claim_template_has_another_name() -> None:
 
 
 def test_the_gateway_gets_the_model_name_of_every_pool() -> None:
-    arguments = lookup(render({"engines": {"big": {"model": "org/big"}}}), *GATEWAY, "args")
+    arguments = lookup(render({"engines": {"builtin": {}, "big": {"model": "org/big"}}}), *GATEWAY, "args")
     assert [each for each in arguments if each.startswith("--model=")] == ["--model=org/big", "--model=proa-builtin"]
 
 
@@ -123,7 +137,9 @@ def test_autoscaling_uses_the_engines_and_the_gateways_queues() -> None:
 
 
 def test_pools_inherit_from_the_pool_defaults() -> None:
-    objects = render({"engines": {"big": {"model": "org/big", "replicas": 3}}}, "--set=enginePool.drainSeconds=100")
+    objects = render(
+        {"engines": {"builtin": {}, "big": {"model": "org/big", "replicas": 3}}}, "--set=enginePool.drainSeconds=100"
+    )
     big = lookup(objects, "Deployment", "proa-engine-big", "spec")
     assert big["replicas"] == 3
     assert big["template"]["spec"]["terminationGracePeriodSeconds"] == 115
@@ -136,8 +152,8 @@ def test_a_pool_overrides_a_true_default_with_false() -> None:
                    for kind, name in render({"enginePool.podDisruptionBudget.enabled": False}))  # fmt: skip
 
 
-def test_the_builtin_pool_can_be_left_out() -> None:
-    objects = render({"engines": {"builtin": None, "big": {"model": "org/big"}}})
+def test_the_builtin_pool_is_off_as_soon_as_another_one_is_named() -> None:
+    objects = render({"engines": {"big": {"model": "org/big"}}})
     deployments = {name for kind, name in objects if kind == "Deployment"}
     assert deployments == {"proa-gateway", "proa-engine-big"}
 

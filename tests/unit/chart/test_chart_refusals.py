@@ -84,7 +84,7 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             "networkPolicy.metrics.from cannot allow every pod: set it to Prometheus",
         ),
         (
-            {"engines.big": {"model": "org/big", "servedModelName": "proa-builtin"}},
+            {"engines.builtin": {}, "engines.big": {"model": "org/big", "servedModelName": "proa-builtin"}},
             "model org/big has the same served model name as another pool's model: proa-builtin; set servedModelName",
         ),
         (
@@ -92,11 +92,19 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
             "extraArgs contains --model, which the chart sets; use the chart value instead",
         ),
         ({"enginePool.extraArgs": ["--tensor-parallel-size", "2"]}, "extraArgs contains --tensor-parallel-size, which"),
-        ({"enginePool.shmSize": "5Gi"}, "shmSize 5Gi is more than the memory limit 4Gi"),
+        (
+            {"enginePool.shmSize": "4Gi"},
+            "the memory limit 4Gi cannot hold shmSize 4Gi and images.processorCacheGb 1 GiB",
+        ),
         (
             {"enginePool.resources": {"limits": {"memory": "1000M"}}},
-            "shmSize 1Gi is more than the memory limit 1000M",
+            "the memory limit 1000M cannot hold shmSize 1Gi",
         ),
+        (
+            {"enginePool.resources": {"limits": {"memory": "2Gi"}, "requests": {"memory": "3Gi"}}},
+            "the memory request 3Gi is more than the limit 2Gi",
+        ),
+        ({"engines": {"builtin": None}}, "/engines/builtin"),
         (
             {"enginePool.modelVolume.claimName": "weights", "enginePool.model": "/modelsbig"},
             "model /modelsbig is not a folder under /models",

@@ -24,7 +24,7 @@ def notes(*settings: str) -> str:
 
 
 def test_the_notes_show_a_request_to_each_model() -> None:
-    text = notes("engines.big.model=org/big", "gateway.service.port=81")
+    text = notes("engines.builtin.replicas=1", "engines.big.model=org/big", "gateway.service.port=81")
     assert "kubectl --namespace here port-forward service/sea-proa-gateway 8000:81" in text
     assert '{"model": "proa-builtin"' in text
     assert '{"model": "org/big"' in text
@@ -112,6 +112,6 @@ def test_helm_test_sends_a_chat_request_or_checks_readiness_if_it_has_no_key(
 
 
 def test_helm_test_sends_a_request_to_every_pools_model() -> None:
-    objects = render({"engines": {"big": {"model": "org/big"}}})
+    objects = render({"engines": {"builtin": {}, "big": {"model": "org/big"}}})
     models = {document["spec"]["containers"][0]["args"][-1] for (kind, _), document in objects.items() if kind == "Pod"}
     assert models == {"proa-builtin", "org/big"}
