@@ -53,11 +53,11 @@ def test_that_holds(): pass
 def test_that_does_not(): assert os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 """
 # The limit of a test cannot end one that holds the interpreter, as a launch that never returns does.
-HANGS_WITH_DEPENDENT_LAUNCH = """
-import ctypes, os
+HANGS_WITH_GRAPHS = """
+import ctypes
 def test_kernels(): pass
-def test_engine():
-    if os.environ.get("PROA_DEPENDENT_LAUNCH") != "0":
+def test_engine(request):
+    if not request.config.getoption("--enforce-eager"):
         ctypes.PyDLL(None).sleep(600)
 """
 
@@ -136,16 +136,16 @@ def test_what_fails_is_tried_without_graphs_and_without_dependent_launch(tmp_pat
 
 @pytest.mark.timeout(300)
 def test_a_smoke_test_that_holds_the_interpreter_is_tried_in_other_modes(tmp_path: Path) -> None:
-    (tests := tmp_path / "test_card.py").write_text(HANGS_WITH_DEPENDENT_LAUNCH)
-    step = replace(smoke(), workloads=(str(tests),), arguments=("--processes=1", "--timeout=2"), seconds=15.0)
+    (tests := tmp_path / "test_card.py").write_text(HANGS_WITH_GRAPHS)
+    step = replace(smoke(), workloads=(str(tests),), arguments=("--processes=1", "--timeout=30"), seconds=40.0)
     with closing(Reporter(tmp_path, 120.0, tmp_path)) as reporter:
         reporter.results.stages["preflight"] = {"machine": "", "records": {"tests": {"complete": True}}, "problems": {}}
         reporter.run(step)
     stage = stages(tmp_path)["smoke"]
     assert stage["records"][str(tests)]["passed"] == ["test_kernels"]
     assert stage["problems"][str(tests)]["out_of_time"]
-    assert stage["records"][f"without dependent launch/{tests}"]["complete"]
-    assert reporter.mode.name == "without dependent launch"
+    assert stage["records"][f"without CUDA graphs/{tests}"]["complete"]
+    assert reporter.mode.name == "without CUDA graphs"
 
 
 @pytest.mark.timeout(300)
