@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.fake_engine import CHAT_TEMPLATE, FakeEngine, prompt_ids, say
-from support.gateway import RunningGateway, running_gateway, until
+from support.gateway import RunningGateway, chat_body, running_gateway, until
 from support.tokenizers import byte_level_tokenizer
 
 CHAT: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "naïve 😀"}]
@@ -190,3 +190,17 @@ async def test_load_counts_the_generation_requests_in_flight(gateway: RunningGat
     await asyncio.gather(*(request for request in requests if request.cancel()), return_exceptions=True)
     await until(lambda: not gateway.gateway.admission.bounds.num_requests)
     assert await load() == {"server_load": 0}
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+async def test_special_tokens_in_texts_of_chats_are_plain_text_by_flag(is_plain: bool) -> None:
+    text = "one <eos> two \ufdd0"
+    async with FakeEngine() as engine, running_gateway(engine, plain_special_tokens=is_plain) as gateway:
+        body = (await gateway.chat(text, return_prompt_text=True)).json()
+        assert (0 in prompt_ids(engine.requests[-1])) is not is_plain
+        tokens = (await gateway.http.post("/tokenize", json=chat_body(text))).json()["tokens"]
+        assert tokens == prompt_ids(engine.requests[-1])
+        assert "one <eos> two" in body["prompt_text"]
+        assert ("\ufdd0" in body["prompt_text"]) is not is_plain
+        await gateway.complete(text)
+        assert 0 in prompt_ids(engine.requests[-1])

@@ -179,6 +179,11 @@ class GatewayConfig:
     chat_template_content_format: Literal["auto", "string", "openai"] = option(
         "auto", "contents of messages for chat templates: text (string), lists of parts (openai), or what each reads"
     )
+    plain_special_tokens: bool = option(
+        False,
+        "encode special tokens in the texts of chats as plain text, so that only the chat template ends messages; "
+        "other prompts keep theirs",
+    )
     tool_call_parser: str | None = option(
         None, "format in which models write tool calls (default: chosen by their chat template)", metavar="NAME"
     )

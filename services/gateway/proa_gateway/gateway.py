@@ -168,6 +168,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
                     config.trust_request_chat_template,
                     config.chat_template_content_format,
                     images,
+                    config.plain_special_tokens,
                 ),
             )
         finally:

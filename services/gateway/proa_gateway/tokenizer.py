@@ -2,9 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, Final, TypeVar
 
 import tokenizers
 
@@ -19,7 +21,25 @@ MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
 # The sampling parameters whose defaults a model's generation_config.json may set.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+MARK: Final = "\ufdd0"
+"""Divides a text that is encoded by `encode_marked`, and is no part of it. A noncharacter: no text should have it."""
+
 T = TypeVar("T")
+
+
+class ControlTokens:
+    """Tokens that a text should not have by chance. `starts`: the first character of each of them, where the rest
+    follows; None: there are no such tokens. `prefixes`: what is the beginning of one, and not all of it."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        tokens = {token for token in tokens if len(token) > 1}
+        firsts = sorted({token[0] for token in tokens})
+        rests = {first: {token[1:] for token in tokens if token[0] == first} for first in firsts}
+        # Not one lookahead for all tokens: a pattern that begins with a character is searched ten times as fast.
+        pattern = "|".join(f"{re.escape(first)}(?={_beginning(rests[first])})" for first in firsts)
+        self.starts = re.compile(pattern) if pattern else None
+        self.prefixes = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
+        self.max_prefix = max(map(len, self.prefixes), default=0)
 
 
 class Tokenizer:
@@ -58,6 +78,13 @@ class Tokenizer:
         self.vocabulary = Vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
+        specials = {token.content for token in added.values() if token.special}
+        # Those that the template writes too: in DeepSeek's files the beginning of a user's message is not special. But
+        # not all added tokens: in Gemma's files there are line breaks and `<table>`.
+        sources = (source or "") + (tool_source or "")
+        written = {token for token in self.added_tokens if token.strip() and token in sources}
+        self.special_control_tokens = ControlTokens(specials)
+        self.control_tokens = ControlTokens(specials | written)
 
     def compile_template(self, source: str) -> ChatTemplate:
         """A chat template with the model's special tokens. Raises `ChatTemplateError`."""
@@ -74,6 +101,12 @@ class Tokenizer:
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    async def encode_marked(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """`encode` a text that is divided by marks: no token is made of characters on both sides of one."""
+        if MARK not in text:
+            return await self.encode(text, add_special_tokens=add_special_tokens)
+        return await self._in_thread(lambda: self._encode_marked(text, add_special_tokens))
 
     async def work_on(self, texts: Iterable[str], function: Callable[[tokenizers.Tokenizer], T]) -> T:
         """Call the function, which encodes these texts, on another thread if they are long."""
@@ -103,6 +136,31 @@ class Tokenizer:
     def _encode_without_gil(self, text: str, add_special_tokens: bool) -> list[int]:
         # Of the tokenizers calls, only batches release the interpreter lock.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _encode_marked(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer, mark_id = self._marking
+        encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return [token_id for token_id in encoding.ids if token_id != mark_id]
+
+    @cached_property
+    def _marking(self) -> tuple[tokenizers.Tokenizer, int]:
+        """The tokenizer with the mark as one more token, and its id. Made when it is needed: it takes as long as the
+        tokenizer itself, and as much memory."""
+        tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.add_special_tokens([tokenizers.AddedToken(MARK, normalized=False)])
+        mark_id = tokenizer.token_to_id(MARK)
+        assert mark_id is not None
+        return tokenizer, mark_id
+
+
+def _beginning(texts: Collection[str]) -> str:
+    """The pattern of a text that begins with one of these. It compares a character once, however many texts there are:
+    some tokenizers have 900 special tokens that begin alike."""
+    if "" in texts:
+        return ""
+    firsts = sorted({text[0] for text in texts})
+    parts = [re.escape(first) + _beginning({text[1:] for text in texts if text[0] == first}) for first in firsts]
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 
 def _json(data: bytes | None) -> dict[str, Any]:

@@ -62,6 +62,7 @@ CASES = {
     "gateway.chatTemplate": Case(
         value='{{ "$(HOME)" }}\n<a>', at=ARGUMENTS, contains='--chat-template={{ "$$(HOME)" }}\n<a>'
     ),
+    "gateway.plainSpecialTokens": Case(value=True, at=ARGUMENTS, contains="--plain-special-tokens"),
     "gateway.extraArgs": Case(value=["--log-level=debug"], at=ARGUMENTS, contains="--log-level=debug"),
     "gateway.env": Case(
         value=[{"name": "A", "value": "b"}], at=(*GATEWAY, "env"), contains={"name": "A", "value": "b"}

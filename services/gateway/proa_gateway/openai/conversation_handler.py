@@ -16,23 +16,27 @@ from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.envelope import Prompt
 from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageConstraint
 from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
+from proa_gateway.openai.plain_text import plain_conversation
 from proa_gateway.openai.prompt_images import image_parts, images_kept, load_images
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.openai.structured_outputs import constraint_of
 from proa_gateway.openai.tools import check_tools
 from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.tokenizer import MARK
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
     """The gateway's part. `trusts_template`: whether requests may bring a chat template. `content_format`: of the
-    contents that templates get. `images` None: images are refused."""
+    contents that templates get. `images` None: images are refused. `plain_texts`: special tokens in the texts of
+    requests are encoded as text."""
 
     formats: MessageFormats
     trusts_template: bool = False
     content_format: ContentFormat = "auto"
     images: ImageLoader | None = None
+    plain_texts: bool = False
 
 
 class ConversationHandler:
@@ -99,13 +103,20 @@ class ConversationHandler:
         template = self._template(model)
         parts = image_parts(self.conversation.messages, self.messages_param)
         images = await load_images(parts, model, self._settings.images, param=self.messages_param)
-        text = render_prompt(self.conversation, template, self._settings.content_format, placeholder=images.placeholder)
+        conversation = self.conversation
+        if self._settings.plain_texts:
+            conversation = plain_conversation(conversation, model.tokenizer)
+        text = render_prompt(conversation, template, self._settings.content_format, placeholder=images.placeholder)
         if self._on_ignored is not None:
             self._on_ignored(unused_variables(self.conversation, template))
         # The text has its special tokens already: the template writes them.
         special = self._request.add_special_tokens or False
         expanded = images.expand(text)
-        token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
+        if self._settings.plain_texts:
+            token_ids = await model.tokenizer.encode_marked(expanded, add_special_tokens=special)
+            expanded, text = expanded.replace(MARK, ""), text.replace(MARK, "")
+        else:
+            token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
         placed = images.place(token_ids)
         kept = truncated(token_ids, self._request, model, max_tokens=self._max_tokens)
         if len(kept) < len(token_ids):

@@ -47,6 +47,8 @@ def template_messages(
 
 def call_arguments(arguments: str | Mapping[str, Any] | None) -> Arguments | str:
     """A text that is no JSON object stays as it is."""
+    if isinstance(arguments, Arguments):
+        return arguments
     if not arguments:
         return Arguments({}, "{}")
     if isinstance(arguments, Mapping):

@@ -1,6 +1,6 @@
 """Tools: the functions that a model may call, and which of them a request allows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -58,6 +58,12 @@ class Tool(BaseModel):
         """As it was sent, its order of keys included, but without `strict`, which is for the gateway."""
         function = {key: value for key, value in self._sent["function"].items() if key != "strict"}
         return {**self._sent, "function": function}
+
+    def with_texts(self, change: Callable[[Any], Any]) -> "Tool":
+        """A copy for the chat template. `change`: of the JSON that was sent."""
+        tool = self.model_copy()
+        tool._sent = change(self._sent)
+        return tool
 
 
 ToolMode = Literal["none", "auto", "required"]
