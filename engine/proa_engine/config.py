@@ -64,7 +64,7 @@ class EngineConfig:
     max_waiting_requests: int = option(4096, "maximum waiting requests; more are rejected", minimum=1)
     block_size: int = option(16, "tokens in a KV cache block", minimum=1)
     num_gpu_blocks_override: int | None = option(
-        None, "number of KV cache blocks (default: as many as fit into memory)", minimum=1
+        None, "number of KV cache blocks (default: as many as fit into memory and requests can use)", minimum=1
     )
     kv_cache_memory_bytes: int | None = option(
         None, "size of the KV cache in bytes (default: as large as fits into memory)", minimum=1
