@@ -20,7 +20,7 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -140,16 +140,30 @@ class Parser(argparse.ArgumentParser):
         parser around it, which would report them, does not."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}; {self._hint(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(self._shown(unknown))}; {self._hint(unknown)}")
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    def _shown(self, unknown: Sequence[str]) -> Iterator[str]:
+        """With masks for the values of flags that are named like a secret, or like a flag that is."""
+        masks = False
+        for each in unknown:
+            if each.startswith("--"):
+                flag, equals, _ = each.partition("=")
+                masks = any(is_secret(name.lstrip("-")) for name in (flag, *self._close(flag)))
+                yield f"{flag}={MASK}" if equals and masks else each
+            else:
+                yield MASK if masks else each
+
+    def _close(self, flag: str) -> list[str]:
+        """The flag that is most like this one, if there is one."""
+        flags = [each for each in self._option_string_actions if each.startswith("--")]
+        return difflib.get_close_matches(flag.replace("_", "-"), flags, n=1)
+
     def _hint(self, unknown: Sequence[str]) -> str:
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        given = [each.partition("=")[0].replace("_", "-") for each in unknown if each.startswith("--")]
-        close = [match for each in given for match in difflib.get_close_matches(each, flags, n=1)]
+        close = [match for each in unknown if each.startswith("--") for match in self._close(each.partition("=")[0])]
         return f"did you mean {', '.join(close)}?" if close else f"{self.prog} --help lists all"
 
 

@@ -26,6 +26,15 @@ def test_flags_become_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None
     assert served[1].engine_service == "engine.proa:50051"
 
 
+@pytest.mark.parametrize("arguments", ["--apikey sk-1", "--apikey=sk-1", "--api-kee=sk-1", "--operator_kee a sk-1"])
+def test_the_error_of_an_unknown_flag_does_not_show_a_key(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--engine", "a:1", *arguments.split()])
+    error = capsys.readouterr().err
+    assert "sk-1" not in error
+    assert arguments.split("=")[0].split()[0] in error
+
+
 def test_every_field_has_help_text_and_defaults_are_those_of_the_configuration() -> None:
     for config in (GatewayConfig, Deadlines):
         assert all(declared.help for _, declared in options(config))
