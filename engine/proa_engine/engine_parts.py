@@ -24,6 +24,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
 from proa_engine.image_parts import make_images, max_image_tokens
+from proa_engine.models.folders import check_model, resolve_model, resolve_tokenizer
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.tokenizer import read_tokenizer_files
@@ -129,6 +130,7 @@ def load_engine(
 
     Objects alive afterwards, which live as long as the engine, are excluded from garbage collection (`gc.freeze`).
     """
+    check_model(config)
     from proa_engine.executor import make_executor
     from proa_engine.worker.host import available_cores
 
@@ -214,14 +216,11 @@ def make_loras(config: EngineConfig, store: LoraStore) -> Loras | None:
 def _load_tokenizer(config: EngineConfig) -> tuple[Path | None, GrammarTokenizer | None]:
     """The folder of the tokenizer's files, and the tokenizer of grammars."""
     from proa_engine.models.config import ModelConfig
-    from proa_engine.models.loader import resolve_model
 
     if config.skip_tokenizer_init:
         return None, None
-    folder = resolve_model(config.tokenizer or config.model, config.revision, config.load_format)
-    tokenizer_json = read_tokenizer_files(folder).get("tokenizer.json")
-    if tokenizer_json is None:
-        return folder, None
+    folder = resolve_tokenizer(config)
+    tokenizer_json = read_tokenizer_files(folder)["tokenizer.json"]
     model_folder = resolve_model(config.model, config.revision, config.load_format)
     model = ModelConfig.from_folder(model_folder, config.quantization, config.runner, language_model_only=True)
     return folder, make_tokenizer(tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)

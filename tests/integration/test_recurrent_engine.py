@@ -59,7 +59,7 @@ def test_fewer_requests_run_where_states_would_take_more_than_half(folder: Path,
 def test_drafts_are_refused_before_weights_are_read(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "config.json", tmp_path)
     with pytest.raises(ValueError, match=REFUSAL):
-        LLM(str(tmp_path), speculative_config=DRAFTS, skip_tokenizer_init=True, **CONFIG)
+        LLM(str(tmp_path), speculative_config=DRAFTS, skip_tokenizer_init=True, load_format="dummy", **CONFIG)
     lines: list[str] = []
     config = EngineConfig(model=str(folder), speculative_config=SpeculativeConfig.from_mapping(DRAFTS), **CONFIG)
     with pytest.raises(ValueError, match=REFUSAL):

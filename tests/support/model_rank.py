@@ -7,13 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from proa_engine.config import LoadFormat
 from proa_engine.core.types import ImageSpan
 from proa_engine.layers.mlp import GatedMLP
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import ImageReader
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import DecoderForCausalLM
-from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, EncodedImage, PagedModel
 
 RankResult = tuple[torch.Tensor, dict[str, tuple[int, ...]]]  # logits; shapes by name

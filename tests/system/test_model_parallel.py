@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.loader import LoadFormat
 from support.image_models import make_image_model
 from support.model_rank import RankResult, run_model, run_rank
 from support.mxfp4_models import write_mxfp4

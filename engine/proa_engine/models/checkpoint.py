@@ -1,7 +1,6 @@
 """Weight sources: memory-mapped safetensors files, of which a rank reads its share; and random numbers."""
 
 import hashlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from proa_engine.layers.weights import Slice
+from proa_engine.models.folders import read_json, weight_files
 
 PROGRESS_SECONDS = 2.0  # between progress lines
 DUMMY_STD = 0.02
@@ -28,7 +28,7 @@ class SafetensorsCheckpoint:
         self._report = report
         self._reported_at = time.monotonic()
         self._folder = folder
-        paths = _weight_files(folder)
+        paths = weight_files(folder)
         self._files = [_open(path) for path in paths]
         self._file_of = {name: file for file in self._files for name in _names(file)}
         self._taken: set[str] = set()
@@ -145,27 +145,11 @@ def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
     return torch.empty(shape, dtype=dtype, device=generator.device).normal_(mean, DUMMY_STD, generator=generator)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that the index lists, because a folder may hold others; without an index, all of them."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
-            raise FileNotFoundError(f"{folder} lacks files that its index names: {', '.join(absent)}")
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise FileNotFoundError(f"{folder} holds no *.safetensors weights (other formats are not supported)")
-    return paths
-
-
 def tensor_names(folder: Path) -> list[str]:
     """The names of all tensors in the *.safetensors files of a folder; none if it has no such files."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return list(json.loads(index.read_text())["weight_map"])
+    index = read_json(folder / "model.safetensors.index.json")
+    if index is not None:
+        return list(index["weight_map"])
     return [name for path in folder.glob("*.safetensors") for name in _names(_open(path))]
 
 

@@ -4,7 +4,6 @@ Raises ValueError, naming the field, for what the engine does not support, befor
 the architecture is read by its class (`registry`), most of it with the functions of `fields`.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.weights import LinearMethod
 from proa_engine.models.checkpoint import tensor_names, tensor_shape
 from proa_engine.models.decoder_layer import LayerDeclaration
+from proa_engine.models.folders import read_config, read_generation_config
 from proa_engine.models.image_config import ImageConfig, ImageEncoderOptions
 from proa_engine.models.image_files import ImageFiles
 from proa_engine.models.pooling_config import (
@@ -105,14 +105,10 @@ class ModelConfig:
         """Read `folder`/config.json, the end tokens from generation_config.json, the pooling from modules.json, and how
         images are read. `quantization`, `runner` and `language_model_only` are the user's options.
 
-        Raises ValueError, naming what is not supported, or FileNotFoundError.
+        Raises ValueError, naming what is not supported.
         """
-        path = Path(folder) / "config.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
-        generation_path = Path(folder) / "generation_config.json"
-        generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
-        config, modules = json.loads(path.read_text()), read_embedding_modules(Path(folder))
+        config, modules = read_config(Path(folder)), read_embedding_modules(Path(folder))
+        generation = read_generation_config(Path(folder))
         if config.get("architectures") == ["HF_ColBERT"]:
             config = config | {"architectures": ["BertModel"]}
             modules = colbert_modules(Path(folder), tensor_shape(Path(folder), "linear.weight"))
@@ -140,6 +136,21 @@ class ModelConfig:
         image_files: ImageFiles | None = None,
     ) -> "ModelConfig":
         """`modules` are those of the folder, if any. `image_files` None: images are not read."""
+        try:
+            return cls._from_dicts(config, generation, quantization, runner, modules, image_files)
+        except KeyError as error:
+            raise ValueError(f"config.json lacks the field {error}") from error
+
+    @classmethod
+    def _from_dicts(
+        cls,
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any],
+        quantization: str | None,
+        runner: Runner,
+        modules: EmbeddingModules | None,
+        image_files: ImageFiles | None,
+    ) -> "ModelConfig":
         architecture, form = architecture_of(config)
         has_lm_head = form is Form.CAUSAL_LM and runner != "pooling"
         if runner == "generate" and not has_lm_head:

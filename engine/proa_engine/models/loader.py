@@ -1,79 +1,19 @@
-"""Load a model by name: find its folder and build the architecture with its weights."""
+"""Build a model's architecture with the weights of its folder."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
-from proa_engine.core.lora_store import LoraNotFound
+from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.lora_checkpoint import CONFIG_FILE, WEIGHTS_FILE
 from proa_engine.models.pooling_heads import PoolingHeads, load_heads
 from proa_engine.models.registry import model_class
-
-LoadFormat = Literal["auto", "dummy"]
-
-CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-WEIGHT_FILES = ["*.safetensors"]
-LORA_FILES = [CONFIG_FILE, WEIGHTS_FILE]
-BUILTIN_LORA = "builtin:"
-
-
-def resolve_model(model: str, revision: str | None = None, load_format: LoadFormat = "auto") -> Path:
-    """Return the folder of `model`: "builtin", a folder's path, or a Hugging Face hub id, which is downloaded.
-
-    If `load_format` is "dummy", weights are not downloaded. Raises ValueError with a message for the user.
-    """
-    if model == "builtin":
-        return builtin_model_folder()
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ValueError(f"model folder {model} does not exist")
-    return _download(model, revision, CONFIG_FILES if load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES)
-
-
-def resolve_lora(path: str) -> Path:
-    """Return the folder of an adapter: "builtin:NAME" for one of the built-in model, a folder's path, or a Hugging Face
-    hub id, which is downloaded.
-
-    Raises LoraNotFound with a message for the user.
-    """
-    try:
-        folder = Path(path).expanduser()
-        if path.startswith(BUILTIN_LORA):
-            folder = builtin_adapter_folder(path.removeprefix(BUILTIN_LORA))
-        if folder.is_dir():
-            return folder
-        if path.count("/") == 1 and not path.startswith((BUILTIN_LORA, ".", "/", "~")):
-            return _download(path, None, LORA_FILES)
-    except (ValueError, RuntimeError, OSError) as error:  # also of a path that is too long, or in no user's home
-        raise LoraNotFound(str(error)) from error
-    raise LoraNotFound(f"there is no adapter at {path}")
-
-
-def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except HFValidationError as error:
-        raise ValueError(f"{model} is neither a folder nor a hub id: {error}") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise ValueError(
-            f"{model} is not a folder here and could not be downloaded from the hub ({error}); "
-            "give a folder, or check the id, the network and HF_TOKEN"
-        ) from error
 
 
 def load_model(

@@ -18,9 +18,8 @@ from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.kernels.lora import SegmentMatrices
 from proa_engine.layers.lora import LoraSegment, module_name
 from proa_engine.layers.weights import Slice
+from proa_engine.models.folders import LORA_CONFIG_FILE, LORA_WEIGHTS_FILE
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 _HASHED_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 1 << 20
 _DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names
@@ -50,7 +49,7 @@ def digest(folder: Path) -> str:
     """The SHA-256, in hexadecimal, over the bytes of the two files. Raises `LoraNotFound`, and `LoraInvalid` if one is
     not a regular file."""
     state = hashlib.sha256()
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
+    for name in (LORA_CONFIG_FILE, LORA_WEIGHTS_FILE):
         try:
             with _open(folder / name) as file:
                 while chunk := file.read(_HASHED_BYTES):
@@ -81,7 +80,7 @@ def unchanged(folder: Path) -> Iterator[None]:
 def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
     """Of the two files; None for a missing one."""
     versions: list[tuple[int, int, int] | None] = []
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
+    for name in (LORA_CONFIG_FILE, LORA_WEIGHTS_FILE):
         try:
             status = (folder / name).stat()
         except OSError:
@@ -170,14 +169,14 @@ class LoraCheckpoint:
 def open_lora(folder: Path, max_rank: int, dtype: torch.dtype) -> Iterator[LoraCheckpoint]:
     """Raises `LoraInvalid` if the files are not an adapter's, or not one that the engine supports."""
     try:
-        with safe_open(folder / WEIGHTS_FILE, framework="pt") as weights:
+        with safe_open(folder / LORA_WEIGHTS_FILE, framework="pt") as weights:
             yield LoraCheckpoint(folder, weights, max_rank, dtype)
     except SafetensorError as error:
-        raise LoraInvalid(f"{folder / WEIGHTS_FILE} is not a readable safetensors file: {error}") from error
+        raise LoraInvalid(f"{folder / LORA_WEIGHTS_FILE} is not a readable safetensors file: {error}") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
+    path = folder / LORA_CONFIG_FILE
     with _open(path) as file:
         content = file.read(_MAX_CONFIG_BYTES + 1)
     if len(content) > _MAX_CONFIG_BYTES:
@@ -203,7 +202,7 @@ def _read_alpha(config: dict[str, Any], folder: Path) -> float:
         with suppress(OverflowError):  # an integer of hundreds of digits
             number = float(alpha)
     if not math.isfinite(number):
-        raise LoraInvalid(f"{folder / CONFIG_FILE} needs a lora_alpha that is a number, not {reprlib.repr(alpha)}")
+        raise LoraInvalid(f"{folder / LORA_CONFIG_FILE} needs a lora_alpha that is a number, not {reprlib.repr(alpha)}")
     return number
 
 

@@ -100,22 +100,40 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
 
     Raises ValueError if it is not supported.
     """
-    name = str((config.get("architectures") or ["none named"])[0])
+    known = check_architecture(config)
+    if known is not None:
+        return known
+    name = _first_architecture(config)
+    if import_module(f"{ADAPTER}.fields").knows(name):
+        return name, Form.CAUSAL_LM
+    raise ValueError(_unsupported(name, f", {', '.join(ENCODERS)}, and the causal language models of transformers"))
+
+
+def check_architecture(config: Mapping[str, Any]) -> tuple[str, Form] | None:
+    """`architecture_of`, without importing transformers and torch: None if only transformers knows the answer."""
+    name = _first_architecture(config)
     if name in MODULES:
         return name, Form.CAUSAL_LM
     for form in (Form.EMBEDDING, Form.CLASSIFIER, Form.REWARD, Form.PROCESS_REWARD):
         decoder = name.removesuffix(form.value) + Form.CAUSAL_LM.value
         if name.endswith(form.value) and decoder in MODULES:
             return decoder, form
-    if find_spec("transformers") is not None and is_encoder(name):
-        return name, Form.CLASSIFIER if name.endswith(Form.CLASSIFIER.value) else Form.EMBEDDING
     if find_spec("transformers") is None:
-        hint = "; others need the extra: pip install 'proa-engine[transformers]'"
-    elif import_module(f"{ADAPTER}.fields").knows(name):
-        return name, Form.CAUSAL_LM
-    else:
-        hint = f", {', '.join(ENCODERS)}, and the causal language models of transformers"
-    raise ValueError(f"architecture {name} is not supported; supported: {', '.join(MODULES)}{hint}")
+        raise ValueError(_unsupported(name, "; others need the extra: pip install 'proa-engine[transformers]'"))
+    if is_encoder(name):
+        return name, Form.CLASSIFIER if name.endswith(Form.CLASSIFIER.value) else Form.EMBEDDING
+    return None
+
+
+def _first_architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"architectures in config.json must be a list with a name, got {names!r}")
+    return str(names[0])
+
+
+def _unsupported(name: str, others: str) -> str:
+    return f"architecture {name} is not supported; supported: {', '.join(MODULES)}{others}"
 
 
 def is_encoder(architecture: str) -> bool:

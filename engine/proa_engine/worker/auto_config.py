@@ -8,8 +8,11 @@ from proa_engine.worker.host import available_cores, threads_per_rank
 
 
 def resolve_device(wanted: str, rank: int) -> torch.device:
+    """Raises `ValueError` if there is no such device for this rank."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and rank >= (count := torch.cuda.device_count()):
+        raise ValueError(f"device cuda needs {rank + 1} GPUs, and torch {torch.__version__} finds {count} here")
     return torch.device(wanted, rank) if wanted == "cuda" else torch.device(wanted)
 
 

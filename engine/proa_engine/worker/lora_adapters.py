@@ -9,7 +9,7 @@ import torch
 from proa_engine.core.lora_store import LoraInvalid
 from proa_engine.core.types import LoraSlot
 from proa_engine.layers.lora import LoraProducts
-from proa_engine.models.loader import resolve_lora
+from proa_engine.models.folders import resolve_lora
 from proa_engine.models.lora_checkpoint import digest, open_lora, unchanged
 
 EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up

@@ -18,7 +18,8 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, move_weights
 from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import load_model, load_pooling_heads, resolve_model
+from proa_engine.models.folders import resolve_model
+from proa_engine.models.loader import load_model, load_pooling_heads
 from proa_engine.models.pooling_config import changed_pooling
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker import auto_config, distributed, kv_cache

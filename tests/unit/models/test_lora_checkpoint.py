@@ -15,7 +15,7 @@ from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.lora import LoraMethod, LoraProducts, LoraSegment
 from proa_engine.layers.weights import Projection, Slice, Weights
 from proa_engine.models.checkpoint import RandomWeights
-from proa_engine.models.loader import resolve_lora
+from proa_engine.models.folders import resolve_lora
 from proa_engine.models.lora_checkpoint import LoraCheckpoint, digest, open_lora, unchanged
 from proa_engine.worker.lora_adapters import LoraAdapters
 

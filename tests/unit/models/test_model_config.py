@@ -48,7 +48,7 @@ def test_defaults_are_filled_in() -> None:
             {"architectures": ["UnknownForCausalLM"]},
             "UnknownForCausalLM is not supported; supported: .*LlamaForCausalLM",
         ),
-        ({"architectures": []}, "architecture none named is not supported"),
+        ({"architectures": []}, "architectures in config.json must be a list with a name"),
         ({"quantization_config": {"quant_method": "exl2"}}, "quantization exl2 is not supported; supported: none, "),
         ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fmt e5m2 is not supported; supported: e4m3"),
         (

@@ -9,13 +9,15 @@ from real_shapes import SHAPES
 from safetensors.torch import load_file, save_file
 
 from proa_engine.builtin import builtin_adapter_folder, builtin_model_folder
+from proa_engine.config import LoadFormat
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
 from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import LoadFormat, load_model, resolve_lora, resolve_model
+from proa_engine.models.folders import resolve_lora, resolve_model
+from proa_engine.models.loader import load_model
 from proa_engine.models.registry import model_class
 from support.paged_model import PagedModel
 from support.tiny_models import ARCHITECTURES, make_tiny_model

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.loader import load_model
 from support.paged_model import CachedSequence, PagedModel
 from support.tiny_models import LATENT, VOCAB_SIZE, as_text_part, make_tiny_model
 

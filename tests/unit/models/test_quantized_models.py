@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.loader import load_model
 from support.mxfp4_models import write_mxfp4
 from support.paged_model import PagedModel
 from support.quantized_models import FP8, FP8_FORMATS, INPUT_SCALE, INT4_FORMATS, SIZES, write_quantized

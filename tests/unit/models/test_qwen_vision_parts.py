@@ -16,12 +16,13 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedd
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from proa.contract import ImageInput
+from proa_engine.config import LoadFormat
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.rotary import RopeConfig, RotaryTable
 from proa_engine.layers.vision import normalised, patchify
 from proa_engine.models.base import ImageReader
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.loader import load_model
 from support.image_models import make_image_model
 from support.paged_model import PagedModel
 from support.tiny_models import VOCAB_SIZE

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from proa_engine.config import LoadFormat
 from proa_engine.layers.cache_layers import KeyValueLayer
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
@@ -19,7 +20,7 @@ from proa_engine.layers.weights import Weights
 from proa_engine.models import registry
 from proa_engine.models.checkpoint import RandomWeights
 from proa_engine.models.config import ModelConfig
-from proa_engine.models.loader import LoadFormat, load_model
+from proa_engine.models.loader import load_model
 from proa_engine.models.transformers_adapter.fields import build_on_meta
 from proa_engine.models.transformers_adapter.model import TransformersForCausalLM
 from proa_engine.models.transformers_adapter.products import use_products

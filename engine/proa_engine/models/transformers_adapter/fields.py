@@ -3,7 +3,8 @@
 Raises ValueError, naming the field, for what is not supported, before any weight is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -34,7 +35,8 @@ def read_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
         raise ValueError(f"model_type {fields.get('model_type')} is not supported: it has other inputs than text")
     if fields.get("model_type") not in CONFIG_MAPPING:
         raise ValueError(f"model_type {fields.get('model_type')} is not one of transformers")
-    config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
+    with _explain_errors(f"a configuration of {fields['model_type']}"):
+        config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise ValueError("is_encoder_decoder and add_cross_attention are not supported")
     unknown = set(_field(config, "layer_types") or ()) - LAYER_TYPES
@@ -45,6 +47,16 @@ def read_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
         if isinstance(rope, Mapping) and rope.get("rope_type") in UNSUPPORTED_ROPE_TYPES:
             raise ValueError(f"rope_type {rope['rope_type']} is not supported through transformers")
     return config
+
+
+@contextmanager
+def _explain_errors(wanted: str) -> Iterator[None]:
+    """Turn an error of the library into a ValueError: it raises any type for fields that it cannot use."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"transformers cannot make {wanted} of config.json: {reason}") from error
 
 
 def standard_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +147,8 @@ def build_on_meta(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
     config = read_config(fields)
     config._attn_implementation = "eager"
     model_class = getattr(transformers, fields["architectures"][0])
-    with _BUILDING, ContextManagers(model_class.get_init_context(dtype, False, False, False)):
+    context = ContextManagers(model_class.get_init_context(dtype, False, False, False))
+    with _explain_errors(model_class.__name__), _BUILDING, context:
         model = model_class(config)
     refuse_states(model)
     return model.eval()

@@ -1,0 +1,195 @@
+"""What is wrong with a model's folder or its options is said before torch is imported, in one line."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Mamba2Config
+
+from proa.lora_module import LoraModule
+from proa_engine.config import EngineConfig
+from proa_engine.engine_parts import load_engine
+from proa_engine.models.config import ModelConfig
+from proa_engine.models.folders import check_model
+from support.tiny_models import make_tiny_model
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+Break = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "good")
+
+
+def remove(name: str) -> Break:
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name: str, text: str) -> Break:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def rename(name: str, other: str) -> Break:
+    return lambda folder: (folder / name).rename(folder / other)
+
+
+def configure(**fields: Any) -> Break:
+    def apply(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return apply
+
+
+def cut(name: str) -> Break:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-10])
+
+
+# What is wrong with the folder, and a part of the sentence.
+FOLDERS: Mapping[str, tuple[Break, str]] = {
+    "no config": (remove("config.json"), "is not a model folder: it has no config.json"),
+    "config is not JSON": (write("config.json", "{"), "config.json is not valid JSON"),
+    "config is a list": (write("config.json", "[]"), "config.json must hold a JSON object"),
+    "config is nested": (write("config.json", "[" * 100_000), "config.json is not valid JSON"),
+    "generation config is not JSON": (write("generation_config.json", "?"), "generation_config.json is not valid JSON"),
+    "end token is a text": (configure(eos_token_id="</s>"), "eos_token_id in config.json must be a token id"),
+    "no architecture": (configure(architectures=[]), "architectures in config.json must be a list with a name"),
+    "architectures is a text": (
+        configure(architectures="Llama"),
+        "architectures in config.json must be a list with a name",
+    ),
+    "size is a text": (configure(hidden_size="64"), "hidden_size in config.json must be a whole number above zero"),
+    "no heads": (configure(num_attention_heads=0), "num_attention_heads in config.json must be a whole number above"),
+    "rope is a text": (configure(rope_scaling="yarn"), "rope_scaling in config.json must be an object, got 'yarn'"),
+    "text config is a text": (configure(text_config="x"), "text_config in config.json must be an object"),
+    "no tokenizer": (remove("tokenizer.json"), "has no tokenizer.json; give the folder of another one"),
+    "another tokenizer": (
+        rename("tokenizer.json", "tokenizer.model"),
+        "no tokenizer.json; convert its tokenizer.model",
+    ),
+    "tokenizer is no tokenizer": (write("tokenizer.json", "{}"), "tokenizer.json is not a tokenizer"),
+    "tokenizer is a pointer": (write("tokenizer.json", LFS_POINTER), "tokenizer.json is a pointer of Git LFS"),
+    "tokenizer config is not JSON": (write("tokenizer_config.json", ""), "tokenizer_config.json is not valid JSON"),
+    "no weights": (rename("model.safetensors", "pytorch_model.bin"), "holds no *.safetensors weights"),
+    "weights are cut": (cut("model.safetensors"), "was it copied or downloaded in full?"),
+    "weights are a pointer": (write("model.safetensors", LFS_POINTER), "model.safetensors is a pointer of Git LFS"),
+    "weights are a page": (write("model.safetensors", "<html>…</html>"), "model.safetensors is not a readable"),
+    "weights are empty": (write("model.safetensors", ""), "model.safetensors is not a readable safetensors file"),
+    "index names absent files": (
+        write("model.safetensors.index.json", '{"weight_map": {"a": "b.safetensors"}}'),
+        "lacks files that its index names: b.safetensors",
+    ),
+    "index without a map": (write("model.safetensors.index.json", "{}"), "index.json has no weight_map"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_bad_folder_is_refused_with_the_reason(name: str, good: Path, tmp_path: Path) -> None:
+    spoil, sentence = FOLDERS[name]
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    spoil(folder)
+
+    with pytest.raises((ValueError, OSError)) as raised:
+        check_model(EngineConfig(model=str(folder)))
+
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"model": "/nowhere/at/all"}, "model folder /nowhere/at/all does not exist"),
+        ({"model": "s3://bucket/model"}, "s3://bucket/model is a URL, which is not supported"),
+        ({"model": __file__}, "test_start_errors.py is a file; give the folder"),
+        ({"model": "not a model!"}, "not a model! is neither a folder nor a hub id"),
+        ({"model": "builtin", "tokenizer": "/nowhere"}, "model folder /nowhere does not exist"),
+        (
+            {"model": "builtin", "enable_lora": True, "lora_modules": ["a=/nowhere"]},
+            "lora_modules: there is no adapter at /nowhere",
+        ),
+    ],
+)
+def test_bad_options_are_refused_with_the_reason(options: dict[str, Any], sentence: str) -> None:
+    modules = tuple(LoraModule.parse(each) for each in options.pop("lora_modules", ()))
+
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_model(EngineConfig(**options, lora_modules=modules))
+
+
+def test_a_good_folder_passes(good: Path) -> None:
+    check_model(EngineConfig(model=str(good)))
+    check_model(EngineConfig(model="builtin"))
+
+
+def test_without_a_tokenizer_token_ids_are_served_if_asked_for(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    remove("tokenizer.json")(folder)
+
+    check_model(EngineConfig(model=str(folder), skip_tokenizer_init=True))
+
+
+def test_dummy_weights_need_no_files(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    remove("model.safetensors")(folder)
+
+    check_model(EngineConfig(model=str(folder), load_format="dummy"))
+
+
+@pytest.mark.parametrize("options", ["model='/nowhere'", "model='builtin', device='cuda'"])
+def test_a_start_that_cannot_work_imports_no_torch(options: str) -> None:
+    script = (
+        "import ctypes, sys\n"
+        "def absent(name): raise OSError(name + ' is not there')\n"
+        "ctypes.CDLL = absent\n"
+        "from proa_engine.engine_parts import load_engine\n"
+        "from proa_engine.config import EngineConfig\n"
+        f"try: load_engine(EngineConfig({options}), print)\n"
+        "except ValueError as error: print(error)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert "does not exist" in done.stdout or "needs an NVIDIA driver" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"hidden_size": None}, "config.json lacks the field 'hidden_size'"),
+        ({"architectures": ["FooForCausalLM"]}, "architecture FooForCausalLM is not supported"),
+        (
+            {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 30},
+            "transformers cannot make BertModel of config.json: The hidden size (30) is not a multiple",
+        ),
+    ],
+)
+def test_what_only_the_architecture_knows_is_one_sentence_too(
+    config: dict[str, Any], sentence: str, good: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    fields = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps({name: each for name, each in fields.items() if each is not None}))
+
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_engine(EngineConfig(model=str(folder), device="cpu"), lambda line: None)
+
+
+def test_infinite_numbers_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    config = Mamba2Config(
+        num_hidden_layers=1, hidden_size=32, head_dim=16, num_heads=4, architectures=["Mamba2ForCausalLM"]
+    )
+    config.save_pretrained(tmp_path)
+    assert "Infinity" in (tmp_path / "config.json").read_text()
+
+    with pytest.raises(ValueError, match="Mamba2Mixer keeps a state outside attention"):
+        ModelConfig.from_folder(tmp_path)
