@@ -10,7 +10,7 @@ from openai import OpenAI
 from support.kube import ONE_THREAD, Release
 from support.tiny_models import make_tiny_model
 
-ENCODER = {"pad_token_id": 0, "max_position_embeddings": 160, "type_vocab_size": 2}
+ENCODER: dict[str, Any] = {"pad_token_id": 0, "max_position_embeddings": 160, "type_vocab_size": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
