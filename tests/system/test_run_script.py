@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,12 +25,20 @@ print("arguments", *sys.argv[1:], flush=True)
 time.sleep(999)
 """
 FAKE_GATEWAY = f"""#!{sys.executable}
-import sys
+import os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        key = os.environ.get("PROA_API_KEY")
+        allowed = key is None or self.path == "/ready" or self.headers["Authorization"] == "Bearer " + key
+        self.answer(200 if allowed else 401)
+
+    def do_POST(self):
+        self.answer(200 if self.path in os.environ.get("ANSWERED", "/v1/chat/completions").split() else 400)
+
+    def answer(self, status):
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(b'{{"data": [{{"id": "fake-model"}}]}}')
 
@@ -103,7 +112,7 @@ def test_exit_of_one_program_stops_the_other(run: Run, name: str) -> None:
     descendants = run.descendants()
     next(child for child in descendants if any(part.endswith(name) for part in child.cmdline())).kill()
     assert run.end() == 1
-    assert f"run: the {name.removeprefix('proa-')} exited with status -9" in run.lines
+    assert run.lines[-1].startswith(f"run: the {name.removeprefix('proa-')} exited with status -9")
     _, alive = psutil.wait_procs(descendants, timeout=5)
     assert not alive
 
@@ -122,11 +131,40 @@ def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:
     assert '"model": "fake-model"' in run.lines[-1]
 
 
-def test_program_that_fails_to_start_is_reported(tmp_path: Path) -> None:
-    run = Run(tmp_path, engine="#!/bin/sh\necho no such model\nexit 3\n")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/classify", "/pooling"])
+def test_a_model_that_answers_no_chats_gets_another_example(tmp_path: Path, path: str) -> None:
+    run = Run(tmp_path, "--port", str(free_port()), ANSWERED=f"{path} /pooling")
+    run.read_until("curl")
+    run.close()
+    assert f"{path} -H" in next(line for line in run.lines if "curl" in line)
+
+
+def test_the_example_carries_the_key_of_the_environment(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--port", str(free_port()), PROA_API_KEY="sk-secret")
+    run.read_until("curl")
+    run.close()
+    assert "Bearer $PROA_API_KEY" in next(line for line in run.lines if "curl" in line)
+    assert "sk-secret" not in "".join(run.lines)
+
+
+def test_the_reason_of_a_failed_start_is_the_last_line(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--port", str(free_port()), engine="#!/bin/sh\necho no such model\nexit 3\n")
     assert run.end() == 1
     run.close()
-    assert run.lines == ["engine  | no such model", "run: the engine exited with status 3"]
+    assert run.lines[-1] == "run: the engine exited with status 3: no such model"
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:  # a server that would say that it is ready
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        run = Run(tmp_path, "--port", str(port))
+        assert run.end() == 1
+        run.close()
+    assert run.lines == [
+        f"run: cannot listen on 127.0.0.1:{port}: Address already in use; choose a port with PORT=8001"
+    ]
 
 
 def test_command_runs_when_ready_and_its_exit_stops_all(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ class UniProcExecutor:
         self._call(lambda: self._worker.start(sizes))
         self.max_num_seqs = sizes.max_num_seqs
         self.cache_groups = self._worker.cache_groups(sizes)
-        self._log(_describe(self.cache_groups, sizes.max_num_seqs))
+        self._log(_describe(self.cache_groups, sizes.max_num_seqs, self._worker.max_model_len))
 
     def _run_first_steps(self, max_num_tokens: int) -> None:
         """Run a request on the calling thread, where a GPU's steps are launched.
@@ -234,8 +234,9 @@ class _SmallStepFuture:
         return self.future.result(timeout)
 
 
-def _describe(groups: CacheGroups, max_num_seqs: int) -> str:
-    text = f"KV cache: {groups.num_blocks} blocks, {groups.capacity} tokens in one request"
+def _describe(groups: CacheGroups, max_num_seqs: int, max_model_len: int) -> str:
+    text = f"KV cache: {groups.num_blocks:,} blocks of {groups.block_size} tokens, enough for "
+    text += f"{groups.concurrency(max_model_len):.1f} requests of {max_model_len:,} tokens"
     if groups.windows:
         text += f", {len(groups.windows)} tables of windows"
     if groups.num_state_slots:

@@ -96,11 +96,11 @@ class IoThread:
         reflection.enable_server_reflection(names, server)
         await self._health.update()
         try:
-            port = _bind(server, self._address, self._credentials)
+            port = _bind(server, self._address, self._credentials, "gRPC", "--port")
             if self._health_address is not None:
                 servers.append(grpc.aio.server(options=SERVER_OPTIONS))
                 health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, servers[1])
-                _bind(servers[1], self._health_address, None)
+                _bind(servers[1], self._health_address, None, "health", "--health-port")
         except OSError as error:
             self._started.set_exception(error)
             return
@@ -110,10 +110,12 @@ class IoThread:
         await asyncio.gather(*(server.stop(self._grace) for server in servers))
 
 
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+def _bind(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None, what: str, flag: str
+) -> int:
     try:
         if credentials is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError:
-        raise OSError(f"cannot listen on {address}; is the port in use?") from None
+        raise OSError(f"cannot serve {what} on {address} ({flag}): is the port in use?") from None

@@ -103,11 +103,16 @@ class EngineServer:
         host, metrics_port = self._options.host, self._options.metrics_port
         try:
             port = self._io.start()
+        except OSError as error:
+            raise StartError(str(error)) from error
+        try:
             if metrics_port:
                 serve_metrics(self._registry, host, metrics_port)
         except OSError as error:
-            raise StartError(f"cannot listen on {host}: {error}") from error
-        _log.info("listening on %s:%d", self._options.host, port)
+            reason = error.strerror or error
+            raise StartError(f"cannot serve metrics on {host}:{metrics_port} (--metrics-port): {reason}") from error
+        metrics = f", metrics on {host}:{metrics_port}" if metrics_port else ""
+        _log.info("listening on %s:%d%s", host, port, metrics)
         return port
 
     def watch_signals(self) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import chain
 
 import pytest
 
@@ -14,6 +15,7 @@ from proa.options import from_arguments
 from proa_engine.cli import main, make_parser
 from proa_engine.config import EngineConfig
 from proa_engine.server.options import ServeOptions
+from support.processes import free_port
 
 
 def parse(line: str) -> ServeOptions:
@@ -104,15 +106,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_port_in_use_is_an_error_without_a_traceback() -> None:
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port", "--health-port"])
+def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
+    ports = {name: str(free_port()) for name in ("--port", "--metrics-port", "--health-port")}
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", int(ports[flag])))
         taken.listen()
-        port = taken.getsockname()[1]
-        done = run("serve", "--model", "m", "--host", "127.0.0.1", "--port", str(port), "--metrics-port", "0")
+        done = run("serve", "--model", "m", "--host", "127.0.0.1", *chain(*ports.items()))
 
     assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert f"on 127.0.0.1:{ports[flag]} ({flag}): " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

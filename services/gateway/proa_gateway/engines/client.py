@@ -5,6 +5,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TypeVar
@@ -37,6 +38,16 @@ class EngineState(Enum):
     CONNECTING = "connecting"
     READY = "ready"
     DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One attempt to connect. `reason`: why there was no session, or why it ended. `is_expected`: the engine loads its
+    model, or had said that it drains."""
+
+    reason: str
+    connected: bool = False
+    is_expected: bool = False
 
 
 class EngineClient:
@@ -192,18 +203,18 @@ class EngineClient:
         delay = FIRST_RECONNECT_DELAY
         last_reason = ""
         while not self.removed:
-            connected, reason = await self._run_session()
-            delay = FIRST_RECONNECT_DELAY if connected else min(2 * delay, LAST_RECONNECT_DELAY)
-            if connected:
-                _log.warning("engine session ended: %s: %s", self.address, reason)
-            elif reason != last_reason:
-                _log.warning("engine connection failed: %s: %s", self.address, reason)
-            last_reason = reason
+            attempt = await self._run_session()
+            delay = FIRST_RECONNECT_DELAY if attempt.connected else min(2 * delay, LAST_RECONNECT_DELAY)
+            if attempt.connected or attempt.reason != last_reason:
+                what = "session ended" if attempt.connected else "not connected"
+                level = logging.INFO if attempt.is_expected else logging.WARNING
+                _log.log(level, "engine %s: %s: %s", what, self.address, attempt.reason)
+            last_reason = attempt.reason
             if not self.removed:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
 
-    async def _run_session(self) -> tuple[bool, str]:
-        """Connect once. Return whether there was a session, and why it ended or could not be opened."""
+    async def _run_session(self) -> "_Attempt":
+        """Connect once, and serve the session until it ends."""
         async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
             call = convert.open_session(channel)
             read_files = partial(convert.read_tokenizer_files, channel, seconds=self._deadlines.first_token)
@@ -211,18 +222,20 @@ class EngineClient:
                 hello = await self._handshake(call)
                 await self._models.accept(self.address, hello.model, read_files)
             except TimeoutError:
-                return False, f"no answer within {self._deadlines.connect:.1f} s"
+                return _Attempt(f"no answer within {self._deadlines.connect:.1f} s")
             except EngineRefused as error:
-                return False, str(error)
+                return _Attempt(str(error))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                if channel.get_state() is grpc.ChannelConnectivity.READY:  # the process answered: it loads its model
+                is_loading = channel.get_state() is grpc.ChannelConnectivity.READY  # the process answered
+                if is_loading:
                     self._grace_ends_at = self._end_of_new_grace_period()
-                return False, describe_error(error)
+                return _Attempt(describe_error(error), is_expected=is_loading)
             events = partial(convert.read_kv_events, channel)
             following = asyncio.create_task(self._router.follow(self.address, hello, events))
             self._channel = channel
             try:
-                return True, await self._serve(call, hello)
+                reason, drained = await self._serve(call, hello)
+                return _Attempt(reason, connected=True, is_expected=drained)
             finally:
                 self._channel = None
                 following.cancel()
@@ -236,12 +249,13 @@ class EngineClient:
             raise EngineRefused("protocol error: the first message is not Hello")
         return hello
 
-    async def _serve(self, call: convert.SessionCall, hello: Hello) -> str:
+    async def _serve(self, call: convert.SessionCall, hello: Hello) -> tuple[str, bool]:
+        """Return why the session ended, and whether the engine had said that it drains."""
         session = Session(call, self, heartbeat=self._deadlines.heartbeat)
         self._session, self.hello, self.state = session, hello, EngineState.READY
         self._last_model_name = hello.model.model_name
         _log.info("engine connected: %s serves %s", self.address, hello.model.model_name)
-        reason = "the gateway ended the session"
+        reason, drained = "the gateway ended the session", False
         try:
             self.loras.start(hello.model.max_loras, hello.loras)
             self.on_stats(hello.stats)
@@ -249,12 +263,13 @@ class EngineClient:
         finally:
             if session.num_unfinished:
                 self.on_failure()
+            drained = self.state is EngineState.DRAINING
             self._session, self.hello, self.state = None, None, EngineState.CONNECTING
             self.loras.stop()
             self._grace_ends_at = self._end_of_new_grace_period()
             self._on_change(self)
             session.close(reason)
-        return reason
+        return reason, drained
 
     def _on_lora_loaded(self, lora: Lora) -> None:
         if self.hello is not None:
