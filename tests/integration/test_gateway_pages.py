@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ async def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(path: str,
     assert response.headers["content-security-policy"].startswith("default-src 'self'")
     assert "http:" not in response.text
     assert "https:" not in response.text
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+async def test_the_pages_of_the_api_load_nothing_from_elsewhere(path: str) -> None:
+    async with FakeEngine() as engine, running_gateway(engine, root_path="/proa") as gateway:
+        page = await gateway.http.get(f"/proa{path}")
+        assets = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+        statuses = [(await gateway.http.get(asset)).status_code for asset in assets]
+    assert len(assets) >= 2
+    assert all(asset.startswith("/proa/") for asset in assets)
+    assert set(statuses) == {200}
 
 
 @pytest.fixture

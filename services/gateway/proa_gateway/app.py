@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
@@ -46,14 +47,14 @@ def create_app(config: GatewayConfig) -> FastAPI:
         async with open_gateway(config, large_bodies) as gateway:
             yield {"gateway": gateway}
 
-    app = FastAPI(
+    app = FastAPIOffline(  # pages at /docs and /redoc whose scripts come from the gateway
         title="Proa",
         version=version("proa-gateway"),
         lifespan=lifespan,
         routes=_routes(config),
         exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
     )
-    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
+    app.openapi = partial(_openapi, app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
