@@ -52,9 +52,9 @@ def create_app(config: GatewayConfig) -> FastAPI:
         version=version("proa-gateway"),
         lifespan=lifespan,
         routes=_routes(config),
-        exception_handlers=error_handlers(_observe_error),  # type: ignore[arg-type]
+        exception_handlers=error_handlers(_observe_error),
     )
-    app.openapi = partial(_openapi, app)
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
