@@ -1,6 +1,7 @@
 """Several engines behind one gateway: which one gets a request, and what happens when engines come and go."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -9,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from proa.engine.v1 import service_pb2
+from proa_gateway.engines.client import Attempt
 from support.fake_engine import FakeEngine, say
 from support.gateway import PATIENT, RunningGateway, chat_body, listening_socket, running_gateway, until
 from support.processes import fake_engine_process
@@ -244,3 +246,30 @@ async def test_a_host_that_does_not_answer_does_not_delay_requests() -> None:
             started = time.monotonic()
             assert (await gateway.chat()).status_code == 503
             assert time.monotonic() - started < 2
+
+
+async def test_a_start_and_a_shutdown_as_they_should_be_log_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="proa_gateway.engines.client")
+    engine = FakeEngine(script=say("one"))
+    engine.loading = True
+    async with engine, running_gateway(engine, ready=False) as gateway:
+        await until(lambda: "shutting down" in caplog.text)  # what the engine answers while it loads
+        engine.loading = False
+        await until(lambda: usable(gateway) == 1)
+        await engine.drain()
+        await until(lambda: "engine session ended" in caplog.text)
+    records = [each for each in caplog.records if each.name == "proa_gateway.engines.client"]
+    assert records[0].message.startswith("engine not connected")
+    assert {each.levelname for each in records} == {"INFO"}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "seconds"),
+    [
+        (Attempt("", connected=True), 0.1),
+        (Attempt("no answer"), 1.0),
+        (Attempt("no tokenizer", is_refused=True), 10.0),  # each attempt opens a session
+    ],
+)
+def test_the_time_to_the_next_attempt_depends_on_how_the_last_one_ended(attempt: Attempt, seconds: float) -> None:
+    assert attempt.delay(0.5) == seconds

@@ -25,6 +25,7 @@ from proa_gateway.routing.router import Router
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
 LAST_RECONNECT_DELAY = 2.0
+REFUSED_RECONNECT_DELAY = 10.0  # of an engine that the gateway refuses: only another process at its address helps
 # An engine whose last message or whose current step is older, in seconds, gets requests only if no other can take them.
 SUSPECT_SILENCE = 1.5
 SUSPECT_STEP_AGE = 10.0
@@ -41,13 +42,20 @@ class EngineState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class Attempt:
     """One attempt to connect. `reason`: why there was no session, or why it ended. `is_expected`: the engine loads its
-    model, or had said that it drains."""
+    model, or had said that it drains. `is_refused`: by the gateway."""
 
     reason: str
     connected: bool = False
     is_expected: bool = False
+    is_refused: bool = False
+
+    def delay(self, last: float) -> float:
+        """Seconds until the next attempt. `last`: those before this one."""
+        if self.is_refused:
+            return REFUSED_RECONNECT_DELAY
+        return FIRST_RECONNECT_DELAY if self.connected else min(2 * last, LAST_RECONNECT_DELAY)
 
 
 class EngineClient:
@@ -204,7 +212,7 @@ class EngineClient:
         last_reason = ""
         while not self.removed:
             attempt = await self._run_session()
-            delay = FIRST_RECONNECT_DELAY if attempt.connected else min(2 * delay, LAST_RECONNECT_DELAY)
+            delay = attempt.delay(delay)
             if attempt.connected or attempt.reason != last_reason:
                 what = "session ended" if attempt.connected else "not connected"
                 level = logging.INFO if attempt.is_expected else logging.WARNING
@@ -213,7 +221,7 @@ class EngineClient:
             if not self.removed:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
 
-    async def _run_session(self) -> "_Attempt":
+    async def _run_session(self) -> "Attempt":
         """Connect once, and serve the session until it ends."""
         async with self._open_channel(self.address, CHANNEL_OPTIONS) as channel:
             call = convert.open_session(channel)
@@ -222,20 +230,20 @@ class EngineClient:
                 hello = await self._handshake(call)
                 await self._models.accept(self.address, hello.model, read_files)
             except TimeoutError:
-                return _Attempt(f"no answer within {self._deadlines.connect:.1f} s")
+                return Attempt(f"no answer within {self._deadlines.connect:.1f} s")
             except EngineRefused as error:
-                return _Attempt(str(error))
+                return Attempt(str(error), is_refused=True)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 is_loading = channel.get_state() is grpc.ChannelConnectivity.READY  # the process answered
                 if is_loading:
                     self._grace_ends_at = self._end_of_new_grace_period()
-                return _Attempt(describe_error(error), is_expected=is_loading)
+                return Attempt(describe_error(error), is_expected=is_loading)
             events = partial(convert.read_kv_events, channel)
             following = asyncio.create_task(self._router.follow(self.address, hello, events))
             self._channel = channel
             try:
                 reason, drained = await self._serve(call, hello)
-                return _Attempt(reason, connected=True, is_expected=drained)
+                return Attempt(reason, connected=True, is_expected=drained)
             finally:
                 self._channel = None
                 following.cancel()
