@@ -48,7 +48,15 @@ class Release:
 
     def apply(self, *manifests: Any) -> None:
         objects = {"apiVersion": "v1", "kind": "List", "items": manifests}
-        run("kubectl", "--namespace", self.namespace, "apply", "--filename=-", stdin=json.dumps(objects))
+        run(
+            "kubectl",
+            "--namespace",
+            self.namespace,
+            "apply",
+            "--server-side",
+            "--filename=-",
+            stdin=json.dumps(objects),
+        )
 
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "--output=json"))
