@@ -18,11 +18,12 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.dev_routes import dev_router
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
-from proa_gateway.http import BodyLimit, RootPath, error_handlers
+from proa_gateway.http import RootPath, error_handlers
 from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.lora_routes import lora_router
 from proa_gateway.messages.errors import MessagesMiddleware
 from proa_gateway.page import page_router
+from proa_gateway.request_bodies import RequestBodies
 from proa_gateway.request_id import RequestIdMiddleware
 from proa_gateway.routes import ROUTERS, public_router
 from proa_gateway.tokenizer_routes import tokenizer_info_router
@@ -55,7 +56,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
         exception_handlers=error_handlers(_observe_error),
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
+    app.add_middleware(RequestBodies, max_bytes=config.max_body_bytes, large_bodies=large_bodies)
     public_routes = [*public_router.routes, *page_router.routes]
     public_paths = frozenset(route.path for route in public_routes if isinstance(route, Route))
     # The last one runs first. A request without a valid key is rejected before its body is read, with its request id.

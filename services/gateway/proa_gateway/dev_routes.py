@@ -17,9 +17,12 @@ from proa_gateway.engines.operator_calls import call_engines
 from proa_gateway.errors import UnsupportedField
 from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http import error_responses
+from proa_gateway.json_body import JsonRoute
 
-dev_router = APIRouter(  # with --enable-dev-endpoints
-    responses=error_responses(400, 401, 403, 404, 503), dependencies=[Depends(require_operator)]
+dev_router = APIRouter(
+    route_class=JsonRoute,  # with --enable-dev-endpoints
+    responses=error_responses(400, 401, 403, 404, 503),
+    dependencies=[Depends(require_operator)],
 )
 QUICK_SECONDS = 10.0  # for calls that wait for nothing but a step
 WAKE_UP_TAGS = {"weights", "kv_cache"}

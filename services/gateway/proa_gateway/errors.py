@@ -6,12 +6,15 @@ GatewayError
 │   ├── UnsupportedTask  400  the model cannot do what the endpoint asks of it
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidJson          400  the body is not JSON
+├── MalformedHttp        400  what was sent is not HTTP
 ├── InvalidApiKey        401  the API key is missing or unknown
 ├── NotAnOperator        403  the API key has not the role that the endpoint needs
 ├── ModelNotFound        404  no engine serves the model
 ├── ResponseNotFound     404  the response is not stored in this gateway process
+├── RequestTimeout       408  the request did not arrive in time
 ├── BodyTooLarge         413  the request body is over the limit
 ├── UnsupportedMediaType 415  the Content-Type is not JSON, or the body is compressed
+├── HeadersTooLarge      431  the headers are over the limits
 ├── Overloaded           429  a limit of the gateway or of an engine is reached
 ├── RateLimited          429  a limit of the API key is reached
 ├── EngineUnavailable    503  no engine can take the request now
@@ -76,6 +79,12 @@ class InvalidJson(GatewayError):
     code = "invalid_json"
 
 
+class MalformedHttp(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+    code = "malformed_http"
+
+
 class InvalidApiKey(GatewayError):
     status = 401
     type = "invalid_request_error"
@@ -104,6 +113,16 @@ class ResponseNotFound(GatewayError):
     code = "response_not_found"
 
 
+class RequestTimeout(GatewayError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"connection": "close"}
+
+
 class BodyTooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"
@@ -114,6 +133,12 @@ class UnsupportedMediaType(GatewayError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class HeadersTooLarge(GatewayError):
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class Overloaded(GatewayError):

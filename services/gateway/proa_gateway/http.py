@@ -1,26 +1,23 @@
-"""HTTP around the routes: the limit on request bodies, the root path, and errors as OpenAI's error object."""
+"""HTTP around the routes: the root path, and errors as OpenAI's error object."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proa_gateway.errors import (
-    BodyTooLarge,
     GatewayError,
     InternalError,
     InvalidJson,
     UnsupportedMediaType,
     error_object,
 )
-from proa_gateway.large_bodies import LargeBodies
 
-LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse
 _Model = TypeVar("_Model", bound=BaseModel)
 ErrorHandler = Callable[..., Awaitable[Response]]
 
@@ -43,54 +40,6 @@ class ErrorBody(BaseModel):
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """A route's responses with these statuses, for the OpenAPI document."""
     return {status: {"model": ErrorBody} for status in statuses}
-
-
-class BodyLimit:
-    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them, and
-    compressed ones.
-
-    Large bodies are passed on one at a time, with the event loop's other work between them: parsing one takes
-    milliseconds, and a hundred that come at once would hold up all streams for as long as they take together.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int, large_bodies: LargeBodies) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._large_bodies = large_bodies
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await gateway_error_response(self._too_large())(scope, receive, send)
-            return
-        if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
-            await gateway_error_response(_compressed(encoding))(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise self._too_large()
-            if num_bytes >= LARGE_BODY and not message.get("more_body"):
-                await self._large_bodies.turn()
-            return message
-
-        await self._app(scope, limited, send)
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The request body must not be larger than {self._max_bytes} bytes.")
-
-
-def _compressed(encoding: bytes) -> UnsupportedMediaType:
-    name = encoding[:80].decode("latin-1")
-    return UnsupportedMediaType(f"The body must not be compressed, it has the header Content-Encoding: {name}.")
 
 
 class RootPath:

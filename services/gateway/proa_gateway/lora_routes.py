@@ -8,10 +8,13 @@ from proa_gateway.engines.lora_calls import load_on_engines, unload_from_engines
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http import error_responses
+from proa_gateway.json_body import JsonRoute
 from proa_gateway.openai.fields import Text
 
-lora_router = APIRouter(  # with --enable-runtime-lora-updating
-    responses=error_responses(400, 401, 403, 404, 503), dependencies=[Depends(require_operator)]
+lora_router = APIRouter(
+    route_class=JsonRoute,  # with --enable-runtime-lora-updating
+    responses=error_responses(400, 401, 403, 404, 503),
+    dependencies=[Depends(require_operator)],
 )
 
 

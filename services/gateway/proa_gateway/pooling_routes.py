@@ -9,6 +9,7 @@ from proa.contract import PoolingTask
 from proa_gateway.errors import GatewayError
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.generation_routes import ERRORS, on_trace, use_request_id
+from proa_gateway.json_body import JsonRoute
 from proa_gateway.pooling.classify import ClassifyHandler
 from proa_gateway.pooling.cohere import CohereEmbedHandler
 from proa_gateway.pooling.embeddings import EmbeddingHandler, PoolingEndpointHandler
@@ -34,7 +35,7 @@ from proa_gateway.pooling.response_schema import (
 from proa_gateway.pooling.scores import RerankHandler, ScoreHandler
 from proa_gateway.streaming import WriterResponse
 
-pooling_router = APIRouter()
+pooling_router = APIRouter(route_class=JsonRoute)
 
 
 @pooling_router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS | BYTES)

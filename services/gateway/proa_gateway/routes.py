@@ -13,6 +13,7 @@ from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.generate.routes import generate_router
 from proa_gateway.generation_routes import ERRORS, generate, on_ignored
 from proa_gateway.http import error_responses, validated
+from proa_gateway.json_body import JsonRoute
 from proa_gateway.messages.routes import messages_router
 from proa_gateway.openai.chat_batch import BatchChatCompletionRequest, BatchChatHandler
 from proa_gateway.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -38,8 +39,8 @@ from proa_gateway.pooling_routes import classify, embeddings, only_tasks, poolin
 from proa_gateway.responses.routes import responses_router
 from proa_gateway.tokenizer_routes import tokenizer_router
 
-router = APIRouter()
-public_router = APIRouter()  # routes that need no API key
+router = APIRouter(route_class=JsonRoute)
+public_router = APIRouter(route_class=JsonRoute)  # routes that need no API key
 ROUTERS = (
     router,
     tokenizer_router,

@@ -40,7 +40,7 @@ class ByteStream(Protocol):
 
 
 class Connection(Protocol):
-    """A client's HTTP/1.1 connection.
+    """A client's connection.
 
     It notifies `writer` when the transport's buffer is full, when it has room again, and when the connection is lost.
     """
@@ -58,12 +58,14 @@ class ResponseWriter:
     must not be called then.
     """
 
-    __slots__ = ("_connection", "_has_room", "_send", "_transport", "_write_timeout", "blocked")
+    __slots__ = ("_connection", "_has_room", "_is_chunked", "_send", "_transport", "_write_timeout", "blocked")
 
-    def __init__(self, send: Send, connection: Connection) -> None:
+    def __init__(self, send: Send, connection: Connection, *, is_chunked: bool = True) -> None:
+        """`is_chunked`: events are sent as chunks, which HTTP/1.0 has not."""
         self._send = send
         self._connection = connection
         self._transport = connection.transport
+        self._is_chunked = is_chunked
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._write_timeout: float | None = None
@@ -89,6 +91,9 @@ class ResponseWriter:
         self.blocked = not self._has_room.is_set()
 
     def write(self, event: bytes) -> None:
+        if not self._is_chunked:
+            self._transport.write(event)
+            return
         size = len(event)
         head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
         self._transport.write(head + event + b"\r\n")
@@ -104,6 +109,9 @@ class ResponseWriter:
     async def end(self, last: bytes) -> None:
         """Send the last events and end the response. Raises `TimeoutError`."""
         await self.drain()
+        if not self._is_chunked:
+            self._transport.write(last)
+            last = b""
         self.blocked, self._connection.writer = True, None
         async with asyncio.timeout(self._write_timeout):
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
@@ -128,7 +136,7 @@ class WriterResponse(Response):
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = ResponseWriter(send, scope[CONNECTION])
+        writer = ResponseWriter(send, scope[CONNECTION], is_chunked=scope.get("http_version") != "1.0")
         responding = asyncio.create_task(self._respond(writer))
         watching = asyncio.create_task(_wait_for_disconnect(receive))
         try:

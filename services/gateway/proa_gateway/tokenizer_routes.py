@@ -12,6 +12,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import RateLimited
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http import error_responses
+from proa_gateway.json_body import JsonRoute
 from proa_gateway.openai.tokenization import (
     REFUSED_IN_TOKENIZE,
     DetokenizeRequest,
@@ -23,8 +24,8 @@ from proa_gateway.openai.tokenization import (
     tokenize,
 )
 
-tokenizer_router = APIRouter()
-tokenizer_info_router = APIRouter()  # with --enable-tokenizer-info-endpoint
+tokenizer_router = APIRouter(route_class=JsonRoute)
+tokenizer_info_router = APIRouter(route_class=JsonRoute)  # with --enable-tokenizer-info-endpoint
 _ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503)
 
 

@@ -6,13 +6,14 @@ from fastapi import APIRouter, Request, Response
 
 from proa_gateway.gateway import gateway_of
 from proa_gateway.generation_routes import ERRORS, generate, on_ignored
+from proa_gateway.json_body import JsonRoute
 from proa_gateway.messages.errors import ErrorBody
 from proa_gateway.messages.handler import MessagesHandler, count_tokens
 from proa_gateway.messages.protocol import REFUSED, CountTokensRequest, MessagesRequest
 from proa_gateway.messages.response_schema import MESSAGE_RESPONSE, TokenCount
 from proa_gateway.tokenizer_routes import admitted
 
-messages_router = APIRouter()
+messages_router = APIRouter(route_class=JsonRoute)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in ERRORS}
 
 

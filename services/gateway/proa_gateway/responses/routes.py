@@ -11,6 +11,7 @@ from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.gateway import gateway_of
 from proa_gateway.generation_routes import ERRORS, generate, generation, on_ignored
 from proa_gateway.http import error_responses
+from proa_gateway.json_body import JsonRoute
 from proa_gateway.responses.background import generate_unseen
 from proa_gateway.responses.handler import ResponsesHandler
 from proa_gateway.responses.items import Item
@@ -21,7 +22,7 @@ from proa_gateway.responses.response_schema import DELETED, ITEM_LIST, RESPONSE,
 from proa_gateway.responses.stored import OwnersResponses, page
 from proa_gateway.tokenizer_routes import admitted
 
-responses_router = APIRouter()
+responses_router = APIRouter(route_class=JsonRoute)
 _ERRORS = error_responses(400, 401, 404)
 
 
