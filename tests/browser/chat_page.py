@@ -38,6 +38,26 @@ SCRIPT = (
     {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "look", "arguments": ""}}]},
     {"tool_calls": [{"index": 0, "function": {"arguments": '{"at": 1}'}}]},
 )
+# Replaces the page's fetch: each of `reads` comes after its milliseconds, as one read of all its events.
+SCRIPTED_FETCH = """
+reads => {
+  window.fetch = async (url, { body, signal }) => {
+    window.sent = JSON.parse(body);
+    const encoder = new TextEncoder();
+    return new Response(new ReadableStream({
+      async start(stream) {
+        signal.addEventListener("abort", () => stream.error(signal.reason));
+        for (const [wait, events] of reads) {
+          await new Promise(resume => setTimeout(resume, wait));
+          if (signal.aborted) return;
+          stream.enqueue(encoder.encode(events.join("")));
+        }
+        stream.close();
+      },
+    }));
+  };
+}
+"""
 
 
 def main() -> int:
@@ -49,7 +69,7 @@ def main() -> int:
     failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=FLAGS)
-        for check in (check_chat, check_tool_call, check_parts_of_an_answer, check_images, check_errors, check_phone):
+        for check in CHECKS:
             try:
                 check(browser, arguments.url)
                 print(f"passed {check.__name__}", flush=True)
@@ -72,7 +92,7 @@ def check_chat(browser: Browser, url: str) -> None:
 
 
 def check_tool_call(browser: Browser, url: str) -> None:
-    """A call shows its name and arguments; its result goes to the model, which answers."""
+    """A call shows its name and arguments; its result goes to the model, which answers. A message has to wait."""
     with opened(browser, url, DESK, "tool-call") as page:
         page.click("summary")
         page.fill("#tools", json.dumps(TOOLS))
@@ -81,9 +101,14 @@ def check_tool_call(browser: Browser, url: str) -> None:
         call = page.locator(".call")
         expect(call.locator(".name")).to_have_text("get_weather")
         expect(call.locator(".arguments")).to_contain_text("Rome")
+        expect(call.locator(".result")).to_be_visible()
+        ask(page, "And in Paris?")
+        expect(page.locator("#notice")).to_contain_text("waits for the result of its call")
+        expect(page.locator("#prompt")).to_have_value("And in Paris?")
         call.locator(".result").fill('{"weather": "rain"}')
         call.locator(".result").press("Enter")
         expect(page.locator("article.assistant .content").nth(1)).not_to_be_empty()
+        expect(page.locator("#notice")).to_be_empty()
 
 
 def check_parts_of_an_answer(browser: Browser, url: str) -> None:
@@ -136,15 +161,94 @@ def check_images(browser: Browser, url: str) -> None:
 
 
 def check_errors(browser: Browser, url: str) -> None:
-    """An error is shown with the gateway's sentence, and the next question works."""
+    """An error is shown with the gateway's sentence; the question is not part of the next request."""
     with opened(browser, url, DESK, "error") as page:
         page.click("summary")
-        page.fill("#max-tokens", "100000")
-        ask(page, "Hi")
+        ask(page, "word " * 5000)  # in the conversation, it would make every later request fail
         expect(page.locator(".error")).to_contain_text("maximum context length")
-        page.fill("#max-tokens", "")
-        ask(page, "What is the capital of France?")
+        expect(page.locator("article.left-out")).to_have_count(2)
+        with page.expect_request("**/v1/chat/completions") as request:
+            ask(page, "What is the capital of France?")
         expect(page.locator("article.assistant .content").last).to_contain_text("Paris")
+        expect(page.locator("article.assistant footer").last).to_contain_text("tokens/s")
+    sent = request.value.post_data_json["messages"]
+    assert sent == [{"role": "user", "content": "What is the capital of France?"}], sent
+
+
+def check_speed(browser: Browser, url: str) -> None:
+    """Tokens a second are those of the generation, also if the model waits first or its text comes at once."""
+    streamed = [(1000, [1]), *((20, [number]) for number in range(2, 51))]  # a second in the queue, then 50 a second
+    held_back = [(1000, range(1, 51))]  # 50 tokens in a second, all read at the end
+    for name, reads, slowest, fastest in (("streamed", streamed, 25, 52), ("held-back", held_back, 25, 51)):
+        with opened(browser, url, DESK, f"speed-{name}") as page:
+            page.evaluate(SCRIPTED_FETCH, [[wait, [counted(number) for number in read]] for wait, read in reads])
+            ask(page, "Hi")
+            footer = page.locator("article.assistant footer")
+            expect(footer).to_contain_text("tokens/s", timeout=20_000)
+            facts = footer.text_content() or ""
+            per_second = float(facts.split(" tokens/s")[0].split()[-1])
+            assert slowest <= per_second <= fastest, facts
+
+
+def counted(number: int) -> str:
+    """The event of one token, with the usage so far."""
+    choice = {"delta": {"content": "a "}, "finish_reason": None}
+    return f"data: {json.dumps({'choices': [choice], 'usage': {'completion_tokens': number}})}\n\n"
+
+
+def check_recovery(browser: Browser, url: str) -> None:
+    """A page that is opened before an engine is ready says so, and can be used when one is."""
+    models = [503, []]  # what the gateway answers at first
+
+    def answer(route: Route) -> None:
+        if not models:
+            return route.continue_()
+        first = models.pop(0)
+        return route.fulfill(status=503, body="") if first == 503 else route.fulfill(json={"data": first})
+
+    page = browser.new_page(viewport=DESK)
+    page.clock.install()
+    page.route("**/v1/models", answer)
+    page.goto(url)
+    expect(page.locator("#model")).to_contain_text("503")
+    page.clock.run_for(2000)
+    expect(page.locator("#model")).to_contain_text("waiting for a model")
+    ask(page, "What is the capital of France?")
+    expect(page.locator("#notice")).to_contain_text("waiting for a model")
+    page.clock.run_for(2000)
+    expect(page.locator("#model")).to_contain_text("proa-builtin")
+    expect(page.locator("#notice")).to_be_empty()
+    page.press("#prompt", "Enter")  # the question is still there
+    expect(page.locator("article.assistant .content")).to_contain_text("Paris")
+    page.close()
+
+
+def check_stop(browser: Browser, url: str) -> None:
+    """An answer that is stopped says so. Its question stays only if there is text, which the next request then has."""
+    with opened(browser, url, DESK, "stop") as page:
+        for reads, kept in (([[0, [counted(1)]], [60_000, []]], True), ([[60_000, []]], False)):
+            page.evaluate(SCRIPTED_FETCH, reads)
+            ask(page, "Hi")
+            if kept:
+                expect(page.locator("article.assistant .content").last).to_have_text("a ")
+            page.click("#stop")
+            expect(page.locator("article.assistant footer").last).to_contain_text("stopped")
+            expect(page.locator("article.assistant footer").last).not_to_contain_text("…")
+            expect(page.locator("#send")).to_be_visible()
+        expect(page.locator("article.left-out")).to_have_count(2)
+        page.evaluate(SCRIPTED_FETCH, [[0, [counted(1)]]])
+        ask(page, "Go on")
+        sent = page.evaluate("() => window.sent")["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "user"], sent
+
+
+def check_composer(browser: Browser, url: str) -> None:
+    """Send keeps its height when the prompt grows."""
+    with opened(browser, url, DESK, "composer") as page:
+        height = page.locator("#send").bounding_box()["height"]
+        page.fill("#prompt", "line\n" * 8)
+        assert page.locator("#prompt").bounding_box()["height"] > 2 * height
+        assert page.locator("#send").bounding_box()["height"] == height
 
 
 def check_phone(browser: Browser, url: str) -> None:
@@ -164,7 +268,7 @@ def opened(browser: Browser, url: str, viewport: Any, name: str) -> Iterator[Pag
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(url)
-    page.wait_for_selector("#model option", state="attached")
+    page.wait_for_selector("#model option:not([value=''])", state="attached")
     try:
         yield page
     finally:
@@ -177,6 +281,19 @@ def ask(page: Page, question: str) -> None:
     page.fill("#prompt", question)
     page.press("#prompt", "Enter")
 
+
+CHECKS = (
+    check_chat,
+    check_tool_call,
+    check_parts_of_an_answer,
+    check_images,
+    check_errors,
+    check_speed,
+    check_recovery,
+    check_stop,
+    check_composer,
+    check_phone,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,9 @@ export class Answer {
     this.reasoning = "";
     this.calls = [];
     this.ids = [];
-    this.firstTokenAt = null;
+    this.tokens = 0;
+    this.first = null; // the first read of the stream that had tokens: when, and how many
+    this.lastReadAt = null;
   }
 
   begin() {
@@ -21,7 +23,6 @@ export class Answer {
 
   addDelta(delta, finishReason) {
     const reasoning = delta.reasoning_content ?? delta.reasoning;
-    if (delta.content || reasoning || delta.tool_calls) this.firstTokenAt ??= performance.now();
     if (reasoning) this.addReasoning(reasoning);
     if (delta.content) this.addContent(delta.content);
     for (const part of delta.tool_calls ?? []) this.addCall(part);
@@ -52,12 +53,21 @@ export class Answer {
     this.ids = [requestId && `request ${requestId}`, traceId && `trace ${traceId}`].filter(Boolean);
   }
 
-  end(usage) {
-    const now = performance.now();
-    const first = this.firstTokenAt ?? now;
-    const perSecond = (usage.completion_tokens - 1) / ((now - first) / 1000);
-    const facts = [`${usage.completion_tokens} tokens`, `first after ${Math.round(first - this.startedAt)} ms`];
-    if (usage.completion_tokens > 1) facts.push(`${perSecond.toFixed(1)} tokens/s`);
+  // `usage` counts all tokens up to this event. `readAt` is the same for all events of one read.
+  addUsage(usage, readAt) {
+    this.tokens = usage.completion_tokens;
+    if (!this.tokens) return;
+    this.first ??= { readAt };
+    if (this.first.readAt === readAt) this.first.tokens = this.tokens;
+    this.lastReadAt = readAt;
+  }
+
+  // Show what is known of the answer, and `facts` before it.
+  end(...facts) {
+    if (this.first) {
+      facts.push(`${this.tokens} tokens`, `first after ${Math.round(this.first.readAt - this.startedAt)} ms`);
+      if (this.tokens > 1) facts.push(`${this.perSecond().toFixed(1)} tokens/s`);
+    }
     if (this.finishReason === "length") facts.push("cut off at the maximum of tokens");
     this.show(() => (this.part("footer").textContent = [...facts, ...this.ids].join(" · ")));
   }
@@ -69,9 +79,22 @@ export class Answer {
     this.show(() => this.part("footer").replaceChildren(line, this.ids.join(" · ")));
   }
 
+  // The message is no longer part of the conversation.
+  leaveOut() {
+    this.element.classList.add("left-out");
+  }
+
+  // Tokens a second, from the first token. If text was held back, many tokens come with the first read: they were
+  // generated before it, at times that are unknown, so the time since the question counts.
+  perSecond() {
+    const inTime = this.first.tokens <= 1 + this.tokens / 8;
+    const [tokens, since] = inTime ? [this.tokens - this.first.tokens, this.first.readAt] : [this.tokens, this.startedAt];
+    return tokens / ((this.lastReadAt - since) / 1000);
+  }
+
   // The message in the API's form, for the next request.
   message() {
-    const message = { role: "assistant", content: this.text || null };
+    const message = { role: "assistant", content: this.text || (this.calls.length ? null : "") };
     if (this.reasoning) message.reasoning_content = this.reasoning;
     if (this.calls.length) message.tool_calls = this.calls.map((call) => call.toJson());
     return message;

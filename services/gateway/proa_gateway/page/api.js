@@ -8,22 +8,23 @@ export async function listModels(key) {
 
 // Sends the chat and calls the answer's methods as its parts arrive. Throws an Error with a sentence for the user.
 export async function streamChat(body, key, signal, answer) {
-  const options = { stream: true, stream_options: { include_usage: true } };
+  const usage = { include_usage: true, continuous_usage_stats: true };
   answer.begin();
   const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: { ...headers(key), "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, ...options }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: usage }),
     signal,
   });
   await check(response);
   answer.showIds(response.headers.get("x-request-id"), response.headers.get("x-trace-id"));
-  for await (const event of events(response.body)) {
+  for await (const [event, readAt] of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
     const choice = event.choices[0];
     if (choice) answer.addDelta(choice.delta, choice.finish_reason);
-    if (event.usage) answer.end(event.usage);
+    if (event.usage) answer.addUsage(event.usage, readAt);
   }
+  answer.end();
 }
 
 function headers(key) {
@@ -33,18 +34,20 @@ function headers(key) {
 async function check(response) {
   if (response.ok) return;
   const body = await response.json().catch(() => null);
-  throw new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
+  const message = body?.error?.message ?? `${response.status} ${response.statusText}`;
+  throw Object.assign(new Error(message), { status: response.status });
 }
 
-// The JSON values of a stream of server-sent events, up to [DONE].
+// The JSON values of a stream of server-sent events, up to [DONE], each with the time at which it was read.
 async function* events(stream) {
   let text = "";
   for await (const chunk of chunks(stream.pipeThrough(new TextDecoderStream()))) {
+    const readAt = performance.now();
     const parts = (text + chunk).split("\n\n");
     text = parts.pop();
     for (const part of parts) {
       const data = part.replace(/^data: /, "");
-      if (data !== "[DONE]") yield JSON.parse(data);
+      if (data !== "[DONE]") yield [JSON.parse(data), readAt];
     }
   }
 }
@@ -55,6 +58,6 @@ async function* chunks(stream) {
   try {
     for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
   } finally {
-    reader.cancel();
+    reader.cancel().catch(() => {}); // the stream has failed or was aborted
   }
 }

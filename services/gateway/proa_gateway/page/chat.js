@@ -4,11 +4,13 @@ import { listModels, streamChat } from "./api.js";
 import { Images } from "./images.js";
 
 const find = (id) => document.getElementById(id);
-const messages = []; // the conversation in the API's form
+const RETRY_MS = 2000; // between lists of models, until there is one
+let turns = []; // the conversation: each turn has messages in the API's form, and the answers that show them
 const images = new Images(find("images"));
 let imageModels = new Set(); // names of the models that read images
 let running = null; // AbortController of the answer that is being generated
 let numOpenCalls = 0; // of the last answer, whose results the user has to give
+let retry = null; // timer of the next list of models
 
 async function start() {
   find("composer").addEventListener("submit", onSubmit);
@@ -24,15 +26,22 @@ async function start() {
   await showModels();
 }
 
+// Lists the models, again and again until an engine serves one.
 async function showModels() {
+  clearTimeout(retry);
   try {
     const models = await listModels(find("api-key").value);
     imageModels = new Set(models.filter((model) => model.input_modalities?.includes("image")).map((model) => model.id));
-    find("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
+    const options = models.map(({ id }) => new Option(id, id));
+    find("model").replaceChildren(...(options.length ? options : [new Option("waiting for a model …", "")]));
+    if (options.length) notify("");
   } catch (error) {
     find("model").replaceChildren(new Option(error.message, ""));
+    if (error.status === 401) return; // until there is another key
+  } finally {
+    showAttach();
   }
-  showAttach();
+  if (!find("model").value) retry = setTimeout(showModels, RETRY_MS);
 }
 
 function showAttach() {
@@ -60,14 +69,29 @@ function onKey(event) {
 function onSubmit(event) {
   event.preventDefault();
   const text = find("prompt").value.trim();
-  if (!(text || images.urls.length) || running || numOpenCalls) return;
+  if (!(text || images.urls.length)) return;
+  notify(obstacle());
+  if (obstacle()) return;
   find("prompt").value = "";
   const urls = images.take();
-  messages.push({ role: "user", content: urls.length ? parts(urls, text) : text });
   const question = new Answer(find("messages"), "user");
   question.addImages(urls);
   question.addContent(text);
-  respond();
+  const turn = { messages: [{ role: "user", content: urls.length ? parts(urls, text) : text }], shown: [question] };
+  turns.push(turn);
+  respond(turn);
+}
+
+// Why no message can be sent now. Empty if one can.
+function obstacle() {
+  if (running) return "The model is still answering: wait, or stop it.";
+  if (numOpenCalls) return "The model waits for the result of its call: enter it above, or begin a new chat.";
+  if (!find("model").value) return `No model can be used: ${find("model").selectedOptions[0].text}`;
+  return "";
+}
+
+function notify(text) {
+  find("notice").textContent = text;
 }
 
 function parts(urls, text) {
@@ -75,27 +99,38 @@ function parts(urls, text) {
   return text ? [...shown, { type: "text", text }] : shown;
 }
 
-async function respond() {
+// Generates the turn's next message. If there is none, the turn is left out of the conversation: it would be in every
+// later request, where it may be what the gateway refuses.
+async function respond(turn) {
   const answer = new Answer(find("messages"), "assistant");
+  turn.shown.push(answer);
   running = new AbortController();
   showRunning(true);
   try {
     await streamChat(requestBody(), find("api-key").value, running.signal, answer);
-    messages.push(answer.message());
-    askForResults(answer);
+    turn.messages.push(answer.message());
+    askForResults(turn, answer);
   } catch (error) {
-    if (error.name !== "AbortError") answer.fail(error.message);
+    if (error.name === "AbortError") answer.end("stopped");
+    else answer.fail(error.message);
     answer.calls = []; // they may be incomplete
-    if (answer.text) messages.push(answer.message());
+    if (answer.text) turn.messages.push(answer.message());
+    else leaveOut(turn);
   } finally {
     running = null;
     showRunning(false);
+    notify("");
   }
+}
+
+function leaveOut(turn) {
+  turns = turns.filter((other) => other !== turn);
+  for (const message of turn.shown) message.leaveOut();
 }
 
 function requestBody() {
   const system = find("system").value.trim();
-  const body = { model: find("model").value, messages: [...messages] };
+  const body = { model: find("model").value, messages: turns.flatMap((turn) => turn.messages) };
   if (system) body.messages.unshift({ role: "system", content: system });
   if (find("tools").value.trim()) body.tools = JSON.parse(find("tools").value);
   if (find("temperature").value) body.temperature = Number(find("temperature").value);
@@ -104,13 +139,14 @@ function requestBody() {
 }
 
 // Each call of the answer gets an input; when all have a result, the conversation goes on.
-function askForResults(answer) {
+function askForResults(turn, answer) {
   numOpenCalls = answer.calls.length;
   for (const call of answer.calls) {
     call.ask((result) => {
-      messages.push({ role: "tool", tool_call_id: call.id, content: result });
+      turn.messages.push({ role: "tool", tool_call_id: call.id, content: result });
       numOpenCalls -= 1;
-      if (numOpenCalls === 0) respond();
+      notify("");
+      if (numOpenCalls === 0) respond(turn);
     });
   }
 }
@@ -122,8 +158,9 @@ function showRunning(isRunning) {
 
 function reset() {
   running?.abort();
-  messages.length = 0;
+  turns = [];
   numOpenCalls = 0;
+  notify("");
   images.take();
   find("messages").replaceChildren();
   find("prompt").focus();
