@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_engine import FakeEngine, say
+from proa.engine.v1 import core_pb2
+from support.fake_engine import FakeEngine, Reply, say
 from support.gateway import chat_body, running_gateway, until
+from support.scrape import Scrape
 
 CHAT = "/v1/chat/completions"
 
@@ -83,10 +85,35 @@ async def test_the_access_log_has_a_line_for_each_request_but_not_for_probes(
 
 async def test_probes_under_a_root_path_are_not_logged(access_log: pytest.LogCaptureFixture) -> None:
     async with FakeEngine() as engine, running_gateway(engine, access_log=True, root_path="/llm") as gateway:
-        for path in ("/health", "/llm/health", "/llm/metrics", "/llm/nothing"):
+        for path in ("/health", "/llm/health", "/ready", "/llm/ready", "/llm/metrics", "/llm/nothing"):
             await gateway.http.get(path)
     (line,) = lines_of(access_log)
     assert (line["path"], line["status"]) == ("/llm/nothing", 404)
+
+
+async def test_probes_that_fail_are_not_logged(access_log: pytest.LogCaptureFixture) -> None:
+    async with running_gateway(access_log=True) as gateway:  # without engines
+        assert (await gateway.http.get("/ready")).status_code == 503
+    assert lines_of(access_log) == []
+
+
+async def test_a_stream_that_fails_is_logged_as_incomplete_with_its_error(
+    access_log: pytest.LogCaptureFixture,
+) -> None:
+    reply = Reply([5, 5], finish_reason=core_pb2.FINISH_REASON_ERROR, error="the output left its grammar")
+    async with FakeEngine(script=lambda _: reply) as engine, running_gateway(engine, access_log=True) as gateway:
+        await gateway.events(CHAT, chat_body())
+        await gateway.http.post(CHAT, json={"model": "fake"})
+        metrics = Scrape((await gateway.http.get("/metrics")).text)
+    stream, refused = lines_of(access_log)
+    assert (stream["status"], stream["complete"], stream["error_type"]) == (200, False, "generation_failed")
+    assert (refused["status"], refused["complete"], refused["error_type"]) == (
+        400,
+        True,
+        "missing_required_parameter",
+    )
+    failed = {"status": "200", "error_type": "generation_failed"}
+    assert metrics.value("proa_gateway_requests_total", route=CHAT, **failed) == 1  # what the dashboard shows
 
 
 async def test_a_client_that_leaves_is_logged_as_incomplete(access_log: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ def write_access_log() -> None:
 
 
 class AccessLogMiddleware:
-    """Logs requests, except successful ones of probes and scrapers. Their state has `request_id`."""
+    """Logs requests, except those of probes and scrapers. Their state has `request_id`; `error_type` if they failed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,20 +51,22 @@ class AccessLogMiddleware:
             status = 500  # the response is made further out
             raise
         finally:
-            if status != 200 or route_path(scope) not in _PROBES:
+            if route_path(scope) not in _PROBES:
                 _log.info(_line(scope, status, complete, time.perf_counter() - started))
 
 
 def _line(scope: Scope, status: int, complete: bool, seconds: float) -> str:
     headers = dict(scope["headers"])
     state = scope["state"]
+    error_type = state.get("error_type")
     fields: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "client": scope["client"][0] if scope.get("client") else None,
         "method": scope["method"],
         "path": scope["path"],
         "status": status,
-        "complete": complete,  # False: the client left before the end
+        "complete": complete and not (error_type and status == 200),  # False: the client left, or the stream failed
+        "error_type": error_type,
         "duration_ms": round(seconds * 1000, 1),
         "model": state.get("model"),  # as the request names it
         "request_id": state.get("request_id"),

@@ -109,5 +109,6 @@ def _authenticate(scope: Scope, authorization: str | None) -> Caller:
 
 
 def _observe_error(request: Request, status: int, error_type: str) -> None:
+    request.state.error_type = error_type
     route = request.scope.get("route")
     gateway_of(request).metrics.observe_request(getattr(route, "path", "none"), status, error_type)

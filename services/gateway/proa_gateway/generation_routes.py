@@ -35,6 +35,7 @@ def generation(handler: EndpointHandler, request: Request) -> Callable[[Response
         request.headers,
         state.response_headers,
         partial(on_trace, state),
+        partial(setattr, state, "error_type"),  # for the access log
     )
 
 

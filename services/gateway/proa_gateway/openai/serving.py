@@ -64,11 +64,13 @@ class Serving:
         headers: Mapping[str, str],
         response_headers: list[tuple[bytes, bytes]],
         on_trace: Callable[[str], None],
+        on_error: Callable[[str], None],
         writer: ResponseWriter,
     ) -> None:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it.
 
-        `on_trace` is called with the trace's id, if there is one, before the response starts.
+        `on_trace` is called with the trace's id, if there is one, before the response starts; `on_error` with the
+        error's type at the end, also of a stream that has failed after its start.
         """
         trace = self._tracer.start_request(headers, handler.route, caller.name)
         if trace.trace_id:
@@ -82,9 +84,13 @@ class Serving:
             session_id=session_id,
             response_headers=response_headers,
         )
-        with context.observed(self._metrics, slow_reader=self._config.deadlines.slow_reader):
-            context.time_limit = request_timeout(headers, self._config.deadlines.request)
-            await self._generate(context, writer)
+        try:
+            with context.observed(self._metrics, slow_reader=self._config.deadlines.slow_reader):
+                context.time_limit = request_timeout(headers, self._config.deadlines.request)
+                await self._generate(context, writer)
+        finally:
+            if context.error_type:
+                on_error(context.error_type)
 
     async def _generate(self, context: RequestContext, writer: ResponseWriter) -> None:
         handler, request = context.handler, context.request
