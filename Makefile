@@ -10,6 +10,7 @@ MODEL ?= builtin
 PORT ?= 8000
 TENSOR_PARALLEL ?= 1
 LORA_MODULES ?=
+GATEWAY_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
 SOAK_ARGS ?=
@@ -21,8 +22,9 @@ CALL ?=
 EARLIER ?=
 
 ##@ Use
-run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1 LORA_MODULES="NAME=PATH …"); Ctrl-C stops both
-	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL) --lora-modules $(LORA_MODULES)
+run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=8000 TENSOR_PARALLEL=1 LORA_MODULES="NAME=PATH …" GATEWAY_ARGS="--FLAG …"); Ctrl-C stops both
+	@scripts/run --model "$(MODEL)" --port $(PORT) --tensor-parallel-size $(TENSOR_PARALLEL) --gateway-args="$(GATEWAY_ARGS)" \
+	  --lora-modules $(LORA_MODULES)
 
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
 	PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256
@@ -64,8 +66,8 @@ system: setup ## only the tests that start processes or compile for Hopper (PYTE
 browser: setup ## the chat page in headless Chromium, which must be installed
 	scripts/run --port $(PORT) -- uv run --quiet --no-project --with playwright python tests/browser/chat_page.py --url http://127.0.0.1:$(PORT)
 
-clients: setup ## the clients that people use, against a gateway that runs already (PORT)
-	python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
+clients: setup ## the clients that people use, against the built-in model (PORT); installs them into build/clients
+	scripts/run --port $(PORT) --gateway-args=--enable-tokenizer-info-endpoint -- python tests/peers/clients.py --url http://127.0.0.1:$(PORT)
 
 test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PYTEST_ARGS)
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)

@@ -1,6 +1,6 @@
 """Documents a second of an embedding model on a CPU, by `LLM.embed` and by sentence-transformers.
 
-    python tests/benchmarks/embeddings.py --architecture bert --documents 256
+    PYTHONPATH=tests python tests/benchmarks/embeddings.py --architecture bert --documents 256
 
 Both run the same model with random weights in float32, of all-MiniLM-L6-v2's shape (bert) or six layers of its width
 (qwen3), on documents of random lengths. They take turns; the best of the rounds counts. The least cosine between their

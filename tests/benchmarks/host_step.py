@@ -1,6 +1,6 @@
 """CPU time on the host of a step of plain decodes, by part, with a device that costs nothing.
 
-    python tests/benchmarks/host_step.py
+    PYTHONPATH=tests python tests/benchmarks/host_step.py
 
 core: schedule and update. inputs: the worker's arrays and its results (`InputBuilder`, `collect`).
 wire: the server, from a step's outputs to its message in bytes. text: the gateway, from these to SSE events. One thread

@@ -3,7 +3,7 @@
 Engines of one model with random weights take turns in one process, and the best round of each counts, to reduce the
 effect of other processes. The adapters have rank 16 and all linear layers.
 
-    python tests/benchmarks/lora.py --rows 64 --layers 6
+    PYTHONPATH=tests python tests/benchmarks/lora.py --rows 64 --layers 6
 """
 
 import argparse

@@ -42,6 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b'{{"data": [{{"id": "fake-model"}}]}}')
 
+print("flags", sys.argv[1:], flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
 
@@ -123,6 +124,15 @@ def test_arguments_reach_the_engine_and_output_is_prefixed(run: Run) -> None:
         "engine  | arguments serve --model /models/a --tensor-parallel-size 2 "
         "--enable-lora --lora-modules=a=/a --lora-modules=b=/b --host"
     )
+
+
+def test_further_flags_reach_the_gateway(tmp_path: Path) -> None:
+    flags = """--gateway-args=--access-log --root-path '/my models'"""
+    run = Run(tmp_path, "--port", str(free_port()), flags, "--", "true")
+    run.read_until("flags")
+    run.close()
+    line = next(line for line in run.lines if "| flags" in line)
+    assert line.endswith("'--access-log', '--root-path', '/my models']")
 
 
 def test_ready_line_shows_a_request_for_the_served_model(run: Run) -> None:
