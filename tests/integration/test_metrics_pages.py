@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 
 from proa.blocks import checkpoint_positions
 from proa.contract import (
@@ -21,6 +21,7 @@ from proa.contract import (
     SamplingParams,
     SchedulerStats,
 )
+from proa.wsgi_server import serve_wsgi
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
@@ -29,7 +30,6 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.metrics import EngineMetrics
-from proa_engine.server.metrics_server import serve_metrics
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_gateway.engines.circuit_breaker import BreakerState
 from proa_gateway.engines.client import EngineClient
@@ -213,7 +213,7 @@ def test_engine_page_is_served_until_stopped() -> None:
     registry = CollectorRegistry()
     EngineMetrics(registry, CONFIG, **SIZES)
     port = free_port()
-    stop = serve_metrics(registry, "127.0.0.1", port)
+    stop = serve_wsgi(make_wsgi_app(registry), "127.0.0.1", port, name="proa-metrics")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         page = Scrape(answer.read().decode())
     stop()

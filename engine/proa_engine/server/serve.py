@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
 from proa.tls import TlsSource
 from proa.tokenizer_files import digest
+from proa.wsgi_server import serve_wsgi
 from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
 from proa_engine.core.validation import check_request
@@ -26,7 +27,6 @@ from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 from proa_engine.server.health import GATEWAY_WAIT_SECONDS, Health
 from proa_engine.server.io_thread import IoThread
 from proa_engine.server.loaded_engine import LoadedEngine
-from proa_engine.server.metrics_server import serve_metrics
 from proa_engine.server.model_info import make_model_info
 from proa_engine.server.observer import RequestObserver
 from proa_engine.server.options import ServeOptions
@@ -107,7 +107,7 @@ class EngineServer:
             raise StartError(str(error)) from error
         try:
             if metrics_port:
-                serve_metrics(self._registry, host, metrics_port)
+                serve_wsgi(make_wsgi_app(self._registry), host, metrics_port, name="proa-metrics")
         except OSError as error:
             reason = error.strerror or error
             raise StartError(f"cannot serve metrics on {host}:{metrics_port} (--metrics-port): {reason}") from error

@@ -115,6 +115,12 @@ class GatewayConfig:
     )
     host: str = option("0.0.0.0", "address to listen on")
     port: int = option(8000, "port to listen on", minimum=0, maximum=65535)
+    health_port: int = option(
+        0,
+        "port that answers /health and /ready for probes, also while the gateway is very busy; 0: none",
+        minimum=0,
+        maximum=65535,
+    )
     tokenizer: Path | None = option(
         None,
         "folder with the model's tokenizer (default: download it from the engine)",

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
+from proa.wsgi_server import serve_wsgi
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway
 from proa_gateway.http_protocol import HttpProtocol
+from proa_gateway.probes import Progress, probe_app
 
 BACKLOG = 2048
 THREAD_STACK = 8 * 2**20  # bytes, which `proa.grammar.check` needs. With `ulimit -s unlimited` the default is less.
@@ -30,7 +32,17 @@ _log = logging.getLogger(__name__)
 
 class _Server(uvicorn.Server):
     """uvicorn's server with signal handlers of its own. uvicorn's handlers raise the signal again after shutdown, so a
-    clean shutdown would look like a death by signal."""
+    clean shutdown would look like a death by signal. It tells `progress` that its event loop runs."""
+
+    def __init__(self, settings: uvicorn.Config, progress: Progress) -> None:
+        super().__init__(settings)
+        self._progress = progress
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second while requests are served."""
+        gateway: Gateway = self.lifespan.state["gateway"]
+        self._progress.beat(accepts=gateway.admission.ready)
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,12 +67,13 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
+        self._progress.drain()
         _log.info("shutting down")
 
 
-def make_server(config: GatewayConfig) -> uvicorn.Server:
+def make_server(config: GatewayConfig, progress: Progress | None = None) -> uvicorn.Server:
     """A server whose `serve()` ends after SIGINT or SIGTERM, when all requests have ended or the shutdown deadline has
-    passed."""
+    passed. It reports to `progress`."""
     settings = uvicorn.Config(
         create_app(config),
         host=config.host,
@@ -77,12 +90,21 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=round(config.deadlines.shutdown),
     )
-    return _Server(settings)
+    return _Server(settings, progress or Progress())
 
 
 def serve(config: GatewayConfig) -> None:
     prepare_process()
-    server = make_server(config)
+    progress = Progress()
+    server = make_server(config, progress)
+    if config.health_port:
+        try:
+            serve_wsgi(probe_app(progress), config.host, config.health_port, name="proa-probes")
+        except OSError as error:
+            sys.exit(
+                f"proa-gateway: error: cannot serve probes on {config.host}:{config.health_port} "
+                f"(--health-port): {error.strerror or error}"
+            )
     gc.collect()
     gc.freeze()  # the application's routes and classes: a full collection would pause all streams for 100 ms
     uvloop.run(server.serve())

@@ -107,6 +107,18 @@ def test_each_probe_checks_its_own_health_service() -> None:
     assert {f"--health-port={port}" for port in ports} < set(engine["args"])
 
 
+def test_the_gateways_probes_are_answered_beside_its_event_loop() -> None:
+    gateway = lookup(render({"gateway.healthPort": 8181}), *GATEWAY)
+    probes = [gateway[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+    assert [(probe["path"], probe["port"]) for probe in probes] == [
+        ("/health", "health"),
+        ("/health", "health"),
+        ("/ready", "health"),
+    ]
+    assert {"name": "health", "containerPort": 8181} in gateway["ports"]
+    assert "--health-port=8181" in gateway["args"]
+
+
 def test_rolling_updates_keep_all_pods_by_default() -> None:
     for name in ("proa-gateway", "proa-engine-builtin"):
         update = lookup(render(), "Deployment", name, "spec", "strategy", "rollingUpdate")

@@ -41,6 +41,7 @@ CASES = {
     "gateway.image.tag": Case(value="dev", at=(*GATEWAY, "image"), expected="proa-gateway:dev"),
     "gateway.replicas": Case(value=3, at=("Deployment", "proa-gateway", "spec", "replicas")),
     "gateway.port": Case(value=9000, at=(*GATEWAY, "ports", 0, "containerPort")),
+    "gateway.healthPort": Case(value=8181, at=(*GATEWAY, "ports", 1, "containerPort")),
     "gateway.routing": Case(value="session", at=ARGUMENTS, contains="--routing=session"),
     "gateway.maxConcurrentRequests": Case(value=7, at=ARGUMENTS, contains="--max-concurrent-requests=7"),
     "gateway.maxQueuedTokens": Case(value=9, at=ARGUMENTS, contains="--max-queued-tokens=9"),

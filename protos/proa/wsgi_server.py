@@ -1,4 +1,4 @@
-"""The HTTP server of the Prometheus metrics: few connections, each for a few seconds."""
+"""A small HTTP server on threads of its own, for metrics and probes: few connections, each for a few seconds."""
 
 import socket
 import threading
@@ -8,18 +8,18 @@ from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import WSGIApplication
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-
-MAX_CONNECTIONS = 16  # scrapers and people; more are closed at once
+MAX_CONNECTIONS = 16  # scrapers, probes and people; more are closed at once
 MAX_SECONDS = 10.0  # that a connection may take
 
 
-def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
-    """Serve GET /metrics on a thread; return a function that stops it. Raises OSError if the port cannot be bound."""
+def serve_wsgi(app: WSGIApplication, host: str, port: int, *, name: str) -> Callable[[], None]:
+    """Serve `app` on a thread of this name and its threads; return a function that stops it. Raises OSError if the port
+    cannot be bound."""
     server = _Server(host, port)
-    server.set_app(make_wsgi_app(registry))
-    thread = threading.Thread(target=server.serve_forever, name="proa-metrics", daemon=True)
+    server.set_app(app)
+    thread = threading.Thread(target=server.serve_forever, name=name, daemon=True)
     thread.start()
 
     def stop() -> None:

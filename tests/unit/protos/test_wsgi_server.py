@@ -1,4 +1,4 @@
-"""The metrics' HTTP server: clients that say nothing take few threads, and only for a while."""
+"""The HTTP server of metrics and probes: clients that say nothing take few threads, and only for a while."""
 
 import socket
 import threading
@@ -8,10 +8,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, make_wsgi_app
 
-from proa_engine.server import metrics_server
-from proa_engine.server.metrics_server import MAX_CONNECTIONS, serve_metrics
+from proa import wsgi_server
+from proa.wsgi_server import MAX_CONNECTIONS, serve_wsgi
 from support.processes import free_port
 
 
@@ -20,7 +20,7 @@ def port() -> Iterator[int]:
     registry = CollectorRegistry()
     Counter("steps", "Steps.", registry=registry).inc(3)
     port = free_port()
-    stop = serve_metrics(registry, "127.0.0.1", port)
+    stop = serve_wsgi(make_wsgi_app(registry), "127.0.0.1", port, name="proa-metrics")
     yield port
     stop()
 
@@ -63,7 +63,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(port: int) -> None:
 
 
 def test_connections_that_take_too_long_make_room(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(wsgi_server, "MAX_SECONDS", 0.0)
     with ExitStack() as stack:
         connections = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))

@@ -1,0 +1,72 @@
+"""Probes answered beside the event loop, so that Kubernetes neither restarts a gateway that is only busy, nor takes it
+out of its Service.
+
+The loop says several times a second that it runs, and in which state. A thread answers from what it said last.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import orjson
+
+READY_SECONDS: Final = 30.0  # without a sign of the loop, after which no new requests should come
+ALIVE_SECONDS: Final = 60.0  # after which a restart is better, though it ends all streams
+
+
+class Progress:
+    """What the event loop said of itself. Written by the loop, read by any thread. `clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: float | None = None  # when the loop ran; None: it has not started
+        self._accepts = False
+        self._is_draining = False
+
+    def beat(self, *, accepts: bool) -> None:
+        """The loop runs. `accepts`: whether it can serve requests: engines are known, or requests may wait for one."""
+        self._accepts = accepts
+        self._last = self._clock()
+
+    def drain(self) -> None:
+        """The gateway finishes its requests and takes no new ones. From now on the loop need not run to be alive: the
+        time for that is limited elsewhere."""
+        self._is_draining = True
+
+    def not_alive(self) -> str:
+        """Why the process should be restarted; empty: it should not."""
+        if self._last is None:
+            return "the gateway is starting"
+        silence = self._clock() - self._last
+        if silence > ALIVE_SECONDS and not self._is_draining:
+            return f"the event loop has not run for {silence:.0f} s"
+        return ""
+
+    def not_ready(self) -> str:
+        """Why it should get no new requests; empty: it should."""
+        if self._last is None:
+            return "the gateway is starting"
+        if self._is_draining:
+            return "the gateway is shutting down"
+        silence = self._clock() - self._last
+        if silence > READY_SECONDS:
+            return f"the event loop has not run for {silence:.0f} s"
+        return "" if self._accepts else "no engine is usable"
+
+
+def probe_app(progress: Progress) -> WSGIApplication:
+    """Answers GET /health and GET /ready: 200, or 503 with the reason."""
+    answers = {"/health": progress.not_alive, "/ready": progress.not_ready}
+
+    def app(environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        answer = answers.get(environment["PATH_INFO"])
+        if answer is None:
+            start_response("404 Not Found", [])
+            return []
+        reason = answer()
+        status = "503 Service Unavailable" if reason else "200 OK"
+        start_response(status, [("Content-Type", "application/json")])
+        return [orjson.dumps({"ok": not reason, "reason": reason})]
+
+    return app
