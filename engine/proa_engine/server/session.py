@@ -19,7 +19,7 @@ from proa_engine.server.pixels import check_pixels
 from proa_engine.server.plain_columns import HandleColumn
 from proa_engine.server.request_router import RequestRouter
 
-MAX_PENDING_BYTES = 8 * 1024 * 1024  # without pooled values
+MAX_PENDING_BYTES = 64 * 1024 * 1024  # in memory, without pooled values
 MAX_PENDING_POOLED_BYTES = 256 * 1024 * 1024  # a gateway asks for up to 64 MiB at once, also in one output
 CONTROL_BYTES = 256  # estimated size of a control message
 HEARTBEAT_SECONDS = 0.4  # the contract promises statistics every 500 ms

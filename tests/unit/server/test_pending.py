@@ -1,6 +1,10 @@
 """Unsent outputs merge into one message without loss."""
 
+import tracemalloc
 from array import array
+from collections.abc import Callable
+
+import pytest
 
 from proa.contract import EngineCoreOutput, Event, EventType, FinishReason, TokenLogprobs
 from proa_engine.server.pending import PendingOutputs
@@ -100,3 +104,32 @@ def test_finished_handles_are_returned_and_outputs_without_handle_dropped() -> N
 
     assert finished == [2]
     assert list(pending.take().plain_token_ids) == [10]
+
+
+def logprobs(num_top: int, seed: int) -> TokenLogprobs:
+    top = [1000 * seed + each for each in range(num_top)]
+    return TokenLogprobs(1000 + seed, -1.0 / (seed + 2), 300 + seed, top, [-2.0 / (each + 3) for each in top])
+
+
+@pytest.mark.parametrize("num_handles", [1, 1000])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda index: output(*range(1000 + index, 1008 + index)),
+        lambda index: output(1000 + index, logprobs=[logprobs(0, index)]),
+        lambda index: output(1000 + index, logprobs=[logprobs(20, index)]),
+        lambda index: output(prompt_logprobs=[logprobs(5, index + each) for each in range(50)]),
+    ],
+)
+def test_the_bytes_that_unread_outputs_hold_are_counted(
+    make: Callable[[int], EngineCoreOutput], num_handles: int
+) -> None:
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    pending = PendingOutputs()
+    for index in range(1000):
+        pending.extend([(index % num_handles, make(index))])
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+
+    assert 0.8 * held < pending.num_bytes < 2 * held
