@@ -1,7 +1,8 @@
 """What can be known of speed on a Hopper GPU without one, from kernels compiled for it.
 
     make gpu-static
-    pip install --no-deps --target /tmp/triton triton==3.6.0; make gpu-static PYTHONPATH=/tmp/triton
+    pip install --no-deps --target /tmp/triton triton==3.6.0
+    make gpu-static PYTHONPATH=/tmp/triton
 
 Compiles every kernel variant that real models launch (`support/compiled_kernels.py`) and reports of each: registers and
 spilled bytes of a thread, shared memory, programs that a multiprocessor runs at once, asynchronous copies in flight in

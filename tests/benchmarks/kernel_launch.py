@@ -6,6 +6,7 @@ Needs no GPU: the kernels are compiled for Hopper and launched with the step's a
 does nothing, so that neither figure has CUDA's own part of a launch.
 """
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -79,6 +80,7 @@ def best_seconds(work: Callable[[], None]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     triton.runtime.driver.set_active(IdleGpu())
     launches = launches_of_a_step()
 

@@ -6,6 +6,7 @@ rewrites the tables of docs/performance.md between their marks, from the results
 figures are shown as not measured yet.
 """
 
+import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -178,6 +179,7 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     block = tables(read_stages(MEASURED), yardstick())
     DOCUMENT.write_text(insert(DOCUMENT.read_text(), block))
 

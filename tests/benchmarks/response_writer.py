@@ -3,9 +3,10 @@
 The transport does nothing, so this is the cost between the event's bytes and the transport. 64 streams get an event
 each, then the event loop runs; the fastest of 25 rounds counts.
 
-    PYTHONPATH=tests python tests/benchmarks/response_writer.py
+    python tests/benchmarks/response_writer.py
 """
 
+import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -116,4 +117,5 @@ async def measure(writes: list[Write]) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     uvloop.run(main())

@@ -1,7 +1,8 @@
-"""Check the chat page in headless Chromium: `make browser`, or `python tests/browser/chat_page.py --url URL`.
+"""Check the chat page in headless Chromium: `make browser`.
 
-Needs Debian's Chromium or another one at --chromium, the package playwright, and a gateway that serves the built-in
-model. Prints a line for each check, writes screenshots into build/browser, and exits with 1 if a check fails.
+Needs Debian's Chromium or another one at --chromium, the package playwright, which `make browser` brings, and a gateway
+that serves the built-in model. Prints a line for each check, writes screenshots into build/browser, and exits with 1 if
+a check fails.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Run vLLM's own server tests against Proa: `python tests/peers/vllm_tests.py vllm-0.33.0.tar.gz [pytest's arguments]`.
+"""Run vLLM's own server tests against Proa: `python tests/peers/vllm_tests.py vllm-0.33.0.tar.gz`.
 
 The file is vLLM's source package from the Python package index (`pip download --no-binary :all:` or a browser); its
 tests are unpacked into a temporary folder. Of them run those that speak HTTP to a server of text: neither audio, images

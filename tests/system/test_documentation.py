@@ -1,0 +1,121 @@
+"""The documentation's commands and snippets run as typed: requests to a server against one like `make run`'s, scripts
+with `--help`, as most take minutes, hours or a card.
+
+There are two gateways, each with an engine. One has the built-in model, with its adapters under the names of
+docs/adapters.md, the other a tiny model that reads images, under the name of docs/images.md. Snippets run in a folder
+that has the files which they name.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from support.adapters import Adapter, write_adapter
+from support.documentation import ROOT, Command, commands, snippets
+from support.image_models import make_image_model
+from support.processes import engine_process, gateway_process, wait_for_models
+from support.tiny_models import make_tiny_model
+
+IMAGES, LORAS = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-0.6B"  # the models that the pages name
+BUILTIN = ("--model=builtin", "--enable-lora", "--lora-modules", "sql=builtin:sailor", "law=builtin:butler")
+SMALL = ("--max-model-len=512", "--kv-cache-memory-bytes=67108864")
+OPTIONAL = ("--enable-runtime-lora-updating", "--enable-dev-endpoints", "--enable-tokenizer-info-endpoint")
+ASKING = [each for each in commands() if each.program == "curl" or "run-batch" in each.words]
+SCRIPTS = [each for each in commands() if each.program.startswith("python") and each.words[1:3] != ("-m", "pip")]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder to run in, and the addresses to use in place of those that the pages name. `images`: of the gateway
+    whose model reads them."""
+
+    folder: Path
+    engine: str
+    gateway: str
+    images: str
+
+    def run(self, page: str, *command: str) -> str:
+        """Run a command of a page to its end; returns its output. It gets this site's addresses and absolute paths."""
+        gateway = self.images if page == "docs/images.md" else self.gateway
+        places = {"localhost:8000": gateway, "127.0.0.1:50051": self.engine, "/adapters/": f"{self.folder}/adapters/"}
+        for old, new in places.items():
+            command = tuple(word.replace(old, new) for word in command)
+        return run(command, self.folder, {})
+
+
+def run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a command of the environment of this Python; returns its output. Raises AssertionError if it fails."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**inherited, "PATH": path, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "Qwen").mkdir()
+    images = make_image_model(folder / IMAGES, "qwen3_vl")
+    Image.new("RGB", (64, 48), "navy").save(folder / "boat.jpg")
+    (folder / "adapters").mkdir()
+    write_adapter(make_tiny_model(folder / LORAS, "qwen3"), folder / "adapters/sql", Adapter("sql"))
+    body = {"model": "proa-builtin", "messages": [{"role": "user", "content": "Hello!"}]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (folder / "in.jsonl").write_text(json.dumps(line) + "\n")
+    with ExitStack() as stack:
+        _, builtin = stack.enter_context(engine_process(*BUILTIN))
+        _, reader = stack.enter_context(engine_process(f"--model={images}", f"--served-model-name={IMAGES}", *SMALL))
+        _, port = stack.enter_context(gateway_process(builtin, *OPTIONAL))
+        _, images_port = stack.enter_context(gateway_process(reader))
+        wait_for_models(port, {"proa-builtin", "sql", "law"})
+        yield Site(folder, builtin, f"127.0.0.1:{port}", f"127.0.0.1:{images_port}")
+
+
+@pytest.mark.parametrize("page", dict.fromkeys(each.page for each in ASKING))
+def test_requests_get_the_answers_that_the_page_shows(page: str, site: Site) -> None:
+    """In the page's order: some requests undo what those before them did."""
+    for command in (each for each in ASKING if each.page == page):
+        shell = 'curl() { command curl --silent --show-error --fail-with-body "$@"; }'
+        output = site.run(page, "bash", "-c", f"{shell}\n{command.text}")
+        assert '"error":{' not in output.replace('"error":null', ""), output
+        assert matches(output, command.output), f"{command} answers:\n{output}"
+
+
+def matches(output: str, shown: str) -> bool:
+    """Whether an output is the one that a page shows. Line breaks do not count; `…` stands for any text."""
+    pattern = ".*".join(re.escape(part) for part in "".join(shown.split()).split("…"))
+    return not shown or re.match(pattern, "".join(output.split())) is not None
+
+
+@pytest.mark.parametrize("page", dict.fromkeys(each.page for each in snippets() if each.language == "python"))
+def test_python_of_a_page_runs_from_top_to_bottom(page: str, site: Site) -> None:
+    parts = [each.text for each in snippets() if (each.page, each.language) == (page, "python")]
+    site.run(page, sys.executable, "-c", "\n".join(parts))
+
+
+@pytest.mark.parametrize(
+    "command", {(each.words, *each.environment.items()): each for each in SCRIPTS}.values(), ids=str
+)
+def test_each_script_starts_and_has_the_flags_that_are_shown(command: Command) -> None:
+    printed = run([*command.words, "--help"], ROOT, command.environment)
+    assert printed.startswith("usage: "), printed
+    assert set(command.flags) <= set(re.findall(r"--[\w-]+", printed))
