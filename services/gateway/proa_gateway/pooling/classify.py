@@ -49,7 +49,7 @@ class ClassifyHandler:
         return envelope.list_of(await render_all(outputs, _head, self._render))
 
     def _render(self, output: PooledValues) -> Iterator[tuple[bytes, int]]:
-        values = numbers(output.values)
+        values: list[float] = numbers(output.values).tolist()
         likeliest = values.index(max(values))
         label = self._labels[likeliest] if likeliest < len(self._labels) else None
         fields = {"label": label, "probs": values, "num_classes": len(values)}

@@ -2,8 +2,9 @@
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
+import numpy as np
 import orjson
 
 from proa.contract import ModelInfo, PoolingParams, PoolingTask
@@ -95,10 +96,9 @@ def _embedding(values: bytes, name: CohereType) -> list[float] | list[int] | str
         return b64encode(values).decode("ascii")
     floats = numbers(values)
     if name == "float":
-        return floats
-    bits = "".join("1" if value >= 0 else "0" for value in floats)
-    packed = int(bits, 2).to_bytes(len(bits) // 8, "big")
-    return [byte - 128 for byte in packed] if name == "binary" else list(packed)
+        return cast(list[float], floats.tolist())
+    packed = np.packbits(floats >= 0).astype(np.int16)
+    return (packed - 128 if name == "binary" else packed).tolist()
 
 
 def _prompt(input_type: str | None, model: ServedModel) -> str:

@@ -10,7 +10,7 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.pooled_output import PooledValues
-from proa_gateway.pooling.encoder import MAX_DESCRIBED, ValueEncoder
+from proa_gateway.pooling.encoder import MAX_DESCRIBED, ValueEncoder, base64_text
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task, dimensions_of, read_inputs
 from proa_gateway.pooling.protocol import PoolingRequest, ValueFields
@@ -74,7 +74,7 @@ class EmbeddingHandler:
             return envelope.list_of(await render_all(outputs, self._head, render))
         encoder = ValueEncoder(request.embed_dtype or "float32", request.endianness or "little", self._has_rows)
         if encoding == "base64":
-            return envelope.list_of(await render_all(outputs, self._head, encoder.base64_text))
+            return envelope.list_of(await render_all(await encoder.encode(outputs), self._head, base64_text))
         return await encoder.binary(outputs, envelope, is_described=encoding == "bytes")
 
     def _task(self, info: ModelInfo) -> PoolingTask:

@@ -4,10 +4,11 @@ The model computes the text's tokens at once, and a chunk's embedding is the mea
 "Late Chunking: Contextual Chunk Embeddings Using Long-Context Embedding Models").
 """
 
-import math
+import asyncio
 from collections.abc import Sequence
-from operator import add
+from functools import partial
 
+import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
@@ -20,7 +21,7 @@ from proa_gateway.pooling.embeddings import EmbeddingHandler
 from proa_gateway.pooling.handler import Envelope
 from proa_gateway.pooling.inputs import PooledInput, check_task
 from proa_gateway.pooling.protocol import EmbeddingRequest
-from proa_gateway.pooling.values import float32, vectors
+from proa_gateway.pooling.values import float32, matrix
 from proa_gateway.streaming import Content
 
 Offsets = Sequence[tuple[int, int]]
@@ -51,7 +52,8 @@ class LateChunkingHandler(EmbeddingHandler):
         return [PooledInput(token_ids, params) for token_ids, _ in encoded]
 
     async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
-        chunks = [await chunk_embeddings(each, self._chunk_size, normalize=self._normalizes) for each in outputs]
+        divide = partial(chunk_embeddings, chunk_size=self._chunk_size, normalize=self._normalizes)
+        chunks = [await asyncio.to_thread(divide, each) for each in outputs]
         return await super().content(chunks, envelope)
 
     def _texts(self) -> list[str]:
@@ -98,19 +100,13 @@ def text_range(offsets: Offsets) -> tuple[int, int] | None:
     return min(start for start, _ in in_text), max(end for _, end in in_text)
 
 
-async def chunk_embeddings(tokens: PooledValues, chunk_size: int, *, normalize: bool) -> PooledValues:
+def chunk_embeddings(tokens: PooledValues, chunk_size: int, *, normalize: bool) -> PooledValues:
     """The mean of every `chunk_size` rows, of length 1 with `normalize`."""
-    row_size = len(tokens.values) // tokens.num_rows
-    rows = (tokens.values[start : start + row_size] for start in range(0, len(tokens.values), row_size))
-    done: list[bytes] = []
-    sums: list[float] = []
-    count = num_rows = 0
-    async for row in vectors(rows):
-        sums = list(map(add, sums, row)) if count else row
-        count += 1
-        num_rows += 1
-        if count == chunk_size or num_rows == tokens.num_rows:
-            divisor = math.hypot(*sums) if normalize else count
-            done.append(float32(value / (divisor or 1.0) for value in sums))
-            count = 0
-    return PooledValues(b"".join(done), len(done))
+    starts = np.arange(0, tokens.num_rows, min(chunk_size, tokens.num_rows))
+    sums = np.add.reduceat(matrix(tokens), starts, axis=0, dtype=np.float64)
+    if normalize:
+        divisors = np.linalg.norm(sums, axis=1, keepdims=True)
+        divisors[divisors == 0] = 1.0
+    else:
+        divisors = np.diff(starts, append=tokens.num_rows)[:, None].astype(np.float64)
+    return PooledValues(float32(sums / divisors), len(starts))

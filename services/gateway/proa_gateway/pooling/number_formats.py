@@ -1,18 +1,17 @@
 """Values of float32 in the smaller number formats of `embed_dtype`, rounded to the nearest as torch does."""
 
 import sys
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from struct import pack
 from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from proa_gateway.pooling.values import numbers
 
 NumberFormat = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "little", "big"]
 FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
-LARGEST_FLOAT16 = 65520.0  # from here float16 is infinite
 
 
 def to_bytes(values: bytes, name: NumberFormat, *, big_endian: bool) -> bytes:
@@ -33,28 +32,19 @@ def is_big_endian(endianness: Endianness | None) -> bool:
 
 
 def _swapped(data: bytes, size: int) -> bytes:
-    units = array("I" if size == 4 else "H", data)
-    units.byteswap()
-    return units.tobytes()
+    return np.frombuffer(data, f"u{size}").byteswap().tobytes()
 
 
 def _float16(values: bytes) -> bytes:
-    floats = numbers(values)
-    try:
-        return pack(f"<{len(floats)}e", *floats)
-    except OverflowError:
-        largest = [value if abs(value) < LARGEST_FLOAT16 else value * float("inf") for value in floats]
-        return pack(f"<{len(floats)}e", *largest)
+    with np.errstate(over="ignore"):  # from 65,520, float16 is infinite
+        return numbers(values).astype("<f2").tobytes()
 
 
 def _bfloat16(values: bytes) -> bytes:
     """The upper halves of the numbers, rounded to the even one between two."""
-    numbers(values)  # rounding would change a NaN
-    words = array("I", values)
-    if sys.byteorder == "big":
-        words.byteswap()
-    halves = [(word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in words]
-    return pack(f"<{len(halves)}H", *halves)
+    words = numbers(values).view("<u4")  # without a NaN, which rounding would change
+    rounded: NDArray[np.uint32] = (words + 0x7FFF + (words >> 16 & 1)) >> 16
+    return rounded.astype("<u2").tobytes()
 
 
 def _float8(mantissa_bits: int, bias: int, last: int) -> Callable[[bytes], bytes]:
@@ -69,13 +59,13 @@ def _float8(mantissa_bits: int, bias: int, last: int) -> Callable[[bytes], bytes
 
     middles = [(value(code) + value(code + 1)) / 2 for code in range(last)]
     # A number in the middle gets the even code. float32 has no number between a middle and a bit more than it.
-    starts = [middle if code % 2 else middle * (1 + 2.0**-40) for code, middle in enumerate(middles)]
+    starts = np.array([middle if code % 2 else middle * (1 + 2.0**-40) for code, middle in enumerate(middles)])
 
     def encode(values: bytes) -> bytes:
-        signs = (byte & 0x80 for byte in values[3::4])
-        return bytes(
-            bisect_right(starts, abs(number)) | sign for number, sign in zip(numbers(values), signs, strict=True)
-        )
+        floats = numbers(values)
+        codes = np.searchsorted(starts, np.abs(floats).astype(np.float64), side="right").astype(np.uint8)
+        signs: NDArray[np.uint8] = floats.view(np.uint8)[3::4] & np.uint8(0x80)
+        return (codes | signs).tobytes()
 
     return encode
 

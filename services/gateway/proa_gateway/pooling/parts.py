@@ -1,15 +1,15 @@
 """Embeddings of inputs that are longer than the model's context: the mean of the embeddings of their parts."""
 
-import math
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat
-from operator import add, mul
+
+import numpy as np
 
 from proa.contract import ModelInfo, PoolingTask
 from proa_gateway.pooled_output import PooledOutput, PooledValues
 from proa_gateway.pooling.inputs import PooledInput
-from proa_gateway.pooling.values import float32, vectors
+from proa_gateway.pooling.values import float32, numbers
 
 _NORM_TOLERANCE = 1e-2  # of length 1, in engines that compute with bfloat16
 
@@ -31,15 +31,17 @@ async def combine(divided: Sequence[Sequence[PooledInput]], outputs: Sequence[Po
         if len(parts) == 1:
             results.append(PooledValues(own[0].values, own[0].num_rows))
         else:
-            results.append(await mean_embedding(own, [len(part.token_ids) for part in parts]))
+            weights = [len(part.token_ids) for part in parts]
+            results.append(await asyncio.to_thread(mean_embedding, own, weights))
     return results
 
 
-async def mean_embedding(parts: Sequence[PooledOutput], weights: Sequence[int]) -> PooledValues:
+def mean_embedding(parts: Sequence[PooledOutput], weights: Sequence[int]) -> PooledValues:
     """The weighted mean of embeddings. It has length 1 if all of them have."""
-    sums, are_normalized, rest = [0.0] * (len(parts[0].values) // 4), True, iter(weights)
-    async for vector in vectors(part.values for part in parts):
-        are_normalized = are_normalized and math.isclose(math.hypot(*vector), 1.0, rel_tol=_NORM_TOLERANCE)
-        sums = list(map(add, sums, map(mul, vector, repeat(next(rest)))))
-    divisor = math.hypot(*sums) if are_normalized else sum(weights)
-    return PooledValues(float32(value / (divisor or 1.0) for value in sums), 1)
+    sums, are_normalized = np.zeros(len(parts[0].values) // 4), True
+    for part, weight in zip(parts, weights, strict=True):
+        vector = numbers(part.values).astype(np.float64)
+        are_normalized = are_normalized and bool(abs(np.linalg.norm(vector) - 1.0) <= _NORM_TOLERANCE)
+        sums += weight * vector
+    divisor = np.linalg.norm(sums) if are_normalized else sum(weights)
+    return PooledValues(float32(sums / (divisor or 1.0)), 1)

@@ -7,9 +7,12 @@ document fits; the score is the probability of "yes".
 
 import asyncio
 import math
-from collections.abc import Sequence
-from operator import mul
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from proa.contract import PoolingParams, PoolingTask
 from proa_gateway.engines.model_registry import ServedModel
@@ -18,10 +21,12 @@ from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.encoding import Limit, encode_pairs, encode_texts, first_tokens
 from proa_gateway.pooling.inputs import PooledInput, has, limit_of
 from proa_gateway.pooling.protocol import ScoringFields
-from proa_gateway.pooling.values import TURN_VALUES, numbers, rows
+from proa_gateway.pooling.values import matrix, numbers
 from proa_gateway.pooling.yes_no_prompt import answers_yes_or_no, encode_prompts
 
 Pairs = Sequence[tuple[str, str]]
+
+_ROWS: Final = 1024  # of each text that are multiplied at a time: 8 MB of products, however long both texts are
 
 
 class Scorer(Protocol):
@@ -75,7 +80,7 @@ class CrossEncoder:
         return [PooledInput(each.token_ids, self._params(each.second_start)) for each in encoded]
 
     async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
-        return [_single(numbers(output.values)) for output in outputs]
+        return [_single(output) for output in outputs]
 
     def _params(self, second_start: int | None) -> PoolingParams:
         return PoolingParams(
@@ -114,7 +119,7 @@ class YesNoReranker:
     async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
         differences = []
         for output in outputs:
-            no, yes = numbers(output.values)
+            no, yes = numbers(output.values).tolist()
             differences.append(yes - no)
         if self._request.use_activation is False:
             return differences
@@ -144,16 +149,7 @@ class BiEncoder:
 
     async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
         first, second = outputs[: self._num_first], outputs[self._num_first :]
-        query = numbers(first[0].values)
-        turn = max(1, TURN_VALUES // len(query))
-        scores = []
-        for index, output in enumerate(second):
-            if len(first) > 1:
-                query = numbers(first[index].values)
-            scores.append(sum(map(mul, query, numbers(output.values))))
-            if index % turn == turn - 1:
-                await asyncio.sleep(0)
-        return scores
+        return await asyncio.to_thread(cosines, first, second)
 
 
 class LateInteraction:
@@ -177,31 +173,48 @@ class LateInteraction:
 
     async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
         first, second = outputs[: self._num_first], outputs[self._num_first :]
-        query = await rows(first[0])
-        scores = []
-        for index, output in enumerate(second):
-            if len(first) > 1:
-                query = await rows(first[index])
-            scores.append(await max_sim(query, await rows(output)))
-        return scores
+        return await max_sims(first, second)
 
 
-async def max_sim(query: Sequence[list[float]], document: Sequence[list[float]]) -> float:
+def cosines(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[float]:
+    """The products of embeddings of length 1. `first` has one, or as many as `second`."""
+    pairs = _pairs(first, second)
+    return [
+        float(np.dot(numbers(each.values).astype(np.float64), numbers(other.values).astype(np.float64)))
+        for each, other in pairs
+    ]
+
+
+async def max_sims(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[float]:
+    """`max_sim` of each pair. `first` has one, or as many as `second`."""
+    return [await asyncio.to_thread(max_sim, query, document) for query, document in _pairs(first, second)]
+
+
+def max_sim(query: PooledValues, document: PooledValues) -> float:
     """The sum, over the query's rows, of the largest product with a row of the document."""
-    largest = [-math.inf] * len(query)
-    num_rows = max(1, TURN_VALUES // len(query[0]))  # of the document, between two turns of the event loop: 0.2 ms
-    for start in range(0, len(document), num_rows):
-        others = document[start : start + num_rows]
-        for index, token in enumerate(query):
-            largest[index] = max(largest[index], *(sum(map(mul, token, other)) for other in others))
-            await asyncio.sleep(0)
-    return sum(largest)
+    return sum(
+        float(np.max([np.max(part @ other.T, axis=1) for other in _parts(document)], axis=0).sum())
+        for part in _parts(query)
+    )
 
 
-def _single(values: list[float]) -> float:
+def _parts(output: PooledValues) -> Iterator[NDArray[np.float64]]:
+    rows = matrix(output)
+    for start in range(0, len(rows), _ROWS):
+        yield rows[start : start + _ROWS].astype(np.float64)
+
+
+def _pairs(
+    first: Sequence[PooledValues], second: Sequence[PooledValues]
+) -> Iterator[tuple[PooledValues, PooledValues]]:
+    return zip(first if len(first) == len(second) else repeat(first[0], len(second)), second, strict=True)
+
+
+def _single(output: PooledValues) -> float:
+    values = numbers(output.values)
     if len(values) != 1:
         raise GenerationFailed(f"the model has {len(values)} values for a pair, not one")
-    return values[0]
+    return float(values[0])
 
 
 def _sigmoid(value: float) -> float:
