@@ -14,6 +14,7 @@ GATEWAY_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
 SOAK_ARGS ?=
+MINUTES ?= 5
 AGAINST ?= main
 STAGES ?=
 OUT ?= build/gpu-report
@@ -33,6 +34,9 @@ bench: setup ## gateway events a second; Proa and transformers side by side; 64 
 
 soak: setup ## 30 minutes of mixed traffic, fails if memory grows (SOAK_ARGS)
 	PYTHONPATH=tests python tests/benchmarks/soak.py $(SOAK_ARGS)
+
+chaos: setup ## kill and restart engines and gateways under load, compare every answer (MINUTES=5; an hour by hand)
+	PYTHONPATH=tests python tests/benchmarks/chaos.py --minutes $(MINUTES)
 
 images: ## build both container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
@@ -135,4 +139,4 @@ clean: ## remove everything that the tasks above created
 help:
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: run bench soak browser clients images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help
+.PHONY: run bench soak chaos browser clients images cluster-up train evaluate setup test test-all tools unit system test-gpu gpu-report gpu-static lint types imports verify-protos breaking chart-checks format protos chart-docs lock e2e size clean help

@@ -78,10 +78,10 @@ def fake_engine_process(*arguments: str, port: int | None = None) -> Iterator[tu
 
 @contextmanager
 def gateway_process(
-    engine: str, *arguments: str, env: Mapping[str, str] | None = None
+    engine: str, *arguments: str, port: int | None = None, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A ready gateway process and its port."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "proa_gateway", "serve", "--engine", engine, "--host", "127.0.0.1"]
     command += ["--port", str(port), *arguments]
     with process(command, is_ready=lambda: http_status(port, "/ready") == 200, env=env) as child:
