@@ -164,6 +164,30 @@ async def test_lost_connection_aborts_a_session() -> None:
         gate.open(200)
 
 
+async def test_dropped_sessions_leave_no_requests_and_no_blocks() -> None:
+    executor = LoadedFakeExecutor(num_blocks=256, max_model_len=4096)
+    with running_server(executor) as server:
+        async with server.channel() as channel:
+            for cut in range(60):
+                await drop_session(server.stub(channel), [1 + cut % 9] * 8, num_messages=cut % 3)
+        for cut in range(10):
+            async with server.channel() as channel:  # its end drops the session too
+                await drop_session(server.stub(channel), [1 + cut] * 8, num_messages=cut % 3, cancel=False)
+        stats = server.parts.core.stats
+        await wait_until(lambda: stats().num_running_reqs + stats().num_waiting_reqs + stats().kv_cache_usage == 0)
+        async with server.channel() as channel:
+            assert await generate(server.stub(channel), [1], max_tokens=4) == expected([1])
+
+
+async def drop_session(stub: Stub, prompt: list[int], *, num_messages: int, cancel: bool = True) -> None:
+    session = await SessionClient(stub).open()
+    await session.add(1, prompt, max_tokens=1000)
+    for _ in range(num_messages):
+        await session.read()
+    if cancel:
+        session.call.cancel()
+
+
 async def test_abort_by_id_ends_requests_of_any_client() -> None:
     gate = Gate()
     with running_server(gate.executor) as server:

@@ -93,6 +93,47 @@ async def test_malformed_http_gets_an_error_object(gateway: RunningGateway, sent
     assert await still_serves(gateway)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"Content-Length: 5, 6\r\n\r\nhello",
+        b"Content-Length: +5\r\n\r\nhello",
+        b"Content-Length: -5\r\n\r\nhello",
+        b"Content-Length: 0x5\r\n\r\nhello",
+        b"Content-Length: 5 5\r\n\r\nhello",
+        b"Content-Length: 18446744073709551621\r\n\r\nhello",  # 5 in 64 bits
+        b"Content-Length : 5\r\n\r\nhello",
+        b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        b"X: a\r\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"X: a\rContent-Length: 5\r\n\r\nhello",
+        b"X: a\nContent-Length: 5\r\n\r\nhello",
+        b"X: a\0b\r\nContent-Length: 5\r\n\r\nhello",
+        b"Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n-0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\n\r\n",  # 0 in 64 bits
+        b"Transfer-Encoding: chunked\r\n\r\n0\n\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloXX0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n0;a\nb\r\n\r\n",
+    ],
+)
+async def test_no_request_is_read_behind_a_body_whose_end_is_not_certain(gateway: RunningGateway, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(CHAT + sent + MODELS + b"\r\n")
+    async with asyncio.timeout(20):
+        answer = await reader.read()  # until the gateway closes the connection
+    writer.close()
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 400") <= 1
+    assert b'"object":"list"' not in answer
+
+
 async def test_malformed_http_for_messages_gets_anthropics_error(gateway: RunningGateway) -> None:
     *_, rest = await exchange(gateway, b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
     assert json.loads(rest)["type"] == "error"

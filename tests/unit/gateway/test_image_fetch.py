@@ -229,3 +229,38 @@ async def test_numbers_that_are_no_canonical_address_are_refused_even_if_named(u
             await fetcher.fetch(url)
     finally:
         await fetcher.close()
+
+
+URLS_OF_A_PRIVATE_NETWORK = """
+    http://127.0.0.1:{} http://127.0.0.1.:{} http://localhost:{} http://LOCALHOST:{} http://localhost.:{} http://127.1:{}
+    http://127.0.1:{} http://0:{} http://0.0.0.0:{} http://2130706433:{} http://0x7f000001:{} http://017700000001:{}
+    http://0x7f.0.0.1:{} http://0177.0.0.1:{} http://127.000.000.001:{} http://[::1]:{} http://[::]:{}
+    http://[0:0:0:0:0:0:0:1]:{} http://[::ffff:127.0.0.1]:{} http://[::ffff:7f00:1]:{} http://[::127.0.0.1]:{}
+    http://[64:ff9b::7f00:1]:{} http://[::1%25lo]:{} http://127%2e0%2e0%2e1:{} http://%6cocalhost:{} http://①②⑦.0.0.1:{}
+    http://127。0。0。1:{} http://ⓛocalhost:{} http://user@127.0.0.1:{} http://images.example@127.0.0.1:{}
+    http://images.example:80@127.0.0.1:{} http://images.example%40127.0.0.1:{} http://127.0.0.1:{}#@images.example
+    http://127.0.0.1:{}?@images.example http://127.0.0.1:{}\\@images.example http://images.example\\@127.0.0.1:{}
+    http:\\\\127.0.0.1:{} http:/127.0.0.1:{} http:127.0.0.1:{} //127.0.0.1:{} HTTP://127.0.0.1:{} ftp://127.0.0.1:{}
+    gopher://127.0.0.1:{} http://images.example.:{} http://images.example:{} http://x.images.example:{}
+"""
+
+
+async def test_no_form_of_a_url_reaches_the_network_of_the_gateway() -> None:
+    connections = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        domains = [AllowedDomain("images.example"), AllowedDomain("images.example", port)]
+        fetcher = ImageFetcher(domains, timeout=30.0, max_bytes=10, resolver=FakeResolver("127.0.0.1"))
+        try:
+            for form in URLS_OF_A_PRIVATE_NETWORK.split():
+                with pytest.raises(ImageError):
+                    await fetcher.fetch(form.format(port) + "/a.png")
+        finally:
+            await fetcher.close()
+    assert connections == 0
