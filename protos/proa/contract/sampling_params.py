@@ -5,6 +5,7 @@ Checks everything that can be checked without a model; the model's own limits ar
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -77,7 +78,10 @@ def _check_strings(name: str, value: str | Iterable[str] | None) -> tuple[str, .
 
 
 def _check_sequence(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
-    return tuple([_check_integer(f"a token id in {name}", token_id, 0) for token_id in _check_iterable(name, value)])
+    token_ids = tuple(_check_iterable(name, value))
+    if set(map(type, token_ids)) <= {int} and min(token_ids, default=0) >= 0:  # lists may have 200,000 of them
+        return token_ids
+    return tuple([_check_integer(f"a token id in {name}", token_id, 0) for token_id in token_ids])
 
 
 def _check_token_ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
@@ -157,6 +161,12 @@ class SamplingParams:
             self.logprobs = 0
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+
+    def with_key(self, key: int) -> "SamplingParams":
+        """A copy for another choice. Nothing else is checked again."""
+        other = copy(self)
+        other.key = key
+        return other
 
 
 _CHECKS = [(item.name, item.metadata["check"]) for item in fields(SamplingParams) if "check" in item.metadata]

@@ -1,5 +1,7 @@
 """vLLM's routes that load and unload adapters while the gateway runs."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,7 +11,8 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http import error_responses
 from proa_gateway.json_body import JsonRoute
-from proa_gateway.openai.fields import Text
+from proa_gateway.openai.fields import Text, at_most
+from proa_gateway.openai.protocol import ModelName
 
 lora_router = APIRouter(
     route_class=JsonRoute,  # with --enable-runtime-lora-updating
@@ -23,10 +26,10 @@ class LoadLoraRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    lora_name: Text = ""
-    lora_path: Text = Field("", description="A folder in the engines' file system.")
+    lora_name: ModelName = ""
+    lora_path: Annotated[Text, at_most(4096)] = Field("", description="A folder in the engines' file system.")
     load_inplace: bool = Field(False, description="Replace an adapter of this name that has another content.")
-    base_model_name: Text | None = Field(None, description="May be omitted if only one model is served.")
+    base_model_name: ModelName | None = Field(None, description="May be omitted if only one model is served.")
 
 
 class UnloadLoraRequest(BaseModel):
@@ -34,7 +37,7 @@ class UnloadLoraRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    lora_name: Text = ""
+    lora_name: ModelName = ""
 
 
 @lora_router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)

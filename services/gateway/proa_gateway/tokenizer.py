@@ -17,6 +17,9 @@ from proa.tokenizer_files import CHAT_TEMPLATE_FILE
 # Longer texts are encoded on another thread. Encoding this many characters takes about half a millisecond.
 MAX_INLINE_CHARACTERS = 2000
 _TEXT_OVERHEAD = 40  # characters that take as long as encoding no text
+PIECE_CHARACTERS = 65_536  # of a long text whose tokens are counted
+CUT_TOKENS = 16  # by which a piece may have more
+MAX_UNCHECKED_CHARACTERS = 1_000_000  # for which encoding takes up to 200 MB
 MAX_INLINE_TOKENS = 1000  # more are decoded on another thread
 # The sampling parameters whose defaults a model's generation_config.json may set.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -46,6 +49,7 @@ class Tokenizer:
     """One for each model. `executor` encodes long texts and decodes many tokens.
 
     `info`: the fields of tokenizer_config.json, with special tokens as strings and the chat template in use.
+    `longest_token`: how many characters of a text one token may stand for.
     """
 
     def __init__(self, files: Mapping[str, bytes], executor: Executor) -> None:
@@ -76,6 +80,7 @@ class Tokenizer:
         self.late_interaction_prefixes = _late_interaction_prefixes(sentence_transformers)
         self.response_template: object = config.get("response_template")  # as transformers reads it
         self.vocabulary = Vocabulary(self._tokenizer)
+        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
         specials = {token.content for token in added.values() if token.special}
@@ -93,6 +98,17 @@ class Tokenizer:
     def template_for(self, *, tools: bool) -> ChatTemplate | None:
         """The chat template of a chat with or without tools."""
         return self._tool_template if tools else self.chat_template
+
+    async def has_more_tokens(self, text: str, limit: int) -> bool:
+        """Whether the text has more tokens than `limit`, where that can be known with less memory than encoding it
+        takes, 110 to 180 bytes a token. It may be wrong by a thousandth. Texts that cannot have many more are not
+        looked at."""
+        size = len(text)
+        if size > limit * self.longest_token:
+            return True
+        if size <= PIECE_CHARACTERS or size <= min(2 * limit, MAX_UNCHECKED_CHARACTERS):
+            return False
+        return await self._in_thread(lambda: self._count_in_pieces(text, limit) > limit)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= MAX_INLINE_CHARACTERS:
@@ -132,6 +148,16 @@ class Tokenizer:
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    def _count_in_pieces(self, text: str, limit: int) -> int:
+        """The text's tokens, or more than `limit`. The cuts may add some, for which there is an allowance."""
+        count = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            count += len(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0]) - CUT_TOKENS
+            if count > limit:
+                break
+        return count
 
     def _encode_without_gil(self, text: str, add_special_tokens: bool) -> list[int]:
         # Of the tokenizers calls, only batches release the interpreter lock.

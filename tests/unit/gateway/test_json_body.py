@@ -17,8 +17,8 @@ CHEAP = {
     "a text": json.dumps("a, [b]: {c}" * 100_000),
     "a text with quotes": json.dumps('"a", "b": ' * 50_000),
     "a text that ends with backslashes": json.dumps(["\\" * 100_001, "[" * 100_000]),
-    "a program in a string": json.dumps({"messages": [{"content": json.dumps([{}] * 200_000)}]}),
-    "the ids of a long prompt": json.dumps(list(range(900_000))),
+    "a program in a string": json.dumps({"messages": [{"content": json.dumps([{"a": ""}] * 50_000)}]}),
+    "the ids of a long prompt": json.dumps(list(range(650_000))),
     "a text without an end": '"' + "[" * 1_000_000,
     "white space": " " * MIB,
 }
@@ -52,10 +52,10 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 def cost_of(value: Any) -> int:
     """From the parsed value."""
     if isinstance(value, dict):
-        return 3 + 5 * len(value) + max(len(value) - 1, 0) + sum(map(cost_of, value.values()))
+        return 30 + (12 + 4) * len(value) + max(len(value) - 1, 0) + sum(map(cost_of, value.values()))
     if isinstance(value, list):
-        return 3 + max(len(value) - 1, 0) + sum(map(cost_of, value))
-    return 0
+        return 12 + max(len(value) - 1, 0) + sum(map(cost_of, value))
+    return 4 if isinstance(value, str) else 0
 
 
 @given(VALUES, st.integers(-1, 1))

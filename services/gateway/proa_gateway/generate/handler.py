@@ -10,6 +10,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.generate.answer import GenerateAnswer, GenerateForm, LogprobForm
 from proa_gateway.generate.protocol import REFUSED, GenerateBody, SamplingFields
 from proa_gateway.openai.envelope import Prompt
+from proa_gateway.openai.prompt_text import check_text_fits
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.openai.sampling import check_token_ids, num_logprobs, sampling_params, text_stream
@@ -98,6 +99,7 @@ def generation_request(body: GenerateBody) -> GenerationRequest:
 
 async def _tokenize(prompt: str | list[int], model: ServedModel) -> Prompt:
     if isinstance(prompt, str):
+        await check_text_fits(prompt, model, model.info.max_model_len, "text")
         return Prompt(await model.tokenizer.encode(prompt, add_special_tokens=True), prompt)
     check_token_ids("input_ids", prompt, model.info)
     return Prompt(prompt)

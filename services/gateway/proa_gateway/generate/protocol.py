@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.openai.constraint_fields import JsonText
-from proa_gateway.openai.fields import LogitBias, Strings, Text
-from proa_gateway.openai.protocol import Name, Penalty, Probability, RequestId, TokenIds
+from proa_gateway.openai.fields import LogitBias, Strings
+from proa_gateway.openai.protocol import ModelName, Name, Penalty, Probability, RequestId, TokenIds
 from proa_gateway.openai.refused_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.openai.refused_fields import Refused
 
@@ -110,9 +110,11 @@ class GenerateBody(BaseModel):
     )
     top_logprobs_num: Annotated[int, Field(ge=0, lt=2**31)] = 0
     return_text_in_logprobs: bool = False
-    rid: RequestId | list[RequestId] | None = Field(None, description="One for all prompts, or one for each.")
-    model: Text | None = Field(None, description="May be omitted if only one model is served.")
-    lora_path: Text | None = Field(None, description="Name of an adapter; as in `model`.")
+    rid: RequestId | Annotated[list[RequestId], Field(max_length=1024, fail_fast=True)] | None = Field(
+        None, description="One for all prompts, or one for each."
+    )
+    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
+    lora_path: ModelName | None = Field(None, description="Name of an adapter; as in `model`.")
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = Field(None, description="Larger is served first.")
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     session_id: Name | None = None

@@ -8,6 +8,8 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.openai.fields import TemplateValue, Text, known_types
 from proa_gateway.openai.tools import ToolName
 
+MAX_BLOCKS = 1024  # of a message
+
 
 class TextBlock(BaseModel):
     """`cache_control` and `citations` have no effect: every prompt is cached."""
@@ -72,7 +74,11 @@ def _as_blocks(value: object) -> object:
 
 
 _TextBlock = Annotated[TextBlock, known_types("text")]
-TextBlocks = Annotated[list[_TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock])]
+TextBlocks = Annotated[
+    list[_TextBlock],
+    Field(max_length=MAX_BLOCKS, fail_fast=True),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock]),
+]
 """Text, or blocks of it."""
 
 
@@ -103,7 +109,7 @@ ContentBlock = Annotated[
 ]
 
 
-_Blocks = list[ContentBlock]
+_Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
 
 
 class MessageParam(BaseModel):

@@ -29,10 +29,10 @@ class _Handler(ConversationHandler):
         super().__init__(request, conversation_of(body), settings, max_tokens=request.max_tokens, on_ignored=on_ignored)
         self._body = body
 
-    async def tokenize(self, model: ServedModel) -> list[Prompt]:
+    async def tokenize(self, model: ServedModel, *, limit: int | None = None) -> list[Prompt]:
         thinking = None if self._body.thinking is None else self._body.thinking.is_on
         self._fit_reasoning(model, thinking, thinking_field="thinking", effort_field="output_config.effort")
-        return await super().tokenize(model)
+        return await super().tokenize(model, limit=limit)
 
 
 class MessagesHandler(_Handler):

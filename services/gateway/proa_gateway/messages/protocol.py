@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from proa_gateway.messages.blocks import MessageParam, TextBlocks, ToolChoiceParam, ToolField
 from proa_gateway.openai.constraint_fields import JsonText
 from proa_gateway.openai.fields import Text
-from proa_gateway.openai.protocol import Count, Effort, Probability
+from proa_gateway.openai.protocol import MAX_MESSAGES, Count, Effort, ModelName, Probability
 from proa_gateway.openai.refused_fields import Refused
+from proa_gateway.openai.tools import MAX_TOOLS
 
 _KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
 """Claude Code sends the first: all thinking stays in the prompt."""
@@ -56,10 +57,10 @@ class CountTokensRequest(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]
 
-    model: Text
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    model: ModelName
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: TextBlocks | None = None
-    tools: list[ToolField] | None = None
+    tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -75,7 +76,9 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Count
     stream: bool | None = None
-    stop_sequences: list[Annotated[Text, Field(min_length=1)]] | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=64, fail_fast=True)] | None
+    ) = None
     temperature: Probability | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None

@@ -14,15 +14,17 @@ from proa_gateway.openai.chat_answer import ChatAnswer
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
 from proa_gateway.openai.message_constraint import MessageConstraint
-from proa_gateway.openai.protocol import ChatCompletionRequest, ChatFields, ChatMessage
+from proa_gateway.openai.protocol import ChatCompletionRequest, ChatFields, Messages
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.openai.serving_chat import ChatHandler
+
+MAX_CHATS = 1024  # a gateway has a lower limit of choices in one request
 
 
 class BatchChatCompletionRequest(ChatFields):
     """`POST /v1/chat/completions/batch`. The fields are those of a chat completion, for each of the conversations."""
 
-    messages: Annotated[list[Annotated[list[ChatMessage], Field(min_length=1)]], Field(min_length=1)]
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_CHATS, fail_fast=True)]
 
     @property
     def chats(self) -> list[ChatCompletionRequest]:

@@ -49,8 +49,8 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     format: dict[str, Any] | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    triggers: Annotated[list[str], Field(fail_fast=True)] | None = None
     _structural_tag: str = PrivateAttr("")
 
     @property
@@ -78,7 +78,7 @@ class StructuredOutputs(BaseModel):
 
     json_: JsonText | None = Field(None, alias="json", description="A JSON schema.")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = Field(None, description="In Lark or EBNF.")
     json_object: bool | None = None
     structural_tag: JsonText | None = None
@@ -100,7 +100,7 @@ class ConstraintFields(BaseModel):
     # of vLLM before 0.12
     guided_json: JsonText | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from proa.template_content import text_part
 from proa_gateway.openai.fields import check_text, check_texts
+
+MAX_PARTS: Final = 4096  # of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def _content(value: object) -> str | list[Part] | None:
         return check_text(value)
     if not isinstance(value, list):
         raise PydanticCustomError("invalid_type", "must be a string or a list of content parts")
+    if len(value) > MAX_PARTS:
+        raise PydanticCustomError("invalid_value", "must not have more than {limit} parts", {"limit": MAX_PARTS})
     return [_part(part) for part in value]
 
 
@@ -118,7 +122,7 @@ _IMAGE_PART = {
     },
     "required": ["type", "image_url"],
 }
-_PARTS = {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}
+_PARTS = {"type": "array", "maxItems": MAX_PARTS, "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}
 Content = Annotated[
     str | list[Part] | None,
     PlainValidator(_content),

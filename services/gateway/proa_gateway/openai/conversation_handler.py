@@ -18,6 +18,7 @@ from proa_gateway.openai.message_constraint import BUDGET, NO_BUDGET, MessageCon
 from proa_gateway.openai.message_format import MessageFormat, MessageFormats, has_reasoning
 from proa_gateway.openai.plain_text import plain_conversation
 from proa_gateway.openai.prompt_images import image_parts, images_kept, load_images
+from proa_gateway.openai.prompt_text import MAX_COUNTED_TOKENS, check_text_fits, cut_text
 from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.openai.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
 from proa_gateway.openai.structured_outputs import constraint_of
@@ -99,7 +100,8 @@ class ConversationHandler:
             prompt_logprobs=self._request.prompt_logprobs,
         )
 
-    async def tokenize(self, model: ServedModel) -> list[Prompt]:
+    async def tokenize(self, model: ServedModel, *, limit: int | None = None) -> list[Prompt]:
+        """`limit`: tokens of the prompt; None: those of the model's context."""
         template = self._template(model)
         parts = image_parts(self.conversation.messages, self.messages_param)
         images = await load_images(parts, model, self._settings.images, param=self.messages_param)
@@ -112,6 +114,10 @@ class ConversationHandler:
         # The text has its special tokens already: the template writes them.
         special = self._request.add_special_tokens or False
         expanded = images.expand(text)
+        if self._request.truncate_prompt_tokens is None:
+            await check_text_fits(expanded, model, limit or model.info.max_model_len, self.messages_param)
+        elif not parts:
+            expanded = cut_text(expanded, self._request, model)
         if self._settings.plain_texts:
             token_ids = await model.tokenizer.encode_marked(expanded, add_special_tokens=special)
             expanded, text = expanded.replace(MARK, ""), text.replace(MARK, "")
@@ -120,14 +126,14 @@ class ConversationHandler:
         placed = images.place(token_ids)
         kept = truncated(token_ids, self._request, model, max_tokens=self._max_tokens)
         if len(kept) < len(token_ids):
-            expanded = model.tokenizer.decode(kept)
+            expanded = await model.tokenizer.detokenize(kept)
             placed = images_kept(placed, len(token_ids), len(kept), self._request.truncation_side or "left")
         return [Prompt(kept, expanded, self._reasoning(model, template, text, images.placeholder), placed)]
 
     async def count_tokens(self, model: ServedModel) -> int:
         """The tokens of the prompt. Raises `InvalidRequest`."""
         self.validate()
-        (prompt,) = await self.tokenize(model)
+        (prompt,) = await self.tokenize(model, limit=max(MAX_COUNTED_TOKENS, model.info.max_model_len))
         return len(prompt.token_ids)
 
     def message_format(self, model: ServedModel, prompt: Prompt) -> MessageFormat | None:

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from proa_gateway.errors import UnsupportedField
+from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.openai.refused_fields import NO_EFFECT, Refused
 from proa_gateway.openai.warnings import LogOnce
 
 IGNORED_HEADER: Final = b"x-proa-ignored-fields"
+MAX_EXTRA = 1024
 MAX_NAMES = 20  # in the header
 MAX_CHARACTERS = 64  # of a name
 _log = logging.getLogger(__name__)
@@ -22,7 +23,10 @@ class ExtraFields:
         self._log_once = LogOnce(_log)
 
     def check(self, extra: Mapping[str, Any], refused: Mapping[str, Refused]) -> list[tuple[bytes, bytes]]:
-        """Response headers that name the ignored fields. Raises `UnsupportedField` for the first refused one."""
+        """Response headers that name the ignored fields. Raises `UnsupportedField` for the first refused one,
+        `InvalidRequest` for too many."""
+        if len(extra) > MAX_EXTRA:
+            raise InvalidRequest(f"The body has {len(extra)} unknown fields; the limit is {MAX_EXTRA}.")
         unknown: list[str] = []
         for name, value in extra.items():
             rule = refused.get(name)

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from proa.contract import RepetitionDetectionParams
 
 _STRING = {"type": "string"}
+MAX_PROMPTS: Final = 16_384  # gateways have lower limits of their own
 NO_UNICODE: Final = "must be valid Unicode: it has a lone surrogate"
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
@@ -53,6 +54,17 @@ def check_texts(value: object) -> object:
     return value
 
 
+def at_most(limit: int) -> BeforeValidator:
+    """For strings: pydantic looks at all characters of one to know how many there are."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and len(value) > limit:
+            raise PydanticCustomError("invalid_value", "must not have more than {limit} characters", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
+
+
 Text = Annotated[str, AfterValidator(check_text)]
 """A string that tokenizers accept: without the lone surrogates that JSON's escapes allow."""
 TemplateValue = Annotated[Any, AfterValidator(check_texts)]
@@ -83,9 +95,9 @@ def _no_empty_string(value: list[str]) -> list[str]:
 
 Strings = Annotated[
     list[Text],
+    Field(max_length=64, fail_fast=True),
     BeforeValidator(_as_list),
     AfterValidator(_no_empty_string),
-    Field(max_length=64),
     WithJsonSchema({"anyOf": [_STRING | {"minLength": 1}, {"type": "array", "items": _STRING | {"minLength": 1}}]}),
 ]
 """A non-empty string, or a list of them."""
@@ -93,6 +105,8 @@ Strings = Annotated[
 
 def _prompts(value: object) -> list[str | list[int]]:
     if isinstance(value, list) and value and not isinstance(value[0], int):
+        if len(value) > MAX_PROMPTS:
+            raise PydanticCustomError("invalid_value", "must not have more than {limit}", {"limit": MAX_PROMPTS})
         return [_prompt(entry) for entry in value]
     return [_prompt(value)]
 
@@ -151,7 +165,14 @@ def _biases(value: dict[str, float]) -> dict[int, float]:
     return biases
 
 
-LogitBias = Annotated[dict[str, float], AfterValidator(_biases)]
+def _numbers(value: object) -> object:
+    """One error, instead of one for each value."""
+    if isinstance(value, dict) and not set(map(type, value.values())) <= {int, float}:
+        raise PydanticCustomError("invalid_value", "must have numbers as values")
+    return value
+
+
+LogitBias = Annotated[dict[str, float], BeforeValidator(_numbers), AfterValidator(_biases)]
 """Token id -> what is added to its logit. JSON's keys are strings; the validated value's are integers."""
 
 

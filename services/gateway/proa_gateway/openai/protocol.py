@@ -21,9 +21,10 @@ from proa_gateway.openai.fields import (
     TemplateVariables,
     Text,
     Unsupported,
+    at_most,
 )
 from proa_gateway.openai.logprobs import ChatLogprobs, TokenName, chat_logprobs, token_names
-from proa_gateway.openai.tools import Tool, ToolChoiceField
+from proa_gateway.openai.tools import MAX_CALLS, MAX_TOOLS, Tool, ToolChoiceField
 from proa_gateway.request_id import REQUEST_ID
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -31,10 +32,13 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_THINKING_TOKENS = 1_000_000
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 NumLogprobs = Annotated[int, Field(ge=-1, lt=2**31, description="-1: the whole vocabulary.")]
-Name = Annotated[str, Field(max_length=256)]
-RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$")]
+MAX_MESSAGES = 4096  # of a conversation
+Name = Annotated[str, Field(max_length=256), at_most(256)]
+ModelName = Annotated[Text, Field(max_length=1024), at_most(1024)]
+RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$"), at_most(128)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=327_680, fail_fast=True)]
+"""At most those of a large vocabulary."""
 
 
 class StreamOptions(BaseModel):
@@ -57,7 +61,7 @@ class GenerationRequest(ConstraintFields):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]
 
-    model: Text | None = Field(None, description="May be omitted if only one model is served.")
+    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Count | None = None
@@ -90,7 +94,7 @@ class GenerationRequest(ConstraintFields):
     prompt_logprobs: NumLogprobs | None = None
     repetition_detection: RepetitionDetection | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Name | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None, description="Tokens of the prompt to keep. -1: as many as fit."
     )
@@ -161,10 +165,13 @@ class ChatMessage(BaseModel):
     role: Annotated[Text, Field(min_length=1)]
     content: Content = None
     name: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
     function_call: Unsupported = None
     audio: Unsupported = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ChatFields(GenerationRequest):
@@ -177,12 +184,12 @@ class ChatFields(GenerationRequest):
     continue_final_message: bool | None = None
     echo: bool | None = Field(None, description="The text begins with the last message if that has the same role.")
     chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
-    documents: list[dict[Text, TemplateValue]] | None = None
+    documents: Annotated[list[dict[Text, TemplateValue]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     reasoning_effort: Effort | None = None
     return_prompt_text: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
     include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
@@ -200,7 +207,7 @@ class ChatFields(GenerationRequest):
 class ChatCompletionRequest(ChatFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
 
 
 class CompletionRequest(GenerationRequest):

@@ -5,7 +5,7 @@ Unset fields get the model's defaults, words become token ids, and values are ch
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TypeVar
 
 from proa.contract import ModelInfo, SamplingParams
@@ -17,6 +17,8 @@ from proa_gateway.openai.protocol import GenerationRequest
 from proa_gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
+MAX_LISTED_IDS = 1_000_000
+MAX_BAD_CHARACTERS = 4096  # which take 2 ms to encode
 # The parameters that a request and `SamplingParams` share.
 _SHARED = tuple(field.name for field in fields(SamplingParams) if field.name in GenerationRequest.model_fields)
 
@@ -34,17 +36,17 @@ def sampling_params(
     `max_tokens` None: up to the end of the context. `logprobs` None: none; else how many likeliest tokens beside the
     sampled one.
     """
-    check_token_ids("stop_token_ids", request.stop_token_ids or (), model.info)
-    check_token_ids("allowed_token_ids", request.allowed_token_ids or (), model.info)
+    num_choices = request.n or 1
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        _check_list(name, getattr(request, name) or (), num_choices, model.info)
     check_token_ids("logit_bias", [int(key) for key in request.logit_bias or ()], model.info)
-    check_token_ids("logprob_token_ids", request.logprob_token_ids or (), model.info)
     if request.logprob_token_ids and logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens must not be above max_tokens ({max_tokens}), got {min_tokens}."
         raise InvalidRequest(message, param="min_tokens")
-    words = request.bad_words or ()
+    words = _checked_words(request.bad_words or ())
     values = model.tokenizer.sampling_defaults | {
         name: value for name in _SHARED if (value := getattr(request, name)) is not None
     }
@@ -56,7 +58,7 @@ def sampling_params(
     except ValueError as error:  # the request's own values are in range, the model's defaults may not be
         raise InvalidRequest(str(error)) from None
     seed = secrets.randbits(64) if request.seed is None else request.seed
-    return [replace(params, key=choice_key(seed, index)) for index in range(request.n or 1)]
+    return [params.with_key(choice_key(seed, index)) for index in range(num_choices)]
 
 
 def text_stream(request: GenerationRequest, model: ServedModel, *, context: Sequence[int] = ()) -> TextStream:
@@ -106,7 +108,7 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, model: ServedM
 
 
 def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> None:
-    for token_id in token_ids:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < model.vocab_size:
             message = f"{param}: token id {token_id} is out of vocabulary: the model has {model.vocab_size} tokens."
             raise InvalidRequest(message, param=param)
@@ -125,6 +127,25 @@ def num_logprobs(param: str, value: int | None, model: ModelInfo) -> int | None:
 
 def given(value: T | None, default: T) -> T:
     return default if value is None else value
+
+
+def _check_list(param: str, token_ids: Sequence[int], num_choices: int, model: ModelInfo) -> None:
+    """Each choice is a request to an engine, which gets the list."""
+    if len(token_ids) > model.vocab_size:
+        message = f"{param} must not have more token ids than the model has tokens, {model.vocab_size}."
+        raise InvalidRequest(message, param=param)
+    if len(token_ids) * num_choices > MAX_LISTED_IDS:
+        message = f"{param} must not have more than {MAX_LISTED_IDS:,} token ids in all n choices."
+        raise InvalidRequest(message, param=param)
+    check_token_ids(param, token_ids, model)
+
+
+def _checked_words(words: Sequence[str]) -> Sequence[str]:
+    """`bad_words`, which are few enough to be encoded at once."""
+    if sum(map(len, words)) > MAX_BAD_CHARACTERS:
+        message = f"bad_words must not have more than {MAX_BAD_CHARACTERS:,} characters in all."
+        raise InvalidRequest(message, param="bad_words")
+    return words
 
 
 def _bad_word_ids(word: str, tokenizer: Tokenizer) -> list[list[int]]:

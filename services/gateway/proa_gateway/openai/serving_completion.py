@@ -10,6 +10,7 @@ from proa_gateway.errors import GatewayError, InvalidRequest
 from proa_gateway.openai.answer import CollectedChoice, EventOutlet
 from proa_gateway.openai.delta_sinks import ChoiceCollector, ChoiceStream
 from proa_gateway.openai.envelope import Envelope, Prompt, Usage
+from proa_gateway.openai.prompt_text import encode_text
 from proa_gateway.openai.protocol import CompletionRequest
 from proa_gateway.openai.refused_fields import REFUSED_IN_COMPLETIONS, Refused
 from proa_gateway.openai.rendering import CompletionChoice
@@ -88,13 +89,14 @@ class CompletionHandler:
     async def _tokenize(self, prompt: str | list[int], model: ServedModel) -> Prompt:
         if isinstance(prompt, str):
             special = self.request.add_special_tokens is not False
-            text, token_ids = prompt, await model.tokenizer.encode(prompt, add_special_tokens=special)
+            text = prompt
+            token_ids = await encode_text(prompt, self.request, model, add_special_tokens=special, param="prompt")
         else:
             check_token_ids("prompt", prompt, model.info)
             text, token_ids = None, prompt
         kept = truncated(token_ids, self.request, model, max_tokens=self._max_tokens)
-        if self.request.echo and (text is None or len(kept) < len(token_ids)):
-            text = model.tokenizer.decode(kept)
+        if self.request.echo and (text is None or kept is not token_ids):
+            text = await model.tokenizer.detokenize(kept)
         return Prompt(kept, text)
 
 

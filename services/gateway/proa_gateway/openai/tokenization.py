@@ -9,11 +9,12 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.fields import TemplateValue, TemplateVariables, Text
-from proa_gateway.openai.protocol import ChatCompletionRequest, ChatMessage, Effort, TokenIds
+from proa_gateway.openai.prompt_text import MAX_COUNTED_TOKENS, check_text_fits
+from proa_gateway.openai.protocol import MAX_MESSAGES, ChatCompletionRequest, Effort, Messages, ModelName, TokenIds
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.openai.sampling import check_token_ids
 from proa_gateway.openai.serving_chat import ChatHandler
-from proa_gateway.openai.tools import Tool, ToolChoiceField
+from proa_gateway.openai.tools import MAX_TOOLS, Tool, ToolChoiceField
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
 REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {
@@ -41,18 +42,18 @@ class TokenizeRequest(BaseModel):
     )
     __pydantic_extra__: dict[str, Any]
 
-    model: Text | None = _MODEL
+    model: ModelName | None = _MODEL
     add_special_tokens: bool | None = Field(None, description="Default: true for a text, false for a chat.")
     return_token_strs: bool | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = Field(None, description="True unless the final message is continued.")
     continue_final_message: bool | None = None
     chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
     chat_template_kwargs: TemplateVariables | None = None
-    documents: list[dict[Text, TemplateValue]] | None = None
+    documents: Annotated[list[dict[Text, TemplateValue]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     reasoning_effort: Effort | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceField = None
 
     @model_validator(mode="after")
@@ -86,7 +87,7 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    model: Text | None = _MODEL
+    model: ModelName | None = _MODEL
     tokens: TokenIds
 
 
@@ -107,10 +108,11 @@ async def tokenize(request: TokenizeRequest, model: ServedModel, settings: Conve
     if request.prompt is None:
         handler = ChatHandler(request.chat_request(), settings)
         handler.validate()
-        (prompt,) = await handler.tokenize(model)
+        (prompt,) = await handler.tokenize(model, limit=max(MAX_COUNTED_TOKENS, model.info.max_model_len))
         tokens = list(prompt.token_ids)
     else:
         special = request.add_special_tokens is not False
+        await check_text_fits(request.prompt, model, MAX_COUNTED_TOKENS, "prompt")
         tokens = await model.tokenizer.encode(request.prompt, add_special_tokens=special)
     return {
         "count": len(tokens),

@@ -1,5 +1,6 @@
 """Tools: the functions that a model may call, and which of them a request allows."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
@@ -21,6 +22,8 @@ from proa_gateway.openai.fields import TemplateValue, Text
 from proa_gateway.parsing.tool import NamedTool
 
 MAX_NAME = 128
+MAX_TOOLS = 1024  # OpenAI has 128
+MAX_CALLS = 1024  # of a message
 ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
 
 
@@ -153,7 +156,7 @@ def choose_tools(tools: Sequence[Tool], choice: ToolChoice | AllowedTools) -> tu
 def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
     """Raises `InvalidRequest`."""
     names = [tool.function.name for tool in tools]
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidRequest(f"The tools must have different names; {twice[0]!r} is there twice.", param="tools")
     if not tools and tool_choice not in ("none", "auto"):
         raise InvalidRequest("tool_choice is only allowed when tools are specified.", param="tool_choice")

@@ -49,7 +49,7 @@ class CohereEmbedHandler:
         params = PoolingParams(task=PoolingTask.EMBED, dimensions=dimensions)
         prompt = _prompt(request.input_type, model)
         texts = [prompt + text for text in self._texts] if prompt else self._texts
-        token_ids = await read_texts(texts, model, self._limit(model.info))
+        token_ids = await read_texts(texts, model, self._limit(model.info), param="texts")
         if request.truncate == "NONE" and request.max_tokens is not None:
             self._check_lengths(token_ids, request.max_tokens)
         return [PooledInput(ids, params) for ids in token_ids]

@@ -1,10 +1,14 @@
 """Texts and pairs of texts to token ids. Special tokens that the tokenizer adds are never cut off."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, TypeVar
 
 from tokenizers import Encoding, Tokenizer
+
+T = TypeVar("T")
+GROUP_CHARACTERS: Final = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,31 @@ class PairIds:
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], limit: Limit, *, add_special_tokens: bool
 ) -> list[Sequence[int]]:
-    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-    return [_cut_text(encoding, limit) for encoding in encodings]
+    encoded: list[Sequence[int]] = []
+    for group in in_groups(texts, len):
+        encodings = tokenizer.encode_batch_fast(group, add_special_tokens=add_special_tokens)
+        encoded += [array("I", _cut_text(encoding, limit)) for encoding in encodings]
+    return encoded
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], limit: Limit) -> list[PairIds]:
     """The longer text of a pair is cut first, as in transformers."""
-    return [_cut_pair(encoding, limit) for encoding in tokenizer.encode_batch_fast(list(pairs))]
+    groups = in_groups(pairs, lambda pair: len(pair[0]) + len(pair[1]))
+    return [_cut_pair(encoding, limit) for group in groups for encoding in tokenizer.encode_batch_fast(group)]
+
+
+def in_groups(texts: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Texts that are encoded at a time. Encodings take over a hundred bytes a token, until their ids are taken."""
+    group: list[T] = []
+    characters = 0
+    for text in texts:
+        if group and characters + size(text) > GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+        group.append(text)
+        characters += size(text)
+    if group:
+        yield group
 
 
 def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], num_tokens: int) -> list[str]:
@@ -71,7 +93,7 @@ def _cut_pair(encoding: Encoding, limit: Limit) -> PairIds:
         for (start, end), num_kept in ((second, kept[1]), (first, kept[0])):
             ids[start:end] = limit.cut_to(ids[start:end], num_kept)
             types[start:end] = types[start : start + num_kept]
-    return PairIds(ids, types.index(1) if 1 in types else None)
+    return PairIds(array("I", ids), types.index(1) if 1 in types else None)
 
 
 def _span(sequence_ids: Sequence[int | None], number: int) -> tuple[int, int]:

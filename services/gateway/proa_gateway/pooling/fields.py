@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.openai.fields import check_text
+from proa_gateway.openai.fields import MAX_PROMPTS, check_text
 
 _STRING = {"type": "string"}
 _PART = {
@@ -31,6 +31,8 @@ def _texts(value: object) -> list[str]:
     entries = value if isinstance(value, list) else [value]
     if not entries:
         raise PydanticCustomError("invalid_value", "must not be empty")
+    if len(entries) > MAX_PROMPTS:
+        raise PydanticCustomError("invalid_value", "must not have more than {limit}", {"limit": MAX_PROMPTS})
     return [_text(entry) for entry in entries]
 
 

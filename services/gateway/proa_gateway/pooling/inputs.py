@@ -8,6 +8,7 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField, UnsupportedTask
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.openai.prompt_images import image_parts
+from proa_gateway.openai.prompt_text import CUT_SLACK, check_text_fits
 from proa_gateway.openai.protocol import ChatCompletionRequest
 from proa_gateway.openai.sampling import check_token_ids
 from proa_gateway.openai.serving_chat import ChatHandler
@@ -88,9 +89,23 @@ async def read_inputs(
     return [next(encoded) if isinstance(each, str) else _given_ids(each, model, limit) for each in request.input]
 
 
+async def fitting_texts(
+    texts: Sequence[str], model: ServedModel, limit: Limit, longest: int, param: str
+) -> Sequence[str]:
+    """The texts, without what truncation cuts off in any case. Raises `ContextOverflow` for one that cannot fit
+    `longest` tokens, before it is encoded."""
+    if limit.max_tokens is None:
+        for text in texts:
+            await check_text_fits(text, model, longest, param)
+        return texts
+    size = limit.max_tokens * model.tokenizer.longest_token + CUT_SLACK
+    return [text[:size] if limit.side == "right" else text[-size:] for text in texts]
+
+
 async def read_texts(
-    texts: Sequence[str], model: ServedModel, limit: Limit, *, add_special_tokens: bool = True
+    texts: Sequence[str], model: ServedModel, limit: Limit, *, add_special_tokens: bool = True, param: str = "input"
 ) -> list[Sequence[int]]:
+    texts = await fitting_texts(texts, model, limit, longest_input(PoolingTask.EMBED, model.info), param)
     return await model.tokenizer.work_on(
         texts, lambda tokenizer: encode_texts(tokenizer, texts, limit, add_special_tokens=add_special_tokens)
     )

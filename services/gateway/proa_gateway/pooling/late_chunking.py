@@ -18,8 +18,9 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.conversation_handler import ConversationSettings
 from proa_gateway.pooled_output import PooledValues
 from proa_gateway.pooling.embeddings import EmbeddingHandler
+from proa_gateway.pooling.encoding import Limit
 from proa_gateway.pooling.handler import Envelope
-from proa_gateway.pooling.inputs import PooledInput, check_task
+from proa_gateway.pooling.inputs import PooledInput, check_task, fitting_texts
 from proa_gateway.pooling.protocol import EmbeddingRequest
 from proa_gateway.pooling.values import float32, matrix
 from proa_gateway.streaming import Content
@@ -42,6 +43,7 @@ class LateChunkingHandler(EmbeddingHandler):
         task = PoolingTask.TOKEN_EMBED
         check_task(task, model.info)
         texts = self._texts()
+        await fitting_texts(texts, model, Limit(), model.info.max_model_len, self.input_param)
         adds_tokens = self.request.add_special_tokens is not False
         encoded = await model.tokenizer.work_on(
             texts, lambda tokenizer: encode_with_offsets(tokenizer, texts, adds_tokens)

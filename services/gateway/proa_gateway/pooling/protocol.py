@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.openai.fields import Prompts, TemplateVariables, Text
-from proa_gateway.openai.protocol import ChatMessage, Count, Name, RequestId
+from proa_gateway.openai.fields import MAX_PROMPTS, Prompts, TemplateVariables, Text, at_most
+from proa_gateway.openai.protocol import Count, Messages, ModelName, Name, RequestId
 from proa_gateway.pooling.fields import ScoredText, ScoredTexts
 from proa_gateway.pooling.number_formats import Endianness, NumberFormat
 
@@ -16,6 +16,9 @@ _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 """The names that the two sides of a score request may have."""
 SCORE_FIELDS = frozenset(name for names in _PAIRS for name in names)
 
+RepeatedText = Annotated[Text, at_most(4 * 2**20)]
+"""A text that the response has too."""
+
 
 class PoolingFields(BaseModel):
     """The fields that all pooling endpoints have."""
@@ -23,11 +26,11 @@ class PoolingFields(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     __pydantic_extra__: dict[str, Any]
 
-    model: Text | None = Field(None, description="May be omitted if only one model is served.")
+    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
     user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
     request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Name | None = None
     session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
 
     @property
@@ -51,7 +54,7 @@ class InputFields(TruncatedFields):
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["messages"]}]})
 
     input: Prompts | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for texts, false for a chat.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -109,12 +112,12 @@ class CohereEmbedRequest(PoolingFields):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["texts"]}, {"required": ["inputs"]}]})
 
-    texts: Annotated[list[Text], Field(min_length=1)] | None = None
-    inputs: Annotated[list[ScoredText], Field(min_length=1)] | None = Field(
+    texts: Annotated[list[RepeatedText], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)] | None = None
+    inputs: Annotated[list[ScoredText], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)] | None = Field(
         None, description="Each with a `content` of one part, a text."
     )
     input_type: Name | None = Field(None, description="A prompt of the model's, which is put before each text.")
-    embedding_types: Annotated[list[CohereType], Field(min_length=1)] | None = Field(
+    embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=16, fail_fast=True)] | None = Field(
         None, description="Default: float. binary and ubinary are the signs, eight in a number."
     )
     output_dimension: Count | None = Field(None, description="Leading values of each embedding to keep.")

@@ -2,24 +2,29 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import orjson
 
 from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.openai.refused_fields import Refused
 from proa_gateway.pooled_output import PooledValues
+from proa_gateway.pooling.encoding import Limit
 from proa_gateway.pooling.handler import Envelope
-from proa_gateway.pooling.inputs import PooledInput
+from proa_gateway.pooling.inputs import PooledInput, fitting_texts, limit_of
 from proa_gateway.pooling.protocol import RerankRequest, ScoreRequest, ScoringFields
 from proa_gateway.pooling.refused import REFUSED_IN_SCORES
 from proa_gateway.pooling.scorers import Scorer, choose_scorer, shortened
 from proa_gateway.streaming import Content
 
+MAX_CHARACTERS: Final = 32 * 2**20  # of all pairs
+
 
 class _ScoringHandler(ABC):
     id_prefix: ClassVar[str] = "score-"
     refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_SCORES
+    input_param: str
 
     def __init__(self, request: ScoringFields, first: list[str], second: list[str]) -> None:
         self._request = request
@@ -37,9 +42,20 @@ class _ScoringHandler(ABC):
 
     async def inputs(self, model: ServedModel) -> list[PooledInput]:
         self._scorer = choose_scorer(model, self._request)
-        first = await shortened(self._first, self._request.max_tokens_per_query, model)
-        second = await shortened(self._second, self._request.max_tokens_per_doc, model)
+        first = await self._fitting(self._first, self._request.max_tokens_per_query, model)
+        second = await self._fitting(self._second, self._request.max_tokens_per_doc, model)
+        num_characters = sum(map(len, second)) + len(first[0]) * (len(second) if len(first) == 1 else 1)
+        if num_characters > MAX_CHARACTERS:
+            message = f"The pairs have {num_characters} characters; the limit is {MAX_CHARACTERS}."
+            raise InvalidRequest(message, param=self.input_param)
         return await self._scorer.inputs(first, second)
+
+    async def _fitting(self, texts: list[str], num_tokens: int | None, model: ServedModel) -> list[str]:
+        limit = limit_of(self._request, model.info)
+        if num_tokens:
+            limit = Limit(min(num_tokens, limit.max_tokens or num_tokens))
+        fitting = await fitting_texts(texts, model, limit, model.info.max_model_len, self.input_param)
+        return await shortened(list(fitting), num_tokens, model)
 
     async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
         assert self._scorer is not None  # `inputs` was called

@@ -3,12 +3,13 @@
 Yanzhao Zhang et al., "Qwen3 Embedding: Advancing Text Embedding and Reranking Through Foundation Models", 2025.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.pooling.encoding import Limit
+from proa_gateway.pooling.encoding import Limit, in_groups
 
 _QUESTION = 'Note that the answer can only be "yes" or "no".'
 _BEFORE = (
@@ -33,12 +34,14 @@ def encode_prompts(
     """The prompt of each pair. Only the query and the document are cut. A query that begins with the prompt's opening,
     as clients of vLLM send it, has the whole prompt already: its document is appended."""
     texts = [_text(query, document, instruction) for query, document in pairs]
-    before, after, *encodings = tokenizer.encode_batch_fast([_BEFORE, _AFTER, *texts], add_special_tokens=False)
+    before, after = (each.ids for each in tokenizer.encode_batch_fast([_BEFORE, _AFTER], add_special_tokens=False))
+    groups = in_groups(texts, len)
+    encodings = (each for group in groups for each in tokenizer.encode_batch_fast(group, add_special_tokens=False))
     whole = [query.startswith(_OPENING) for query, _ in pairs]
     return [
-        limit.cut(encoding.ids)
+        array("I", limit.cut(encoding.ids))
         if is_whole
-        else [*before.ids, *limit.cut(encoding.ids, len(before.ids) + len(after.ids)), *after.ids]
+        else array("I", [*before, *limit.cut(encoding.ids, len(before) + len(after)), *after])
         for encoding, is_whole in zip(encodings, whole, strict=True)
     ]
 

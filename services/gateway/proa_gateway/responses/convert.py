@@ -6,6 +6,7 @@ from typing import Any
 from proa_gateway.openai.content_parts import Part
 from proa_gateway.openai.conversation import Conversation
 from proa_gateway.openai.protocol import ChatMessage
+from proa_gateway.openai.tools import MAX_CALLS
 from proa_gateway.responses.items import CallItem, CallOutputItem, Item, MessageItem, ReasoningItem
 from proa_gateway.responses.parts import content_of
 from proa_gateway.responses.protocol import ResponsesRequest
@@ -57,6 +58,8 @@ class _Answer:
 
     def is_before(self, item: Item) -> bool:
         """Whether the item begins another message: reasoning comes first, then text, then calls."""
+        if len(self._fields.get("tool_calls", ())) >= MAX_CALLS:
+            return True
         return not isinstance(item, CallItem) and not self._fields.keys().isdisjoint({"content", "tool_calls"})
 
     def add(self, item: Item, path: str) -> None:

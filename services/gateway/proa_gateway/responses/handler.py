@@ -62,11 +62,11 @@ class ResponsesHandler(ConversationHandler):
         self._params = params[0]
         return params
 
-    async def tokenize(self, model: ServedModel) -> list[Prompt]:
+    async def tokenize(self, model: ServedModel, *, limit: int | None = None) -> list[Prompt]:
         effort = self.conversation.reasoning_effort
         thinking = None if effort is None else effort != "none"
         self._fit_reasoning(model, thinking, thinking_field="reasoning.effort", effort_field="reasoning.effort")
-        return await super().tokenize(model)
+        return await super().tokenize(model, limit=limit)
 
     def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> ResponsesAnswer:
         response = new_response(self._body, id=id, created=created, model=model.name, params=self._params)

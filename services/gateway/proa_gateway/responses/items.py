@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.openai.fields import Text, known_types
+from proa_gateway.openai.protocol import MAX_MESSAGES
 from proa_gateway.responses.parts import Fields, Parts, TextPart, output_text
 from proa_gateway.responses.tools import CallName
 
@@ -87,8 +88,8 @@ class ReasoningItem(BaseModel):
     """Reasoning of an earlier answer. Its `encrypted_content` is dropped: only its author can read it."""
 
     type: Literal["reasoning"]
-    summary: list[ThoughtPart] = []
-    content: list[ThoughtPart] | None = None
+    summary: Annotated[list[ThoughtPart], Field(fail_fast=True)] = []
+    content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
     encrypted_content: Annotated[None, BeforeValidator(_dropped, json_schema_input_type=str | None)] = None
     id: Text | None = None
     status: Status | None = None
@@ -124,7 +125,9 @@ def _as_items(value: object) -> object:
 
 
 InputItems = Annotated[
-    list[_Item], Field(min_length=1), BeforeValidator(_as_items, json_schema_input_type=str | list[_Item])
+    list[_Item],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_as_items, json_schema_input_type=str | list[_Item]),
 ]
 """The text of a user's message, or items."""
 _STORED: TypeAdapter[list[Item]] = TypeAdapter(list[_Item])

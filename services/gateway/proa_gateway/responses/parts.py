@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.openai.content_parts import ImagePart, Part, image_url, joined
+from proa_gateway.openai.content_parts import MAX_PARTS, ImagePart, Part, image_url, joined
 from proa_gateway.openai.fields import Text, known_types
 
 Fields = dict[str, Any]
@@ -48,7 +48,11 @@ _Part = Annotated[
     known_types("input_text", "output_text", "input_image"),
     BeforeValidator(_refuse_file),
 ]
-Parts = Annotated[list[_Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[_Part])]
+Parts = Annotated[
+    list[_Part],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[_Part]),
+]
 """Text, or parts with texts and images."""
 
 

@@ -11,6 +11,7 @@ from proa_gateway.openai.constraint_fields import ResponseFormat
 from proa_gateway.openai.fields import NO_UNICODE, TemplateVariables, Text
 from proa_gateway.openai.protocol import Count, Effort, GenerationRequest, Name
 from proa_gateway.openai.refused_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
+from proa_gateway.openai.tools import MAX_TOOLS
 from proa_gateway.responses.items import InputItems
 from proa_gateway.responses.tool_selection import ToolSelection, ToolSelectionField
 from proa_gateway.responses.tools import Function, ToolParam, functions_of
@@ -58,8 +59,29 @@ NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
 _ENVELOPE = 8  # levels of a stored response, or of an event, around a field that it repeats
 
 
+MAX_REPEATED = 4 * 2**20
+
+
+def _num_characters(value: object) -> int:
+    """Of all texts in a JSON value."""
+    rest, count = [value], 0
+    while rest:
+        entry = rest.pop()
+        if isinstance(entry, str):
+            count += len(entry)
+        elif isinstance(entry, dict):
+            count += sum(map(len, entry))
+            rest += entry.values()
+        elif isinstance(entry, list):
+            rest += entry
+    return count
+
+
 def _check_repeated(value: object) -> object:
     """Raises `PydanticCustomError` for JSON that `orjson` cannot write."""
+    if _num_characters(value) > MAX_REPEATED:
+        message = "must not have more than {limit} characters: the response repeats them"
+        raise PydanticCustomError("invalid_value", message, {"limit": MAX_REPEATED})
     nested = value
     for _ in range(_ENVELOPE):
         nested = [nested]
@@ -123,12 +145,12 @@ class ResponsesRequest(GenerationRequest):
     instructions: Text | None = None
     previous_response_id: str | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[list[ToolParam] | None, Repeated] = None
+    tools: Annotated[Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)] | None, Repeated] = None
     tool_choice: Annotated[ToolSelectionField, Repeated] = ToolSelection("auto", "auto")
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
     text: Annotated[TextConfig | None, Repeated] = None
     reasoning: ReasoningConfig | None = None
-    include: list[str] | None = None
+    include: Annotated[list[Name], Field(max_length=64, fail_fast=True)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     store: bool | None = Field(None, description="Default: true.")
