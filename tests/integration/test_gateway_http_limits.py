@@ -84,6 +84,8 @@ async def test_heads_below_the_limits_are_served(gateway: RunningGateway) -> Non
         (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", "This is not HTTP/1.1"),
         (CHAT + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "This is not HTTP/1.1"),
         (MODELS + b"Host: b\r\n\r\n", "more than one Host"),
+        (CHAT + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"mod\r\nzz\r\n', "This is not HTTP/1.1"),
+        (CHAT + b"Transfer-Encoding: xchunked\r\n\r\n5\r\n", "This is not HTTP/1.1"),
     ],
 )
 async def test_malformed_http_gets_an_error_object(gateway: RunningGateway, sent: bytes, message: str) -> None:

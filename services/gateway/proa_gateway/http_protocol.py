@@ -148,8 +148,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: GatewayError) -> None:
-        """Send the error and close the connection, or only close it if another request's response is under way."""
-        if self.cycle is None or self.cycle.response_complete:
+        """Send the error and close the connection, or only close it if a response is under way."""
+        unanswered = self.cycle is not None and not self.cycle.response_complete
+        if unanswered and not self.cycle.response_started and not self.pipeline:  # its body is no HTTP
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            unanswered = False
+        if not unanswered:
             body = orjson.dumps(self._error_body(error))
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
