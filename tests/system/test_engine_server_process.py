@@ -53,6 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
         "64",
         "--max-num-batched-tokens",
         "64",
+        "--skip-tokenizer-init",
     )
 
 

@@ -187,7 +187,8 @@ def _check_types(fields: Any) -> None:
         size = fields.get(name)
         if size is None or isinstance(size, list):  # a list: by layer
             continue
-        if type(size) is not int or size < 1:
+        # Models whose layers all have experts may say that the size of the others is 0.
+        if type(size) is not int or size < (name != "intermediate_size"):
             raise ValueError(f"{name} in config.json must be a whole number above zero, got {size!r}")
     _check_eos(fields, "config.json")
 
