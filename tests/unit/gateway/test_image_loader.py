@@ -128,7 +128,7 @@ async def test_the_cache_keeps_the_images_used_last_within_its_bytes(made: Loade
     assert made.metrics.outcomes == {"prepared": 4, "cached": 2}
 
 
-async def test_equal_images_at_the_same_time_are_decoded_once(made: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_equal_images_at_the_same_time_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bytes] = []
 
     def counted(data: bytes, *args: Any) -> Any:
@@ -136,8 +136,9 @@ async def test_equal_images_at_the_same_time_are_decoded_once(made: Loader, monk
         return prepare_image(data, *args)
 
     monkeypatch.setattr(loader_module, "prepare_image", counted)
-    loader = made.make(image_cache_bytes=0)
-    images = await loader.load([source(FILE)] * 8, KEEPS_SHAPE)
+    with ThreadPoolExecutor(1) as executor:  # One thread hashes all eight files before it decodes the first.
+        loader = Loader(executor).make(image_cache_bytes=0)
+        images = await loader.load([source(FILE)] * 8, KEEPS_SHAPE)
     assert len(set(map(id, images))) == len(calls) == 1
 
 
