@@ -27,6 +27,7 @@ PROBED_SINGLE_ROWS = 16
 MAX_PROBED_OUTPUTS = 4096
 MAX_PROBED_PRODUCTS = 1 << 30  # multiplications in one probed call, but never fewer than MIN_PROBED_ROWS rows
 MIN_PROBED_ROWS = 33
+SMALL_TERM = 2.0**-14
 
 _log = logging.getLogger(__name__)
 
@@ -153,21 +154,19 @@ class PlainProduct:
 def find_row_policy(
     out_features: int, in_features: int, has_bias: bool, dtype: torch.dtype, num_threads: int
 ) -> Verdict:
-    """Try the row policies on random numbers and return the first one that holds with 1 and with `num_threads` threads.
+    """Try the row policies on the numbers of `_probe`. Return the first that holds with 1 and `num_threads` threads.
 
     A weight of more than `MAX_PROBED_OUTPUTS` outputs is judged by one of that many: a library that has more outputs to
     share among its threads has less reason to cut the sum over the inputs.
     """
-    generator = torch.Generator().manual_seed(0)
     out_features = min(out_features, MAX_PROBED_OUTPUTS)
-    weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
-    max_rows = max(MAX_PROBED_PRODUCTS // weight.numel(), MIN_PROBED_ROWS)
+    max_rows = max(MAX_PROBED_PRODUCTS // (out_features * in_features), MIN_PROBED_ROWS)
     threads = sorted({1, num_threads})
     counts = {
         t: [rows for rows in (PROBED_ROWS if t == 1 else THREADED_PROBED_ROWS) if rows <= max_rows] for t in threads
     }
-    x = torch.randn(counts[1][-1], in_features, generator=generator).to(dtype)
-    product = make_product(weight, torch.randn(out_features, generator=generator).to(dtype) if has_bias else None)
+    x, weight, bias = _probe(counts[1][-1], in_features, out_features, dtype)
+    product = make_product(weight, bias if has_bias else None)
     try:
         for policy in ROW_POLICIES:
             multiply = functools.partial(policy.multiply, product)
@@ -178,6 +177,26 @@ def find_row_policy(
         torch.set_num_threads(num_threads)
     _warn_once()
     return Verdict(RowPolicy(), holds=False)
+
+
+def _probe(
+    rows: int, in_features: int, out_features: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random x [rows, in_features], weight [out_features, in_features] and bias [out_features].
+
+    All terms of a sum cancel in pairs except one or two small ones. So the order of the sum shows in results that are
+    rounded to 16 bits: with terms of equal size it shows in one of a thousand.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, in_features, generator=generator)
+    weight = torch.randn(out_features, in_features, generator=generator)
+    bias = torch.randn(out_features, generator=generator) * SMALL_TERM
+    order = torch.randperm(in_features, generator=generator)
+    num_pairs = (in_features - 1) // 2
+    first, second, small = order.split([num_pairs, num_pairs, in_features - 2 * num_pairs])
+    x[:, second], weight[:, second] = -x[:, first], weight[:, first]
+    x[:, small] *= SMALL_TERM
+    return x.to(dtype), weight.to(dtype), bias.to(dtype)
 
 
 def _rows_agree(multiply: Product, x: torch.Tensor, whole: torch.Tensor, counts: list[int], num_threads: int) -> bool:

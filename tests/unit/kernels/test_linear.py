@@ -71,6 +71,23 @@ def test_the_first_policy_that_holds_is_used(
         assert torch.equal(product(x[7 : 7 + rows]), whole[7 : 7 + rows])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_order_of_a_sum_is_found_although_results_are_rounded(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            y, terms = torch.zeros(x.shape[0], weight.shape[0]), range(weight.shape[1])
+            for i in reversed(terms) if x.shape[0] == 1 else terms:
+                y += x[:, i : i + 1].float() * weight[:, i].float()
+            return y.to(dtype)
+
+        return multiply
+
+    monkeypatch.setattr(linear, "make_product", make_product)
+    assert find_row_policy(16, 16, False, dtype, 1).policy == RowPolicy(min_rows=4)
+
+
 def test_a_policy_must_hold_with_one_thread_and_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     use_products_with(lambda x: 0.1 * (x.shape[0] == 1 and torch.get_num_threads() > 1), monkeypatch)
     assert find_row_policy(3, 2, False, torch.float32, 1).policy == RowPolicy()
