@@ -44,13 +44,13 @@ from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.step_inputs import StepInputs
+from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.engines.session import Session as GatewaySession
-from proa_gateway.openai.answer import EventOutlet
-from proa_gateway.openai.delta_sinks import ChoiceStream
-from proa_gateway.openai.envelope import Envelope
-from proa_gateway.openai.rendering import ChatChoice
-from proa_gateway.output_processor import OutputProcessor
-from proa_gateway.streaming import ResponseWriter
+from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.output.text import OutputProcessor
+from proa_gateway.serving.answer import EventOutlet
+from proa_gateway.serving.delta_sinks import ChoiceStream
+from proa_gateway.serving.envelope import Envelope
 from support.fake_executor import FakeModelConfig
 
 PARTS = ("core", "inputs", "wire", "text")

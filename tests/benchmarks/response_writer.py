@@ -18,8 +18,8 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from proa_gateway.http import error_handlers
-from proa_gateway.streaming import CONNECTION, ResponseWriter, WriterResponse
+from proa_gateway.http.errors import error_handlers
+from proa_gateway.http.streaming import CONNECTION, ResponseWriter, WriterResponse
 
 EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" one"}}]}\n\n'
 NUM_STREAMS, NUM_STEPS, NUM_ROUNDS = 64, 300, 25

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proa_gateway.cors import Cors, Strings
+from proa_gateway.config import Cors, Strings
 from support.fake_engine import FakeEngine, say
 from support.gateway import chat_body, running_gateway
 

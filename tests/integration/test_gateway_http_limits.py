@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.http_protocol import HttpProtocol
+from proa_gateway.http.protocol import HttpProtocol
 from support.fake_engine import FakeEngine, say
 from support.gateway import RunningGateway, chat_body, running_gateway
 

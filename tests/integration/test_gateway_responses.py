@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from proa_gateway.responses.stored import MAX_PARTS
+from proa_gateway.apis.responses.store import MAX_PARTS
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, running_gateway, until
 from support.tokenizers import byte_level_tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from proa_gateway.streaming import ResponseWriter
+from proa_gateway.http.streaming import ResponseWriter
 
 
 class AsgiServer:

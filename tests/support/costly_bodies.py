@@ -133,7 +133,7 @@ def _count(element: Any, max_bytes: int) -> int:
 
 
 def _cost(value: Any) -> int:
-    """As `proa_gateway.json_body` counts."""
+    """As `proa_gateway.http.bodies` counts."""
     if isinstance(value, dict):
         return 30 + 17 * len(value) + sum(map(_cost, value.values()))
     if isinstance(value, list):

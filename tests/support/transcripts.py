@@ -10,10 +10,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream, Vocabulary
-from proa_gateway.deltas import Delta
-from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.errors import GatewayError
-from proa_gateway.output_processor import OutputProcessor
+from proa_gateway.output.deltas import Delta, EngineSequence
+from proa_gateway.output.text import OutputProcessor
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.consumer import MessageConsumer
 from proa_gateway.parsing.format import ToolFormat

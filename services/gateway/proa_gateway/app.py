@@ -12,21 +12,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from proa_gateway.access_log import AccessLogMiddleware
 from proa_gateway.admission.auth import ApiKeyMiddleware, Caller
+from proa_gateway.apis.models import public_router
+from proa_gateway.apis.routes import ROUTERS
+from proa_gateway.apis.tokenize import tokenizer_info_router
 from proa_gateway.config import GatewayConfig
-from proa_gateway.dev_routes import dev_router
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
-from proa_gateway.http import RootPath, error_handlers
-from proa_gateway.large_bodies import LargeBodies
-from proa_gateway.lora_routes import lora_router
-from proa_gateway.messages.errors import MessagesMiddleware
+from proa_gateway.http.bodies import LargeBodies, RequestBodies
+from proa_gateway.http.errors import error_handlers
+from proa_gateway.http.messages_errors import MessagesMiddleware
+from proa_gateway.http.middleware import AccessLogMiddleware, RequestIdMiddleware, RootPath
+from proa_gateway.operators.dev import dev_router
+from proa_gateway.operators.lora import lora_router
 from proa_gateway.page import page_router
-from proa_gateway.request_bodies import RequestBodies
-from proa_gateway.request_id import RequestIdMiddleware
-from proa_gateway.routes import ROUTERS, public_router
-from proa_gateway.tokenizer_routes import tokenizer_info_router
 
 EXPOSED_HEADERS = (
     "x-request-id",

@@ -40,7 +40,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 
             read_keys(config.api_keys)
         if config.tool_call_parser is not None or config.reasoning_parser is not None:
-            from proa_gateway.openai.message_format import MessageFormats  # imports pydantic too
+            from proa_gateway.serving.message_format import MessageFormats
 
             MessageFormats(config.tool_call_parser, config.reasoning_parser)  # checks the names
         if config.chat_template is not None:
@@ -51,7 +51,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error(str(error))
     _prepare(arguments.log_level)
     if config.access_log:
-        from proa_gateway.access_log import write_access_log
+        from proa_gateway.http.middleware import write_access_log
 
         write_access_log()
     from proa_gateway.server import serve  # slow to import, and --help does not need it

@@ -1,16 +1,65 @@
 """GatewayConfig: the configuration of one gateway process. Each field is also a flag of `proa-gateway serve`."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from proa.lora_module import LoraModule
 from proa.options import check_options, masked_repr, option
 from proa.tls import TlsFiles
-from proa_gateway.cors import Cors
 from proa_gateway.images.config import ImageOptions
 from proa_gateway.routing.policies import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    values: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises `ValueError`."""
+        message = f"{text!r} is not a list of strings as JSON"
+        try:
+            values = json.loads(text)
+        except ValueError:
+            raise ValueError(message) from None
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ValueError(message)
+        return cls(tuple(values))
+
+    def __str__(self) -> str:
+        return json.dumps(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cors:
+    """vLLM's flags."""
+
+    allowed_origins: Strings = option(
+        Strings(),
+        'origins of the pages that may use the API, as JSON; ["*"] for all',
+        metavar="JSON",
+        parse=Strings.from_json,
+    )
+    allow_credentials: bool = option(False, "let these pages send cookies")
+    allowed_methods: Strings = option(
+        Strings(("*",)),
+        "methods that these pages may use, as JSON",
+        metavar="JSON",
+        parse=Strings.from_json,
+    )
+    allowed_headers: Strings = option(
+        Strings(("*",)),
+        "headers that these pages may send, as JSON",
+        metavar="JSON",
+        parse=Strings.from_json,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
 
 _ADDRESS = re.compile(r".+:[0-9]+")
 _SERVICE = re.compile(r"[^.:]+\.[^:]+:[0-9]+")

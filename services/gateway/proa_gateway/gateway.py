@@ -16,7 +16,6 @@ from starlette.requests import HTTPConnection
 from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore, Caller
 from proa_gateway.admission.control import AdmissionControl
-from proa_gateway.background import BackgroundTasks
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
@@ -25,20 +24,20 @@ from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import NotAnOperator
-from proa_gateway.grammars import Grammars
+from proa_gateway.http.bodies import LargeBodies
 from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
-from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
-from proa_gateway.openai.constrainer import Constrainer
-from proa_gateway.openai.conversation_handler import ConversationSettings
-from proa_gateway.openai.extra_fields import ExtraFields
-from proa_gateway.openai.message_format import MessageFormats
-from proa_gateway.openai.serving import Serving
 from proa_gateway.pooling.serving import PoolingServing
-from proa_gateway.response_store import ResponseStore
 from proa_gateway.routing.router import Router
+from proa_gateway.serving.conversation_handler import ConversationSettings
+from proa_gateway.serving.extra_fields import ExtraFields
+from proa_gateway.serving.grammars import Grammars
+from proa_gateway.serving.message_format import MessageFormats
+from proa_gateway.serving.serving import Serving
+from proa_gateway.serving.stored_responses import BackgroundTasks, ResponseStore
+from proa_gateway.serving.structured_outputs import Constrainer
 
 TOKENIZER_THREADS = 2
 MAX_STORED_RESPONSE = 8 * 2**20  # bytes, with its input; a request that continues it reads them in 25 ms

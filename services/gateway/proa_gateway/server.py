@@ -18,8 +18,8 @@ from proa.wsgi_server import serve_wsgi
 from proa_gateway.app import create_app
 from proa_gateway.config import GatewayConfig
 from proa_gateway.gateway import Gateway
-from proa_gateway.http_protocol import HttpProtocol
-from proa_gateway.probes import Progress, probe_app
+from proa_gateway.http.probes import Progress, probe_app
+from proa_gateway.http.protocol import HttpProtocol
 
 BACKLOG = 2048
 THREAD_STACK = 8 * 2**20  # bytes, which `proa.grammar.check` needs. With `ulimit -s unlimited` the default is less.

@@ -7,11 +7,10 @@ import pytest
 import transformers
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
+from proa_gateway.apis.chat.job import conversation_of
+from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import UnsupportedField
-from proa_gateway.openai.chat_prompt import render_prompt
-from proa_gateway.openai.history import Arguments, call_arguments
-from proa_gateway.openai.protocol import ChatCompletionRequest
-from proa_gateway.openai.serving_chat import conversation_of
+from proa_gateway.serving.chat_prompt import Arguments, call_arguments, render_prompt
 from support.chat import TOOL_TEMPLATES
 from support.tokenizers import byte_level_tokenizer
 

@@ -3,9 +3,9 @@
 import pytest
 
 from proa.chat_template import ChatTemplate
-from proa_gateway.openai.chat_prompt import fit_reasoning
-from proa_gateway.openai.conversation import Conversation
-from proa_gateway.openai.protocol import Effort
+from proa_gateway.serving.chat_prompt import fit_reasoning
+from proa_gateway.serving.conversation import Conversation
+from proa_gateway.serving.generation_request import Effort
 
 NEITHER, SWITCH, EFFORT, BOTH = (
     ChatTemplate(source)

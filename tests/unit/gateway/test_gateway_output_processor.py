@@ -7,10 +7,9 @@ import pytest
 
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextStream, Vocabulary
-from proa_gateway.deltas import Delta
-from proa_gateway.engine_sequence import EngineSequence
 from proa_gateway.errors import GatewayError, InternalError
-from proa_gateway.output_processor import OutputProcessor
+from proa_gateway.output.deltas import Delta, EngineSequence
+from proa_gateway.output.text import OutputProcessor
 from support.tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from proa.text import Vocabulary
-from proa_gateway.deltas import Delta
-from proa_gateway.openai.answer import EventOutlet
-from proa_gateway.openai.delta_sinks import ChoiceStream, DeltaCollector
-from proa_gateway.openai.envelope import Envelope, Prompt, Usage
-from proa_gateway.openai.rendering import ChatChoice, Choice, CompletionChoice
-from proa_gateway.streaming import ResponseWriter
+from proa_gateway.apis.chat.render import ChatChoice
+from proa_gateway.apis.completions.render import CompletionChoice
+from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.output.deltas import Delta
+from proa_gateway.serving.answer import EventOutlet
+from proa_gateway.serving.delta_sinks import ChoiceStream, DeltaCollector
+from proa_gateway.serving.envelope import Envelope, Prompt, Usage
+from proa_gateway.serving.rendering import Choice
 from support.asgi import AsgiServer
 from support.tokenizers import byte_level_tokenizer
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-import proa_gateway.grammars
+import proa_gateway.serving.grammars
 from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import GrammarError, Lowered
 from proa_gateway.errors import Overloaded
-from proa_gateway.grammars import (
+from proa_gateway.http.bodies import LargeBodies
+from proa_gateway.serving.grammars import (
     MAX_BODY_DELAY,
     MAX_CACHED,
     MAX_CACHED_CHARACTERS,
@@ -20,7 +21,6 @@ from proa_gateway.grammars import (
     MIN_LARGE,
     Grammars,
 )
-from proa_gateway.large_bodies import LargeBodies
 from proa_gateway.tokenizer import Tokenizer
 from support.fake_engine import tokenizer_files
 
@@ -63,7 +63,7 @@ class LateBodies(LargeBodies):
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     made = Checks()
-    monkeypatch.setattr(proa_gateway.grammars, "_lower_and_check", made)
+    monkeypatch.setattr(proa_gateway.serving.grammars, "_lower_and_check", made)
     return made
 
 
@@ -162,7 +162,7 @@ async def test_requests_with_the_same_constraint_wait_for_one_check(
 async def test_large_constraints_leave_a_thread_for_small_ones_and_too_many_are_rejected(
     grammars: Grammars, tokenizer: Tokenizer, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proa_gateway.grammars, "MAX_LARGE_WAIT", 60.0)
+    monkeypatch.setattr(proa_gateway.serving.grammars, "MAX_LARGE_WAIT", 60.0)
     checks.gate.clear()
     texts = [str(number).rjust(MIN_LARGE, "0") for number in range(2 * MAX_LARGE_WAITING)]
     waiting = [asyncio.create_task(grammars.lower(params(text), tokenizer, strict=False)) for text in texts]
@@ -178,7 +178,7 @@ async def test_large_constraints_leave_a_thread_for_small_ones_and_too_many_are_
 async def test_a_large_constraint_that_waits_for_too_long_is_rejected(
     grammars: Grammars, tokenizer: Tokenizer, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proa_gateway.grammars, "MAX_LARGE_WAIT", 0.01)
+    monkeypatch.setattr(proa_gateway.serving.grammars, "MAX_LARGE_WAIT", 0.01)
     checks.gate.clear()
     first = asyncio.create_task(grammars.lower(params("a" * MIN_LARGE), tokenizer, strict=False))
     await asyncio.sleep(0)
@@ -217,7 +217,7 @@ async def test_a_large_constraint_that_waits_is_checked_after_late_bodies_are_re
 async def test_a_large_constraint_is_rejected_if_bodies_are_read_for_too_long(
     executor: ThreadPoolExecutor, tokenizer: Tokenizer, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proa_gateway.grammars, "MAX_LARGE_WAIT", 0.01)
+    monkeypatch.setattr(proa_gateway.serving.grammars, "MAX_LARGE_WAIT", 0.01)
     bodies = LateBodies(0.0, LATE)
     grammars = Grammars(executor, bodies)
     with pytest.raises(Overloaded):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proa_gateway import json_body
-from proa_gateway.json_body import cost_bound, costs_too_much
+from proa_gateway.http import bodies as json_body
+from proa_gateway.http.bodies import cost_bound, costs_too_much
 
 MIB = 2**20
 CHEAP = {

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proa_gateway.large_bodies import LargeBodies
+from proa_gateway.http.bodies import LargeBodies
 
 
 class Clock:

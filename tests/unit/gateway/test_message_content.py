@@ -8,13 +8,12 @@ from pydantic import ValidationError
 
 from proa.chat_template import ChatTemplate
 from proa.template_content import PARTS, TEXT, ContentForms
+from proa_gateway.apis.chat.job import conversation_of
+from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.openai.chat_prompt import render_prompt
-from proa_gateway.openai.content import ContentFormat
-from proa_gateway.openai.content_parts import ImagePart
-from proa_gateway.openai.prompt_images import image_parts
-from proa_gateway.openai.protocol import ChatCompletionRequest
-from proa_gateway.openai.serving_chat import conversation_of
+from proa_gateway.serving.chat_prompt import render_prompt
+from proa_gateway.serving.content import ContentFormat, ImagePart
+from proa_gateway.serving.prompt_images import image_parts
 from support.tokenizers import byte_level_tokenizer
 
 EITHER = ContentForms(text=True, parts=True)

@@ -12,16 +12,11 @@ from openai.types.chat import ChatCompletionChunk
 
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream
-from proa_gateway.deltas import Delta
-from proa_gateway.engine_sequence import EngineSequence
+from proa_gateway.apis.chat.render import ChatMessageChoice
 from proa_gateway.errors import GatewayError
-from proa_gateway.openai.answer import EventOutlet
-from proa_gateway.openai.chat_message import ChatMessageChoice
-from proa_gateway.openai.envelope import Envelope, Usage
-from proa_gateway.openai.message_format import MessageFormat, ModelFormat
-from proa_gateway.openai.message_sinks import MessageCollector, MessageStream
-from proa_gateway.openai.tools import Tool
-from proa_gateway.output_processor import OutputProcessor
+from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.output.deltas import Delta, EngineSequence
+from proa_gateway.output.text import OutputProcessor
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,
@@ -33,7 +28,11 @@ from proa_gateway.parsing.events import (
 )
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning
-from proa_gateway.streaming import ResponseWriter
+from proa_gateway.serving.answer import EventOutlet
+from proa_gateway.serving.envelope import Envelope, Usage
+from proa_gateway.serving.message_format import MessageFormat, ModelFormat
+from proa_gateway.serving.message_sinks import MessageCollector, MessageStream
+from proa_gateway.serving.tools import Tool
 from proa_gateway.tokenizer import Tokenizer
 from support.asgi import AsgiServer
 from support.chat import tool_tokenizer, tool_tokenizer_files

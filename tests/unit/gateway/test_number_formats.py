@@ -8,7 +8,7 @@ from struct import pack, unpack
 import pytest
 
 from proa_gateway.errors import GenerationFailed
-from proa_gateway.pooling.number_formats import FORMATS, NumberFormat, is_big_endian, item_size, to_bytes
+from proa_gateway.pooling.encoder import FORMATS, NumberFormat, is_big_endian, item_size, to_bytes
 
 
 def encoded(name: NumberFormat, *numbers: float, big_endian: bool = False) -> bytes:

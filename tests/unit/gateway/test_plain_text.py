@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, pre_tokenizers
 
+from proa_gateway.apis.chat.job import conversation_of
+from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.openai.chat_prompt import render_prompt
-from proa_gateway.openai.plain_text import plain_conversation
-from proa_gateway.openai.protocol import ChatCompletionRequest
-from proa_gateway.openai.serving_chat import conversation_of
+from proa_gateway.serving.chat_prompt import render_prompt
+from proa_gateway.serving.plain_text import plain_conversation
 from proa_gateway.tokenizer import MARK, ControlTokens, Tokenizer
 from support.tokenizers import byte_level_tokenizer, metaspace_tokenizer
 

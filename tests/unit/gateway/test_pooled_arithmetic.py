@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Sequence
 
 import pytest
 
-from proa_gateway.pooled_output import PooledValues
+from proa_gateway.apis.embeddings.late_chunking import chunk_embeddings
+from proa_gateway.apis.scores.scorers import max_sim, max_sims
+from proa_gateway.output.pooled import PooledValues
 from proa_gateway.pooling.encoder import ValueEncoder
-from proa_gateway.pooling.late_chunking import chunk_embeddings
-from proa_gateway.pooling.scorers import max_sim, max_sims
 
 LOOP_SECONDS = 0.05  # that a request may take from the others
 

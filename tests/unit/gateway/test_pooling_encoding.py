@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from proa_gateway.pooling.encoding import Limit, encode_pairs, encode_texts, first_tokens
+from proa_gateway.pooling.inputs import Limit, encode_pairs, encode_texts, first_tokens
 from support.tokenizers import byte_level_tokenizer
 
 LONG, SHORT = "The quick brown fox jumps over the lazy dog. " * 3, "one two"

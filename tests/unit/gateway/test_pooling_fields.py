@@ -6,23 +6,17 @@ from pathlib import Path
 
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
-from proa_gateway.openai.refused_fields import NO_EFFECT, Refused
-from proa_gateway.pooling.protocol import (
-    ClassifyRequest,
-    CohereEmbedRequest,
-    EmbeddingRequest,
-    PoolingFields,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
-from proa_gateway.pooling.refused import (
+from proa_gateway.apis.embeddings.protocol import ClassifyRequest, CohereEmbedRequest, EmbeddingRequest, PoolingRequest
+from proa_gateway.apis.scores.protocol import RerankRequest, ScoreRequest
+from proa_gateway.pooling.fields import (
     REFUSED_IN_CLASSIFY,
     REFUSED_IN_COHERE_EMBED,
     REFUSED_IN_EMBEDDINGS,
     REFUSED_IN_POOLING,
     REFUSED_IN_SCORES,
+    PoolingFields,
 )
+from proa_gateway.serving.refused_fields import NO_EFFECT, Refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "pooling.md"
 ROW = re.compile(r"^\| `(\w+)` \|" + r" (.+?) \|" * 6 + r" (.*)\|$", re.MULTILINE)

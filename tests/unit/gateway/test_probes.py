@@ -7,7 +7,7 @@ from urllib.request import urlopen
 import pytest
 
 from proa.wsgi_server import serve_wsgi
-from proa_gateway.probes import ALIVE_SECONDS, READY_SECONDS, Progress, probe_app
+from proa_gateway.http.probes import ALIVE_SECONDS, READY_SECONDS, Progress, probe_app
 from support.processes import free_port
 
 

@@ -7,9 +7,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from proa_gateway.errors import Overloaded, RequestTimeout
-from proa_gateway.json_body import LARGE_BODY
-from proa_gateway.large_bodies import LargeBodies
-from proa_gateway.request_bodies import UNFINISHED_BODIES, RequestBodies
+from proa_gateway.http.bodies import LARGE_BODY, UNFINISHED_BODIES, LargeBodies, RequestBodies
 
 HTTP: Scope = {"type": "http", "headers": []}
 

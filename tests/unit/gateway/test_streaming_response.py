@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.errors import EngineUnavailable
-from proa_gateway.http import error_handlers
-from proa_gateway.streaming import CONNECTION, ResponseWriter, WriterResponse
+from proa_gateway.http.errors import error_handlers
+from proa_gateway.http.streaming import CONNECTION, ResponseWriter, WriterResponse
 from support.asgi import AsgiServer
 from support.gateway import until
 

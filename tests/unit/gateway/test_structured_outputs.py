@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from proa.contract import StructuredOutputsParams
+from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.http import validation_error_object
-from proa_gateway.openai.protocol import CompletionRequest
-from proa_gateway.openai.structured_outputs import Constraint, constraint_of
+from proa_gateway.http.errors import validation_error_object
+from proa_gateway.serving.structured_outputs import Constraint, constraint_of
 
 
 def compact(value: object) -> str:

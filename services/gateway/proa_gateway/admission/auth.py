@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa_gateway.admission.rate_limits import Clock, RateLimiter, RateLimits
 from proa_gateway.errors import InvalidApiKey
-from proa_gateway.http import gateway_error_response, route_path
+from proa_gateway.http.errors import gateway_error_response, route_path
 
 POLL_INTERVAL = 1.0  # seconds between two checks of the key file
 INDEX_BYTES = 16  # of a key's digest

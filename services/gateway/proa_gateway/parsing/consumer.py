@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proa_gateway.deltas import Delta
+from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.events import CallEnded, MessageEvent, MessageSink
 from proa_gateway.parsing.parser import ResponseParser
 

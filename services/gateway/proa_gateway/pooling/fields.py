@@ -1,11 +1,16 @@
-"""Types of the fields of pooling requests."""
+"""The fields that the endpoints of pooled values share, and the types of their texts."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.openai.fields import MAX_PROMPTS, check_text
+from proa_gateway.serving.conversation import Messages
+from proa_gateway.serving.fields import MAX_PROMPTS, Prompts, TemplateVariables, Text, check_text
+from proa_gateway.serving.generation_request import ModelName, Name, RequestId
+from proa_gateway.serving.refused_fields import REFUSED as REFUSED_BY_ALL
+from proa_gateway.serving.refused_fields import Refused
 
 _STRING = {"type": "string"}
 _PART = {
@@ -54,3 +59,97 @@ ScoredText = Annotated[str, PlainValidator(_text), WithJsonSchema(_TEXT)]
 _LIST: dict[str, Any] = {"type": "array", "items": _TEXT, "minItems": 1}
 ScoredTexts = Annotated[list[str], PlainValidator(_texts), WithJsonSchema({"anyOf": [*_TEXT["anyOf"], _LIST]})]
 """One text or a list of them."""
+
+
+class PoolingFields(BaseModel):
+    """The fields that all pooling endpoints have."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    __pydantic_extra__: dict[str, Any]
+
+    model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
+    user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
+    request_id: RequestId | None = Field(None, description="Used in the response's id. The header comes first.")
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Name | None = None
+    session_id: Name | None = Field(None, description="Requests of a session prefer the engine of its last one.")
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """The fields that the class does not have."""
+        return self.__pydantic_extra__
+
+
+class TruncatedFields(PoolingFields):
+    """Which tokens of each input are kept, in vLLM's words."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Tokens of each input to keep. -1: as many as the model takes."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Default: right, the first are kept.")
+
+
+class InputFields(TruncatedFields):
+    """Either `input` has the inputs, or `messages` one chat; the fields after it are the chat template's."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["messages"]}]})
+
+    input: Prompts | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for texts, false for a chat.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Text | None = Field(None, description="Needs a gateway with --trust-request-chat-template.")
+    chat_template_kwargs: TemplateVariables | None = None
+
+    @model_validator(mode="after")
+    def _check_input(self) -> "InputFields":
+        if (self.input is None) == (self.messages is None):
+            raise PydanticCustomError("invalid_value", "must have either input or messages")
+        return self
+
+
+_ACTIVATION = Refused("use use_activation")
+_COMMON: Mapping[str, Refused] = {
+    **{name: REFUSED_BY_ALL[name] for name in ("mm_processor_kwargs", "media_io_kwargs")},
+    "stream": Refused("there is one response"),
+    "padding": Refused("inputs are not padded", neutral=("do_not_pad",)),
+}
+_INPUTS: Mapping[str, Refused] = {
+    **_COMMON,
+    "documents": Refused("use input"),
+    "texts": Refused("use input"),
+}
+_LATE_CHUNKING = Refused("use /v1/embeddings")
+REFUSED_IN_EMBEDDINGS: Mapping[str, Refused] = {
+    **_INPUTS,
+    "embedding_types": Refused("use encoding_format"),
+    "output_dimension": Refused("use dimensions"),
+    "input_type": Refused("write the task's prompt into the input"),
+    "prompt_name": Refused("write the task's prompt into the input"),
+}
+REFUSED_IN_POOLING: Mapping[str, Refused] = {**REFUSED_IN_EMBEDDINGS, "late_chunking_params": _LATE_CHUNKING}
+REFUSED_IN_COHERE_EMBED: Mapping[str, Refused] = {
+    **_COMMON,
+    "input": Refused("use texts"),
+    "messages": Refused("use texts"),
+    "images": Refused("only text is implemented"),
+    "dimensions": Refused("use output_dimension"),
+    "encoding_format": Refused("use embedding_types"),
+    "truncate_prompt_tokens": Refused("use max_tokens"),
+    "truncation_side": Refused("use truncate"),
+}
+REFUSED_IN_CLASSIFY: Mapping[str, Refused] = {
+    **_INPUTS,
+    "late_chunking_params": _LATE_CHUNKING,
+    "softmax": _ACTIVATION,
+    "activation": _ACTIVATION,
+}
+REFUSED_IN_SCORES: Mapping[str, Refused] = {
+    **_COMMON,
+    "softmax": _ACTIVATION,
+    "activation": _ACTIVATION,
+    "rank_fields": Refused("documents are texts"),
+    "max_chunks_per_doc": Refused("a document is scored as a whole; use max_tokens_per_doc"),
+    "overlap_tokens": Refused("a document is scored as a whole"),
+}

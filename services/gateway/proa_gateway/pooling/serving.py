@@ -3,6 +3,10 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import orjson
 
 from proa.contract import EngineCoreRequest, Lora, PoolingTask, SamplingParams
 from proa_gateway.admission.auth import Caller
@@ -14,16 +18,87 @@ from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import InvalidRequest
+from proa_gateway.http.streaming import Content, ResponseWriter
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
-from proa_gateway.openai.envelope import Prompt
-from proa_gateway.pooled_output import PooledOutput, PooledValues
-from proa_gateway.pooling.context import PoolingContext
-from proa_gateway.pooling.handler import Envelope, PoolingHandler
-from proa_gateway.pooling.inputs import PooledInput, check_inputs
-from proa_gateway.pooling.parts import combine, divide
+from proa_gateway.output.pooled import PooledOutput, PooledValues
+from proa_gateway.pooling.fields import PoolingFields
+from proa_gateway.pooling.inputs import PooledInput, check_inputs, divide
+from proa_gateway.pooling.values import combine
 from proa_gateway.routing.hints import RoutingHints
-from proa_gateway.streaming import ResponseWriter
+from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.served_request import ServedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is around the results. `created`: Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+
+    @property
+    def fields(self) -> dict[str, str | int]:
+        return {"id": self.id, "object": "list", "created": self.created, "model": self.model}
+
+    def list_of(self, data: bytes) -> Content:
+        """The response of vLLM's form whose `data` is this JSON."""
+        usage = orjson.dumps(self.usage.to_dict())
+        return Content(orjson.dumps(self.fields)[:-1] + b',"data":' + data + b',"usage":' + usage + b"}")
+
+
+class PoolingHandler(Protocol):
+    """One request to one endpoint. The methods are in the order of their calls."""
+
+    route: ClassVar[str]
+    operation: ClassVar[str]  # `gen_ai.operation.name` in OpenTelemetry's semantic conventions
+    id_prefix: ClassVar[str]  # of the response's id
+    refused: ClassVar[Mapping[str, Refused]]  # the fields that the request's class does not have
+
+    @property
+    def request(self) -> PoolingFields: ...
+
+    @property
+    def num_inputs(self) -> int:
+        """At least as many as engine requests."""
+        ...
+
+    @property
+    def input_param(self) -> str:
+        """Request field that errors about the inputs name."""
+        ...
+
+    async def inputs(self, model: ServedModel) -> Sequence[PooledInput]:
+        """The engine requests. Raises `InvalidRequest`."""
+        ...
+
+    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
+        """The response. `outputs`: of the inputs, in their order. Raises `GenerationFailed`."""
+        ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PoolingContext(ServedRequest):
+    """`num_prompts`: the engine requests that run at the same time, at most. Parts of a long input count as one."""
+
+    handler: PoolingHandler
+    num_prompts: int
+
+    @property
+    def operation(self) -> str:
+        return self.handler.operation
+
+    @property
+    def requested_model(self) -> str | None:
+        return self.handler.request.model
+
+    @property
+    def rank(self) -> int:
+        return self.handler.request.priority or 0
+
 
 MAX_RUNNING = 256
 """Engine requests of one HTTP request at the same time: those of others need not wait behind thousands of inputs."""

@@ -13,7 +13,8 @@ import orjson
 from numpy.typing import NDArray
 
 from proa_gateway.errors import GenerationFailed
-from proa_gateway.pooled_output import PooledValues
+from proa_gateway.output.pooled import PooledOutput, PooledValues
+from proa_gateway.pooling.inputs import PooledInput
 
 TURN_VALUES = 8192  # rendered between two turns of the event loop: 0.7 ms
 
@@ -79,3 +80,31 @@ async def render_all(
         yield b"]", 0
 
     return await joined(parts())
+
+
+_NORM_TOLERANCE = 1e-2  # of length 1, in engines that compute with bfloat16
+
+
+async def combine(divided: Sequence[Sequence[PooledInput]], outputs: Sequence[PooledOutput]) -> list[PooledValues]:
+    """The values of each input. `outputs` are those of all parts, in order."""
+    rest: Iterator[PooledOutput] = iter(outputs)
+    results = []
+    for parts in divided:
+        own = [next(rest) for _ in parts]
+        if len(parts) == 1:
+            results.append(PooledValues(own[0].values, own[0].num_rows))
+        else:
+            weights = [len(part.token_ids) for part in parts]
+            results.append(await asyncio.to_thread(mean_embedding, own, weights))
+    return results
+
+
+def mean_embedding(parts: Sequence[PooledOutput], weights: Sequence[int]) -> PooledValues:
+    """The weighted mean of embeddings. It has length 1 if all of them have."""
+    sums, are_normalized = np.zeros(len(parts[0].values) // 4), True
+    for part, weight in zip(parts, weights, strict=True):
+        vector = numbers(part.values).astype(np.float64)
+        are_normalized = are_normalized and bool(abs(np.linalg.norm(vector) - 1.0) <= _NORM_TOLERANCE)
+        sums += weight * vector
+    divisor = np.linalg.norm(sums) if are_normalized else sum(weights)
+    return PooledValues(float32(sums / (divisor or 1.0)), 1)

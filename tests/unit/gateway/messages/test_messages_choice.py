@@ -8,9 +8,8 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from proa_gateway.deltas import Delta
-from proa_gateway.messages.choice import MessagesChoice, event_of, usage_of
-from proa_gateway.openai.envelope import Usage
+from proa_gateway.apis.messages.render import MessagesChoice, event_of, usage_of
+from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,
@@ -19,6 +18,7 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
+from proa_gateway.serving.envelope import Usage
 
 HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
 USAGE = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=6)

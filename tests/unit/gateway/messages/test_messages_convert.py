@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from proa.template_content import TEXT
-from proa_gateway.messages.convert import conversation_of, generation_request
-from proa_gateway.messages.protocol import MessagesRequest
-from proa_gateway.openai.content_parts import ImagePart
-from proa_gateway.openai.history import template_messages
+from proa_gateway.apis.messages.job import conversation_of, generation_request
+from proa_gateway.apis.messages.protocol import MessagesRequest
 from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.serving.chat_prompt import template_messages
+from proa_gateway.serving.content import ImagePart
 
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object", "properties": {}}}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proa_gateway.response_store import ResponseStore, StoredResponse
-from proa_gateway.responses.items import parsed
-from proa_gateway.responses.stored import MAX_PARTS, OwnersResponses
+from proa_gateway.apis.responses.items import parsed
+from proa_gateway.apis.responses.store import MAX_PARTS, OwnersResponses
+from proa_gateway.serving.stored_responses import ResponseStore, StoredResponse
 
 
 def stored(size: int = 10) -> StoredResponse:

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from proa_gateway.apis.responses.items import listed, parsed
+from proa_gateway.apis.responses.job import chat_messages, conversation_of
+from proa_gateway.apis.responses.protocol import ResponsesRequest
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.http import validation_error_object
-from proa_gateway.openai.content_parts import ImagePart, Part
+from proa_gateway.http.errors import validation_error_object
 from proa_gateway.parsing.tool import NamedTool
-from proa_gateway.responses.convert import chat_messages, conversation_of
-from proa_gateway.responses.items import listed, parsed
-from proa_gateway.responses.protocol import ResponsesRequest
+from proa_gateway.serving.content import ImagePart, Part
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OTHER_CALL = {**CALL, "call_id": "c2"}

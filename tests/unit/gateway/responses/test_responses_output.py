@@ -3,7 +3,8 @@
 from typing import Any
 
 from proa.contract import TokenLogprobs
-from proa_gateway.deltas import Delta
+from proa_gateway.apis.responses.output import OutputItems
+from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,
@@ -12,7 +13,6 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
-from proa_gateway.responses.output import OutputItems
 
 
 def output(*, includes_reasoning: bool = True, logprobs: bool = False) -> OutputItems:

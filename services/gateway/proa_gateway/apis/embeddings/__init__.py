@@ -1,0 +1,1 @@
+"""Endpoints that return a model's values: embeddings and classes."""

@@ -1,0 +1,200 @@
+"""Messages requests as the conversations and parameters that all APIs of chats share."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from proa_gateway.apis.messages.protocol import (
+    REFUSED,
+    ContentBlock,
+    CountTokensRequest,
+    ImageBlock,
+    MessageParam,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoiceParam,
+    ToolParam,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from proa_gateway.apis.messages.render import MessagesAnswer, MessagesChoice
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.serving.content import ImagePart, joined
+from proa_gateway.serving.conversation import ChatMessage, Conversation
+from proa_gateway.serving.conversation_handler import ConversationHandler, ConversationSettings
+from proa_gateway.serving.envelope import Prompt
+from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.tools import Tool, ToolChoice
+
+
+def generation_request(body: MessagesRequest) -> GenerationRequest:
+    """The sampling parameters and the constraint of the output, by OpenAI's names."""
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "stream": body.stream,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "max_tokens": body.max_tokens,
+    }
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "output", "schema": body.output_config.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return GenerationRequest.model_validate(fields)
+
+
+def conversation_of(body: CountTokensRequest) -> Conversation:
+    """A last message of the assistant is continued. Raises `InvalidRequest` if there is no message with content."""
+    messages = [*_system(body), *_history(body.messages)]
+    if not messages:
+        raise InvalidRequest("messages: all of them are empty.", param="messages")
+    continues = messages[-1].role == "assistant"
+    thinking, choice = body.thinking, body.tool_choice
+    return Conversation(
+        messages=messages,
+        tools=[_tool(tool) for tool in body.tools or ()],
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        includes_reasoning=not (thinking and thinking.display == "omitted"),
+        reasoning_effort=body.output_config.effort if body.output_config else None,
+        opens_message=not continues,
+        continues_message=continues,
+    )
+
+
+def _system(body: CountTokensRequest) -> list[ChatMessage]:
+    if not body.system:
+        return []
+    return [_message(role="system", content="\n".join(block.text for block in body.system))]
+
+
+def _history(messages: Iterable[MessageParam]) -> Iterator[ChatMessage]:
+    for index, message in enumerate(messages):
+        yield from _chat_messages(message, f"messages[{index}].content")
+
+
+def _chat_messages(message: MessageParam, path: str) -> Iterator[ChatMessage]:
+    """Results of calls are messages of their own, before the text that comes with them. Their images are messages of
+    the user, as in vLLM: most chat templates show no others."""
+    blocks = [(f"{path}[{index}]", block) for index, block in enumerate(message.content)]
+    for block_path, block in blocks:
+        if isinstance(block, ToolResultBlock):
+            yield _message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
+            results = enumerate(block.content)
+            images = [_image(each, f"{block_path}.content[{i}]") for i, each in results if isinstance(each, ImageBlock)]
+            if images:
+                yield _message(role="user", content=images)
+    if rest := [(block_path, block) for block_path, block in blocks if not isinstance(block, ToolResultBlock)]:
+        yield _chat_message(message.role, rest)
+
+
+def _chat_message(role: str, blocks: Sequence[tuple[str, ContentBlock]]) -> ChatMessage:
+    """`blocks`: with their paths in the body."""
+    parts = [
+        _image(block, path) if isinstance(block, ImageBlock) else block.text
+        for path, block in blocks
+        if isinstance(block, ImageBlock | TextBlock)
+    ]
+    thoughts = [block.thinking for _, block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [block for _, block in blocks if isinstance(block, ToolUseBlock)]
+    fields: dict[str, Any] = {"role": role, "content": joined(parts) if parts else None}
+    if thoughts:
+        fields["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        fields["tool_calls"] = [{"id": each.id, "function": _function(each)} for each in calls]
+    return _message(**fields)
+
+
+def _image(block: ImageBlock, path: str) -> ImagePart:
+    return ImagePart(block.source.as_url, f"{path}.source")
+
+
+def _message(**fields: object) -> ChatMessage:
+    return ChatMessage.model_validate(fields)
+
+
+def _function(block: ToolUseBlock) -> dict[str, str]:
+    return {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+
+
+def _result(block: ToolResultBlock) -> str:
+    text = "\n".join(part.text for part in block.content if isinstance(part, TextBlock))
+    return f"Error: {text}" if block.is_error else text
+
+
+def _tool(tool: ToolParam) -> Tool:
+    function: dict[str, object] = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    if tool.description is None:
+        del function["description"]
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return Tool.model_validate({"type": "function", "function": function})
+
+
+def _tool_choice(choice: ToolChoiceParam | None) -> ToolChoice:
+    if choice is None or choice.type == "auto":
+        return "auto"
+    if choice.type == "none":
+        return "none"
+    return "required" if choice.name is None else NamedTool(choice.name)
+
+
+OnIgnored = Callable[[Sequence[str]], None]
+
+
+class _Handler(ConversationHandler):
+    prompt_param: ClassVar[str] = "messages"
+
+    def __init__(
+        self,
+        body: CountTokensRequest,
+        request: GenerationRequest,
+        settings: ConversationSettings,
+        on_ignored: OnIgnored | None,
+    ) -> None:
+        super().__init__(request, conversation_of(body), settings, max_tokens=request.max_tokens, on_ignored=on_ignored)
+        self._body = body
+
+    async def tokenize(self, model: ServedModel, *, limit: int | None = None) -> list[Prompt]:
+        thinking = None if self._body.thinking is None else self._body.thinking.is_on
+        self._fit_reasoning(model, thinking, thinking_field="thinking", effort_field="output_config.effort")
+        return await super().tokenize(model, limit=limit)
+
+
+class MessagesHandler(_Handler):
+    """The `EndpointHandler` of `/v1/messages`."""
+
+    route: ClassVar[str] = "/v1/messages"
+    operation: ClassVar[str] = "chat"
+    id_prefix: ClassVar[str] = "msg_"
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED
+
+    def __init__(
+        self, body: MessagesRequest, settings: ConversationSettings, request_id: str, on_ignored: OnIgnored
+    ) -> None:
+        super().__init__(body, generation_request(body), settings, on_ignored)
+        self._metadata = body.metadata
+        self._request_id = request_id
+
+    @property
+    def extra_fields(self) -> Mapping[str, Any]:
+        return self._body.extra_fields
+
+    @property
+    def session_id(self) -> str | None:
+        return self._metadata.user_id if self._metadata else None
+
+    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> MessagesAnswer:
+        head = {"id": id, "type": "message", "role": "assistant", "model": model.name}
+        choice = MessagesChoice(head, includes_reasoning=self.conversation.includes_reasoning)
+        return MessagesAnswer(choice, self.message_format(model, prompts[0]), self._request_id)
+
+
+async def count_tokens(body: CountTokensRequest, settings: ConversationSettings, model: ServedModel) -> int:
+    """The tokens of the prompt. Raises `InvalidRequest`."""
+    return await _Handler(body, GenerationRequest.model_validate({}), settings, None).count_tokens(model)

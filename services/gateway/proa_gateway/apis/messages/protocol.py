@@ -1,0 +1,231 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`.
+
+A content block of another type is refused by its name.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from proa_gateway.serving.constraint_fields import JsonText
+from proa_gateway.serving.conversation import MAX_MESSAGES
+from proa_gateway.serving.fields import TemplateValue, Text, known_types
+from proa_gateway.serving.generation_request import Count, Effort, ModelName, Probability
+from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.tools import MAX_TOOLS, ToolName
+
+MAX_BLOCKS = 1024  # of a message
+
+
+class TextBlock(BaseModel):
+    """`cache_control` and `citations` have no effect: every prompt is cached."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Base64Source(BaseModel):
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(pattern=r"^image/[a-z0-9.+-]+$", max_length=64)]
+    data: Annotated[str, Field(min_length=1)]
+
+    @property
+    def as_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(BaseModel):
+    type: Literal["url"]
+    url: Annotated[Text, Field(min_length=1)]
+
+    @property
+    def as_url(self) -> str:
+        return self.url
+
+
+class ImageBlock(BaseModel):
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source | UrlSource, Field(discriminator="type")],
+        known_types("base64", "url"),
+    ]
+
+
+class ThinkingBlock(BaseModel):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(BaseModel):
+    """Reasoning that only its author can read; left out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(BaseModel):
+    """A call by the model."""
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[Text, TemplateValue]
+
+
+def _as_blocks(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+_TextBlock = Annotated[TextBlock, known_types("text")]
+TextBlocks = Annotated[
+    list[_TextBlock],
+    Field(max_length=MAX_BLOCKS, fail_fast=True),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock]),
+]
+"""Text, or blocks of it."""
+
+
+_ResultBlock = Annotated[
+    Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
+    known_types("text", "image"),
+]
+_ResultBlocks = Annotated[
+    list[_ResultBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_ResultBlock])
+]
+
+
+class ToolResultBlock(BaseModel):
+    """The result of a call. `is_error`: the call failed; the model is told."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: _ResultBlocks = []
+    is_error: bool | None = None
+
+
+ContentBlock = Annotated[
+    Annotated[
+        TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        Field(discriminator="type"),
+    ],
+    known_types("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
+
+
+_Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
+
+
+class MessageParam(BaseModel):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
+
+
+def _refuse_server_tools(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in (None, "custom"):
+        message = "has the type {kind}: only tools that the client runs are supported"
+        raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(str(kind)[:40])})
+    return value
+
+
+class ToolParam(BaseModel):
+    """A tool that the client runs. `strict`: calls must match the schema."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: Text | None = None
+    input_schema: dict[Text, TemplateValue]
+    strict: bool | None = None
+
+
+ToolField = Annotated[ToolParam, BeforeValidator(_refuse_server_tools)]
+
+
+class ToolChoiceParam(BaseModel):
+    """`name`: of the tool to call, with the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        if (self.type == "tool") != (self.name is not None):
+            raise PydanticCustomError("invalid_value", "must have a name if, and only if, its type is tool")
+
+
+_KEEPS_ALL = tuple({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"}))
+"""Claude Code sends the first: all thinking stays in the prompt."""
+REFUSED = {
+    "container": Refused("nothing is executed here"),
+    "mcp_servers": Refused("no servers are called"),
+    "context_management": Refused("messages are never dropped", neutral=({"edits": []}, *_KEEPS_ALL)),
+    "output_format": Refused("use output_config.format"),
+    "prefill": Refused("end the messages with one of the assistant"),
+}
+NO_EFFECT = frozenset(
+    {"cache_control", "service_tier", "speed", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
+)
+
+
+class Thinking(BaseModel):
+    """`budget_tokens` has no effect. `display` omitted: the answer has no thinking blocks."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.type != "disabled"
+
+
+class JsonFormat(BaseModel):
+    type: Literal["json_schema"]
+    schema_: Annotated[JsonText, Field(alias="schema")]
+
+
+class OutputConfig(BaseModel):
+    effort: Effort | None = None
+    format: JsonFormat | None = None
+
+
+class Metadata(BaseModel):
+    user_id: Text | None = None
+
+
+class CountTokensRequest(BaseModel):
+    """What a prompt is made from."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    __pydantic_extra__: dict[str, Any]
+
+    model: ModelName
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: TextBlocks | None = None
+    tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """The fields that this class does not have, without those that change nothing."""
+        return {name: value for name, value in self.__pydantic_extra__.items() if name not in NO_EFFECT}
+
+
+class MessagesRequest(CountTokensRequest):
+    """`POST /v1/messages`."""
+
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=64, fail_fast=True)] | None
+    ) = None
+    temperature: Probability | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    metadata: Metadata | None = None

@@ -1,0 +1,172 @@
+"""How the response of `/v1/messages` looks: a message's events as Anthropic's content blocks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from proa_gateway.errors import GatewayError
+from proa_gateway.http.messages_errors import error_event
+from proa_gateway.output.deltas import Delta
+from proa_gateway.parsing.events import (
+    ArgumentsDelta,
+    CallEnded,
+    CallStarted,
+    ContentDelta,
+    MessageEvent,
+    ReasoningDelta,
+)
+from proa_gateway.serving.answer import CollectedChoice, EventOutlet, StreamedChoice
+from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.message_format import MessageFormat
+from proa_gateway.serving.message_sinks import MessageCollector, MessageStream
+
+Fields = dict[str, Any]
+
+
+class MessagesChoice:
+    """The `MessageChoice` of `/v1/messages`. The official client assembles `event`s to what `final` returns."""
+
+    def __init__(self, head: Fields, *, includes_reasoning: bool) -> None:
+        """`head`: the message's fields that are known before its content."""
+        self._head = head
+        self._includes_reasoning = includes_reasoning
+        self._index = -1  # of the block that was opened last
+        self._open = ""  # the type of the block that is open; empty: none is
+        self._has_calls = False
+        self.stop: Fields = {"stop_reason": None, "stop_sequence": None}
+
+    def opening(self, usage: Usage) -> bytes:
+        message = {**self._head, "content": [], **self.stop, "usage": usage_of(usage)}
+        return event_of("message_start", message=message) + event_of("ping")
+
+    def event(self, events: Sequence[MessageEvent], delta: Delta, usage: Usage | None) -> bytes:
+        data = b"".join(self._event(event) for event in events)
+        if delta.finish_reason is None:
+            return data
+        self.stop = self._stop(delta)
+        return data + self._close()
+
+    def final(self, events: Sequence[MessageEvent], delta: Delta) -> Fields:
+        content: list[Fields] = []
+        arguments: dict[int, str] = {}
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    content.append(_block("text", text=text))
+                case ReasoningDelta(text) if self._includes_reasoning:
+                    content.append(_block("thinking", thinking=text))
+                case CallStarted(index, id, name):
+                    self._has_calls = True
+                    content.append(_block("tool_use", id=id, name=name))
+                    arguments[index] = ""
+                case ArgumentsDelta(index, text):
+                    arguments[index] += text
+        calls = (block for block in content if block["type"] == "tool_use")
+        for block, text in zip(calls, arguments.values(), strict=True):
+            block["input"] = _parsed(text)
+        return {**self._head, "content": content, **self._stop(delta)}
+
+    def _event(self, event: MessageEvent) -> bytes:
+        match event:
+            case ContentDelta(text):
+                return self._in("text") + self._delta("text_delta", text=text)
+            case ReasoningDelta(text) if self._includes_reasoning:
+                return self._in("thinking") + self._delta("thinking_delta", thinking=text)
+            case CallStarted(_, id, name):
+                self._has_calls = True
+                return self._close() + self._start("tool_use", id=id, name=name)
+            case ArgumentsDelta(_, text):
+                return self._delta("input_json_delta", partial_json=text)
+            case CallEnded():
+                return self._close()
+        return b""
+
+    def _in(self, kind: str) -> bytes:
+        """The events before a part of a block of this type."""
+        return b"" if self._open == kind else self._close() + self._start(kind)
+
+    def _start(self, kind: str, **fields: object) -> bytes:
+        self._index += 1
+        self._open = kind
+        return event_of("content_block_start", index=self._index, content_block=_block(kind, **fields))
+
+    def _delta(self, kind: str, **fields: object) -> bytes:
+        return event_of("content_block_delta", index=self._index, delta={"type": kind, **fields})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        signature = self._delta("signature_delta", signature="") if self._open == "thinking" else b""
+        self._open = ""
+        return signature + event_of("content_block_stop", index=self._index)
+
+    def _stop(self, delta: Delta) -> Fields:
+        if delta.finish_reason == "stop" and isinstance(delta.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
+        reason = "end_turn"
+        if delta.finish_reason == "length":
+            reason = "max_tokens"
+        elif self._has_calls:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+
+def usage_of(usage: Usage) -> Fields:
+    """Anthropic counts input tokens that were read from the cache separately."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def event_of(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: " % kind.encode() + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+def _block(kind: str, **fields: object) -> Fields:
+    """A content block; fields that are not given are empty."""
+    empty: dict[str, Fields] = {
+        "text": {"text": ""},
+        "thinking": {"thinking": "", "signature": ""},
+        "tool_use": {"input": {}},
+    }
+    return {"type": kind, **empty[kind], **fields}
+
+
+def _parsed(arguments: str) -> Any:
+    """The arguments of a call. Those that were cut off are not JSON: they are passed on as they are."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+class MessagesAnswer:
+    """The `Answer` of a message: it has one choice."""
+
+    wants_tokens = False
+
+    def __init__(self, choice: MessagesChoice, message_format: MessageFormat | None, request_id: str) -> None:
+        """`message_format`: None: all text is content. `request_id`: for errors."""
+        self._choice = choice
+        self._message_format = message_format
+        self._request_id = request_id
+
+    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> StreamedChoice:
+        return MessageStream(self._choice, self._message_format, outlet)
+
+    def collect(self, index: int, prompt: Prompt) -> CollectedChoice:
+        return MessageCollector(self._choice, self._message_format)
+
+    def last_events(self, usage: Usage) -> bytes:
+        return event_of("message_delta", delta=self._choice.stop, usage=usage_of(usage)) + event_of("message_stop")
+
+    def error_events(self, error: GatewayError) -> bytes:
+        return error_event(error, self._request_id)
+
+    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
+        return orjson.dumps({**choices[0].final(), "usage": usage_of(usage)})

@@ -1,0 +1,330 @@
+"""The body of `POST /v1/responses`, with its tools."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from proa_gateway.apis.responses.items import CallName, InputItems
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.serving.constraint_fields import ResponseFormat
+from proa_gateway.serving.fields import NO_UNICODE, TemplateValue, TemplateVariables, Text, known_types
+from proa_gateway.serving.generation_request import Count, Effort, GenerationRequest, Name
+from proa_gateway.serving.refused_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
+from proa_gateway.serving.tools import MAX_NAME, MAX_TOOLS, Tool, ToolChoice, ToolMode, ToolName, wrong_tool_choice
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called. `tool`: in the form of chat completions."""
+
+    call_name: CallName
+    tool: Tool
+
+
+class FunctionParam(BaseModel):
+    """`strict`: calls must match the schema of the parameters."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    name: ToolName
+    description: Text | None = None
+    parameters: dict[Text, TemplateValue] | None = None
+    strict: bool | None = None
+
+    def function(self, namespace: str | None = None) -> Function:
+        call_name = CallName(self.name, namespace)
+        fields = self.model_dump(include={"description", "parameters", "strict"}, exclude_none=True)
+        function = {"name": call_name.flat, **fields}
+        return Function(call_name, Tool.model_validate({"type": "function", "function": function}))
+
+
+class NamespaceParam(BaseModel):
+    """Functions with a common first name. `description` has no effect: each function has its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text | None = None
+    tools: list[Annotated[FunctionParam, known_types("function")]]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "NamespaceParam":
+        if any(len(CallName(tool.name, self.name).flat) > MAX_NAME for tool in self.tools):
+            message = "has a function whose name, with that of the namespace, is longer than {most} characters"
+            raise PydanticCustomError("invalid_value", message, {"most": MAX_NAME})
+        return self
+
+
+ToolParam = Annotated[
+    Annotated[FunctionParam | NamespaceParam, Field(discriminator="type")], known_types("function", "namespace")
+]
+
+
+def functions_of(tools: Iterable[FunctionParam | NamespaceParam]) -> Iterator[Function]:
+    for tool in tools:
+        if isinstance(tool, FunctionParam):
+            yield tool.function()
+        else:
+            yield from (function.function(tool.name) for function in tool.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSelection:
+    """`sent`: the field as it was sent. `allowed`: names of the tools that may be called; None: all of them.
+
+    A function in a namespace may be named without it, as in vLLM.
+    """
+
+    sent: object
+    mode: ToolChoice
+    allowed: frozenset[str] | None = None
+
+    def tools(self, functions: Sequence[Function]) -> list[Tool]:
+        if self.allowed is None:
+            return [function.tool for function in functions]
+        names = {flat for name in self.allowed for flat in _flat_names(name, functions)}
+        return [function.tool for function in functions if function.call_name.flat in names]
+
+    def choice(self, functions: Sequence[Function]) -> ToolChoice:
+        """Raises `InvalidRequest` for a name that functions of several namespaces have."""
+        if not isinstance(self.mode, NamedTool):
+            return self.mode
+        names = _flat_names(self.mode.name, functions) or [self.mode.name]
+        if len({*names}) > 1:
+            message = f"tool_choice names a function of several namespaces: {', '.join(names)}."
+            raise InvalidRequest(message, param="tool_choice")
+        return NamedTool(names[0])
+
+
+def _flat_names(name: str, functions: Sequence[Function]) -> list[str]:
+    """Of the function that the model knows by this name, else of those that have it in a namespace."""
+    names = [function.call_name for function in functions]
+    return [name] if name in {each.flat for each in names} else [each.flat for each in names if each.name == name]
+
+
+def _selection(value: object) -> ToolSelection:
+    if value is None or value in get_args(ToolMode):
+        mode = cast(ToolMode, value or "auto")
+        return ToolSelection(mode, mode)
+    match value:
+        case {"type": "function", "name": str(name)}:
+            return ToolSelection(value, NamedTool(name))
+        case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
+            return ToolSelection(value, cast(ToolMode, mode), frozenset(_name(tool) for tool in tools))
+    raise wrong_tool_choice(value, _NAME)
+
+
+_NAME = '{"type": "function", "name": …}'
+
+
+def _name(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "name": str(name)}:
+            return name
+    raise PydanticCustomError("invalid_value", f"must have {_NAME} in its tools")
+
+
+_FUNCTION = {
+    "type": "object",
+    "properties": {"type": {"enum": ["function"]}, "name": {"type": "string"}},
+    "required": ["type", "name"],
+}
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["allowed_tools"]},
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _FUNCTION},
+    },
+    "required": ["type", "mode", "tools"],
+}
+ToolSelectionField = Annotated[
+    ToolSelection,
+    PlainValidator(_selection),
+    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _FUNCTION, _ALLOWED, {"type": "null"}]}),
+]
+"""`tool_choice` of responses."""
+
+LOGPROBS = "message.output_text.logprobs"
+# What else `include` may name. The reasoning of an answer is readable; other items and parts do not occur.
+_INCLUDED_ALREADY = frozenset(
+    {
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
+_NO_LOGPROBS = Refused("use include and top_logprobs")
+# Some of these are fields of `GenerationRequest`.
+REFUSED: Mapping[str, Refused] = {
+    **REFUSED_IN_CHAT,
+    "thinking_token_budget": THINKING_BUDGET,
+    "prompt": Refused("prompt templates are not stored"),
+    "conversation": Refused("conversations are not stored; use previous_response_id"),
+    "context_management": Refused("items of the input are never dropped"),
+    "truncation": Refused("input that is too long is refused", neutral=("disabled",)),
+    "text.verbosity": REFUSED_IN_CHAT["verbosity"],
+    "messages": Refused("use input"),
+    "system": Refused("use instructions"),
+    "max_tokens": Refused("use max_output_tokens"),
+    "max_completion_tokens": Refused("use max_output_tokens"),
+    "response_format": Refused("use text.format"),
+    "reasoning_effort": Refused("use reasoning.effort"),
+    "n": Refused("a response has one output", neutral=(1,)),
+    "best_of": Refused("a response has one output", neutral=(1,)),
+    "logprobs": _NO_LOGPROBS,
+    "prompt_logprobs": _NO_LOGPROBS,
+    "return_token_ids": Refused("responses have no token ids"),
+    "enable_response_messages": Refused("use GET /v1/responses/{id}/input_items"),
+    "previous_input_messages": Refused("use previous_response_id or input"),
+}
+NO_EFFECT = frozenset({"max_tool_calls", "include_obfuscation"})
+
+
+_ENVELOPE = 8  # levels of a stored response, or of an event, around a field that it repeats
+
+
+MAX_REPEATED = 4 * 2**20
+
+
+def _num_characters(value: object) -> int:
+    """Of all texts in a JSON value."""
+    rest, count = [value], 0
+    while rest:
+        entry = rest.pop()
+        if isinstance(entry, str):
+            count += len(entry)
+        elif isinstance(entry, dict):
+            count += sum(map(len, entry))
+            rest += entry.values()
+        elif isinstance(entry, list):
+            rest += entry
+    return count
+
+
+def _check_repeated(value: object) -> object:
+    """Raises `PydanticCustomError` for JSON that `orjson` cannot write."""
+    if _num_characters(value) > MAX_REPEATED:
+        message = "must not have more than {limit} characters: the response repeats them"
+        raise PydanticCustomError("invalid_value", message, {"limit": MAX_REPEATED})
+    nested = value
+    for _ in range(_ENVELOPE):
+        nested = [nested]
+    try:
+        orjson.dumps(nested)
+    except orjson.JSONEncodeError as error:
+        reasons = {"surrogate": NO_UNICODE, "64-bit": "has an integer of more than 64 bits"}
+        reason = next((text for part, text in reasons.items() if part in str(error)), "is nested too deeply")
+        raise PydanticCustomError("invalid_value", reason) from None
+    return value
+
+
+Repeated = BeforeValidator(_check_repeated)
+"""A field that the response repeats as it was sent."""
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextFormat":
+        if self.type == "json_schema" and self.schema_ is None:
+            raise PydanticCustomError("missing", "type json_schema needs the field schema")
+        return self
+
+    def response_format(self) -> ResponseFormat:
+        """In the form of chat completions."""
+        fields = self.model_dump(by_alias=True, exclude_unset=True)
+        kind = fields.pop("type")
+        return ResponseFormat.model_validate({"type": kind, "json_schema": fields if kind == "json_schema" else None})
+
+
+class TextConfig(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    format: TextFormat | None = None
+
+
+class ReasoningConfig(BaseModel):
+    """`summary` and `generate_summary` have no effect: the response has the reasoning itself."""
+
+    model_config = ConfigDict(extra="allow")
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(GenerationRequest):
+    """`store`: keep the response, for `previous_response_id`. `background`: answer before it is generated."""
+
+    format_field: ClassVar[str] = "text.format"
+
+    input: InputItems
+    instructions: Text | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Count | None = None
+    tools: Annotated[Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)] | None, Repeated] = None
+    tool_choice: Annotated[ToolSelectionField, Repeated] = ToolSelection("auto", "auto")
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call. Default: true.")
+    text: Annotated[TextConfig | None, Repeated] = None
+    reasoning: ReasoningConfig | None = None
+    include: Annotated[list[Name], Field(max_length=64, fail_fast=True)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    store: bool | None = Field(None, description="Default: true.")
+    background: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(None, description="No effect.")
+    prompt_cache_key: Name | None = Field(None, description="Like `session_id`, which comes first.")
+    safety_identifier: Name | None = Field(None, description="No effect.")
+
+    # vLLM's extra fields
+    include_reasoning: bool | None = Field(None, description="False: the answer does not show it. Default: true.")
+    chat_template_kwargs: TemplateVariables | None = None
+
+    @property
+    def functions(self) -> list[Function]:
+        """All functions of `tools`."""
+        return list(functions_of(self.tools or ()))
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """Those of `GenerationRequest` that responses do not have are among them."""
+        others = {name: getattr(self, name) for name in REFUSED if name in self.model_fields_set}
+        unknown: dict[str, object] = {
+            f"include.{name}": True for name in set(self.include or ()) - _INCLUDED_ALREADY - {LOGPROBS}
+        }
+        if self.top_logprobs and not self.wants_logprobs:
+            unknown["top_logprobs"] = self.top_logprobs
+        fields = super().extra_fields | others | unknown
+        return {name: value for name, value in fields.items() if name not in NO_EFFECT}
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def keeps_response(self) -> bool:
+        return self.store is not False
+
+    def generation_request(self) -> GenerationRequest:
+        """With the constraint of the output where all APIs have it."""
+        text_format = self.text.format if self.text else None
+        return self.model_copy(update={"response_format": text_format.response_format() if text_format else None})

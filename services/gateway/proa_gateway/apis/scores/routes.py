@@ -1,0 +1,25 @@
+"""The routes of scores of pairs of texts."""
+
+from fastapi import APIRouter, Request, Response
+
+from proa_gateway.apis.respond import ERRORS, pool
+from proa_gateway.apis.scores.job import RerankHandler, ScoreHandler
+from proa_gateway.apis.scores.protocol import RankedDocuments, RerankRequest, ScoreList, ScoreRequest
+from proa_gateway.http.bodies import JsonRoute
+
+scores_router = APIRouter(route_class=JsonRoute)
+
+
+@scores_router.post("/score", response_model=ScoreList, responses=ERRORS)
+@scores_router.post("/v1/score", response_model=ScoreList, responses=ERRORS)
+async def score(body: ScoreRequest, request: Request) -> Response:
+    """How well each pair of texts fits together."""
+    return pool(ScoreHandler(body), request)
+
+
+@scores_router.post("/rerank", response_model=RankedDocuments, responses=ERRORS)
+@scores_router.post("/v1/rerank", response_model=RankedDocuments, responses=ERRORS)
+@scores_router.post("/v2/rerank", response_model=RankedDocuments, responses=ERRORS)
+async def rerank(body: RerankRequest, request: Request) -> Response:
+    """The documents that fit a query best."""
+    return pool(RerankHandler(body), request)

@@ -1,0 +1,1 @@
+"""HTTP itself: the server's protocol, bodies, errors, streams of events."""

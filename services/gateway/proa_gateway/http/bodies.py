@@ -1,0 +1,238 @@
+"""Request bodies: what they may hold and for how long, while they arrive, and how long one takes to read.
+
+JSON parsers hold the interpreter lock until they are done, so another thread would not help: 16 MiB of `[],` take over
+a second in any of them. `orjson` needs the least, and no more for long numbers and deep nesting than for others.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from proa_gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from proa_gateway.http.errors import gateway_error_response
+
+
+class LargeBodies:
+    """`clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = asyncio.Lock()  # first come, first served
+        self._waiting: deque[float] = deque()  # when each arrived
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def turn(self) -> None:
+        """Wait for the bodies that came earlier, and then for one turn of the event loop."""
+        arrived = self._clock()
+        self._waiting.append(arrived)
+        self._idle.clear()
+        try:
+            async with self._lock:
+                await asyncio.sleep(0)
+        finally:
+            self._waiting.remove(arrived)
+            if not self._waiting:
+                self._idle.set()
+
+    async def none_waits(self) -> None:
+        """Wait until all bodies are passed on."""
+        await self._idle.wait()
+
+    def delay(self) -> float:
+        """Seconds for which the oldest body that is not passed on yet has waited; 0: none waits."""
+        return self._clock() - self._waiting[0] if self._waiting else 0.0
+
+
+MAX_COST: Final = 700_000  # in numbers of a list, which take 30 ms
+LARGE_BODY: Final = 16 * 1024  # bytes, which take about 1 ms to parse and validate
+# What else costs as much as so many numbers to read and to validate:
+_TEXT: Final = 4
+_KEY: Final = 12  # a field of an object, beside its name and its value
+_LIST: Final = 12  # beside its elements
+_OBJECT: Final = 30  # beside its fields
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def cost_bound(data: bytes) -> int:
+    """Not less than the cost of reading this part of a body. It counts what stands in texts too."""
+    return _structure(data) + _TEXT * data.count(b'"')
+
+
+def costs_too_much(body: bytes) -> bool:
+    """Whether reading the body costs more than `MAX_COST`. Takes up to a second where texts have many quotes."""
+    cost = position = 0
+    while (quote := body.find(b'"', position)) >= 0:
+        cost += _structure(body[position:quote]) + _TEXT
+        if cost > MAX_COST:
+            return True
+        position = _end_of_text(body, quote + 1)
+    return cost + _structure(body[position:]) > MAX_COST
+
+
+def _structure(data: bytes) -> int:
+    """The cost of all but texts."""
+    containers = _LIST * data.count(b"[") + _OBJECT * data.count(b"{")
+    return data.count(b",") + _KEY * data.count(b":") + containers
+
+
+def _end_of_text(body: bytes, start: int) -> int:
+    """Where the text that begins at `start` has ended, with its quote; the end of the body if it does not end."""
+    position = start
+    while (quote := body.find(b'"', position)) >= 0:
+        part = body[position:quote]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2 == 0:
+            return quote + 1
+        position = quote + 1  # the quote is escaped
+    return len(body)
+
+
+class JsonRequest(Request):
+    """Its JSON is read by `orjson` if it is large. Then no text may have lone surrogates, of which the error of a small
+    body names the field, and integers over 64 bits are floats."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        if len(body) < LARGE_BODY:
+            return await super().json()
+        await asyncio.sleep(0)  # the body was copied in this turn of the event loop
+        content = orjson.loads(body)
+        await asyncio.sleep(0)  # others have a turn before it is validated
+        return content
+
+
+class JsonRoute(APIRoute):
+    """Gives the requests of a route to it as `JsonRequest`."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+SILENCE: Final = 30.0  # seconds for which a client may send nothing of a body that has begun
+LONGEST: Final = 600.0  # seconds for a body, the time of 16 MiB at 230 kbit/s
+UNFINISHED_BODIES: Final = 16  # of the largest size, at one time: how many bytes bodies that still arrive may hold
+
+
+class RequestBodies:
+    """Middleware that rejects request bodies over `max_bytes`, by their Content-Length or while reading them, those
+    that do not go on, that hold too many JSON values, and compressed ones.
+
+    Large bodies are passed on one at a time, with the event loop's other work between them: parsing one takes
+    milliseconds, and a hundred that come at once would hold up all streams for as long as they take together.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        large_bodies: LargeBodies,
+        *,
+        silence: float = SILENCE,
+        longest: float = LONGEST,
+    ) -> None:
+        """`silence`, `longest`: seconds for which nothing may arrive of a body, and for a whole one."""
+        self._app = app
+        self._max_bytes = max_bytes
+        self._large_bodies = large_bodies
+        self._silence = silence
+        self._longest = longest
+        self._unfinished_bytes = 0  # of all bodies that still arrive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_headers(dict(scope["headers"]))
+        except GatewayError as error:
+            await gateway_error_response(error)(scope, receive, send)
+            return
+        body = _Body(asyncio.get_running_loop().time() + self._longest)
+
+        async def limited() -> Message:
+            if body.is_complete:
+                return await receive()
+            message = await self._next_part(body, receive)
+            if message["type"] == "http.request" and not message.get("more_body"):
+                self._finish(body)
+                await self._pass_on(body)
+            return message
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._finish(body)
+
+    def _check_headers(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_bytes:
+            raise self._too_large()
+        if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+            name = encoding[:80].decode("latin-1")
+            raise UnsupportedMediaType(f"The body must not be compressed, it has the header Content-Encoding: {name}.")
+
+    async def _next_part(self, body: "_Body", receive: Receive) -> Message:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(min(loop.time() + self._silence, body.deadline)):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeout("The rest of the request body did not arrive in time.") from None
+        part = message.get("body", b"")
+        body.add(part)
+        self._unfinished_bytes += len(part)
+        if body.num_bytes > self._max_bytes:
+            raise self._too_large()
+        if self._unfinished_bytes > UNFINISHED_BODIES * self._max_bytes:
+            raise Overloaded("Too many large request bodies are arriving at the same time.")
+        return message
+
+    async def _pass_on(self, body: "_Body") -> None:
+        parts, body.parts = body.parts, []
+        if body.cost_bound > MAX_COST and await asyncio.to_thread(costs_too_much, b"".join(parts)):
+            raise InvalidRequest(f"The body has too many values: it takes longer to read than {MAX_COST:,} numbers.")
+        if body.num_bytes >= LARGE_BODY:
+            await self._large_bodies.turn()
+
+    def _finish(self, body: "_Body") -> None:
+        if not body.is_complete:
+            body.is_complete = True
+            self._unfinished_bytes -= body.num_bytes
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The request body must not be larger than {self._max_bytes} bytes.")
+
+
+class _Body:
+    """What has arrived of one. `deadline`: event loop time."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.parts: list[bytes] = []
+        self.num_bytes = 0
+        self.cost_bound = 0  # of reading it as JSON
+        self.is_complete = False
+
+    def add(self, part: bytes) -> None:
+        self.parts.append(part)
+        self.num_bytes += len(part)
+        self.cost_bound += cost_bound(part)

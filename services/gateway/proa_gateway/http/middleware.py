@@ -1,0 +1,125 @@
+"""Middleware: the root path, request ids and the access log."""
+
+import logging
+import re
+import secrets
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from proa_gateway.http.errors import route_path
+
+
+class RootPath:
+    """Middleware that serves the routes under `path` too."""
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._path  # Starlette ignores it for other paths
+        await self._app(scope, receive, send)
+
+
+REQUEST_ID: Final = r"[\x21-\x7e]{1,128}"
+"""Pattern of the ids that clients may choose: what fits into headers, logs and engines' request ids."""
+_valid = re.compile(REQUEST_ID.encode()).fullmatch
+
+
+class RequestIdMiddleware:
+    """Sets `request_id` in a request's state: its `X-Request-Id` header if that is valid, else a new id.
+
+    The response has the id too, as the route leaves it in the state, and the headers that the route adds to
+    `response_headers` there. Events of a stream do not pass through here.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = dict(scope["headers"]).get(b"x-request-id", b"")
+        state = scope["state"]
+        state["request_id"] = sent.decode() if _valid(sent) else secrets.token_hex(16)
+        headers: list[tuple[bytes, bytes]] = []
+        state["response_headers"] = headers
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", state["request_id"].encode()), *headers]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+_log = logging.getLogger("proa_gateway.access_log")
+_PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
+
+
+def write_access_log() -> None:
+    """Write the lines to standard output, and nothing else there: messages go to standard error."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _log.addHandler(handler)
+    _log.setLevel(logging.INFO)
+    _log.propagate = False
+
+
+class AccessLogMiddleware:
+    """Logs requests, except those of probes and scrapers. Their state has `request_id`; `error_type` if they failed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status, complete = 499, False  # of a client that left before the response began
+
+        async def observe(message: Message) -> None:
+            nonlocal status, complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observe)
+        except Exception:
+            status = 500  # the response is made further out
+            raise
+        finally:
+            if route_path(scope) not in _PROBES:
+                _log.info(_line(scope, status, complete, time.perf_counter() - started))
+
+
+def _line(scope: Scope, status: int, complete: bool, seconds: float) -> str:
+    headers = dict(scope["headers"])
+    state = scope["state"]
+    error_type = state.get("error_type")
+    fields: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "client": scope["client"][0] if scope.get("client") else None,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "complete": complete and not (error_type and status == 200),  # False: the client left, or the stream failed
+        "error_type": error_type,
+        "duration_ms": round(seconds * 1000, 1),
+        "model": state.get("model"),  # as the request names it
+        "request_id": state.get("request_id"),
+        "trace_id": state.get("trace_id"),
+        "key": state["caller"].name or None if "caller" in state else None,
+        "user_agent": headers.get(b"user-agent", b"").decode("latin-1")[:200] or None,
+    }
+    return orjson.dumps(fields).decode()

@@ -1,0 +1,168 @@
+"""uvicorn's HTTP protocol as the `Connection` of its responses, with limits of what comes before a request is known."""
+
+import asyncio
+import secrets
+from typing import Any, Final
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from proa_gateway.errors import GatewayError, HeadersTooLarge, MalformedHttp, RequestTimeout
+from proa_gateway.http import messages_errors
+from proa_gateway.http.streaming import CONNECTION, ResponseWriter
+
+MAX_HEAD_BYTES: Final = 64 * 1024  # of a request's line and headers
+MAX_HEADERS: Final = 100
+HEAD_SECONDS: Final = 30.0  # from a connection's or a request's first byte to the end of its headers
+_UPGRADE: Final = (b"upgrade", b"http2-settings")
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Puts itself into the ASGI scope of each request. The server makes one for each connection.
+
+    Requests whose head is too large, too slow or no HTTP get an error before the application is called. `Upgrade`, of
+    which nothing is supported, is ignored, as RFC 9110 §7.8 allows.
+    """
+
+    head_seconds: float = HEAD_SECONDS
+    _head_bytes = 0  # of the head that is being read
+    _is_in_head = False
+    _is_upgrade = False  # the request that is being read asks for one
+    _head_timer: asyncio.TimerHandle | None = None
+    _writer: ResponseWriter | None = None
+
+    @property
+    def writer(self) -> ResponseWriter | None:
+        """Writes the stream of the response that is under way."""
+        return self._writer
+
+    @writer.setter
+    def writer(self, writer: ResponseWriter | None) -> None:
+        self._writer = writer
+        if writer is not None and self.scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding = False  # the stream ends with the connection
+
+    # asyncio's notifications
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            return
+        began_before = self._is_in_head
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, GatewayError) else MalformedHttp(f"This is not HTTP/1.1: {error}"))
+            return
+        if began_before and self._is_in_head:
+            try:
+                self._count_head(len(data))
+            except HeadersTooLarge as error:
+                self._refuse(error)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.writer is not None:
+            self.writer.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.writer is not None:
+            self.writer.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        if self.writer is not None:
+            self.writer.pause()
+        super().connection_lost(exc)
+
+    # The parser's notifications. What they raise ends `feed_data`.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        self._head_bytes, self._is_in_head, self._is_upgrade = 0, True, False
+        if self._head_timer is None:
+            self._start_head_timer()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            raise HeadersTooLarge(f"The request must not have more than {MAX_HEADERS} headers.")
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_head_timer()
+        names = [name for name, _ in self.headers]
+        if names.count(b"host") > 1:
+            raise MalformedHttp("The request has more than one Host header.")
+        self._is_upgrade = self.parser.should_upgrade() and b"upgrade" in names
+        if not self._is_upgrade:  # else the parser takes the body for another protocol's
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_upgrade:
+            super().on_message_complete()
+
+    def _read_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again from its parsed head, without the headers that ask for an upgrade."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name not in _UPGRADE]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadersTooLarge(f"The request's line and headers must not have more than {MAX_HEAD_BYTES} bytes.")
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_seconds, self._on_slow_head)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_slow_head(self) -> None:
+        self._head_timer = None
+        if self._is_in_head:
+            self._refuse(RequestTimeout("The rest of the request's headers did not arrive in time."))
+        else:  # nothing was sent
+            self.transport.close()
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Send the error and close the connection, or only close it if a response is under way."""
+        unanswered = self.cycle is not None and not self.cycle.response_complete
+        if unanswered and not self.cycle.response_started and not self.pipeline:  # its body is no HTTP
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            unanswered = False
+        if not unanswered:
+            body = orjson.dumps(self._error_body(error))
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self._stop_head_timer()
+        self.transport.close()
+
+    def _error_body(self, error: GatewayError) -> dict[str, Any]:
+        path = getattr(self, "url", b"").partition(b"?")[0]
+        if path == messages_errors.PATH.encode() or path.startswith(messages_errors.PATH.encode() + b"/"):
+            return messages_errors.error_object(error.status, error.message, secrets.token_hex(16))
+        return error.to_dict()

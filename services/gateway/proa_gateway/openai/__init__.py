@@ -1,1 +1,0 @@
-"""The OpenAI API: requests, how they are served, responses."""

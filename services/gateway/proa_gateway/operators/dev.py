@@ -1,0 +1,89 @@
+"""The routes of vLLM's development server, for operators: prefix cache, sleep and wake up, configuration.
+
+They act on all engines, or on those of the query's `model`.
+"""
+
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.encoders import jsonable_encoder
+
+from proa.options import masked
+from proa_gateway.engines import convert
+from proa_gateway.engines.operator_calls import call_engines
+from proa_gateway.errors import UnsupportedField
+from proa_gateway.gateway import gateway_of, require_operator
+from proa_gateway.http.bodies import JsonRoute
+from proa_gateway.http.errors import error_responses
+
+dev_router = APIRouter(
+    route_class=JsonRoute,  # with --enable-dev-endpoints
+    responses=error_responses(400, 401, 403, 404, 503),
+    dependencies=[Depends(require_operator)],
+)
+QUICK_SECONDS = 10.0  # for calls that wait for nothing but a step
+WAKE_UP_TAGS = {"weights", "kv_cache"}
+
+
+@dev_router.post("/reset_prefix_cache", response_class=Response)
+async def reset_prefix_cache(
+    request: Request, model: str | None = None, reset_running_requests: bool = False, reset_external: bool = False
+) -> Response:
+    """Empty the prefix caches. Running requests continue, and add no more blocks to them."""
+    for name, value in (("reset_running_requests", reset_running_requests), ("reset_external", reset_external)):
+        if value:
+            raise UnsupportedField(f"{name} is not supported.", param=name)
+    gateway = gateway_of(request)
+    await call_engines(gateway.pool, model, partial(convert.reset_prefix_cache, seconds=QUICK_SECONDS))
+    return Response()
+
+
+@dev_router.post("/sleep", response_class=Response)
+async def sleep(
+    request: Request,
+    model: str | None = None,
+    level: Annotated[int, Query(ge=1, le=2)] = 1,
+    mode: Literal["abort", "wait"] = "abort",
+) -> Response:
+    """Free the engines' memory; answered when that is done. Level 1 keeps the weights in host memory, level 2 drops
+    them. Unfinished requests are aborted, or waited for."""
+    gateway = gateway_of(request)
+    call = partial(convert.sleep, level=level, wait=mode == "wait", seconds=gateway.config.deadlines.request)
+    await call_engines(gateway.pool, model, call)
+    return Response()
+
+
+@dev_router.post("/wake_up", response_class=Response)
+async def wake_up(
+    request: Request, model: str | None = None, tags: Annotated[list[str] | None, Query()] = None
+) -> Response:
+    """Get the engines' memory back; answered when they accept requests."""
+    if tags and set(tags) != WAKE_UP_TAGS:
+        raise UnsupportedField("tags must be weights and kv_cache, or none: they wake up together.", param="tags")
+    gateway = gateway_of(request)
+    await call_engines(gateway.pool, model, partial(convert.wake_up, seconds=gateway.config.deadlines.request))
+    return Response()
+
+
+@dev_router.get("/is_sleeping")
+async def is_sleeping(request: Request, model: str | None = None) -> dict[str, bool]:
+    """Whether all engines sleep, or are about to."""
+    stats = await call_engines(gateway_of(request).pool, model, partial(convert.get_load, seconds=QUICK_SECONDS))
+    return {"is_sleeping": all(each.sleep_level > 0 for each in stats.values())}
+
+
+@dev_router.get("/server_info")
+async def server_info(request: Request, model: str | None = None) -> dict[str, Any]:
+    """The options of the gateway and, by address, the model and the options of each engine. Secrets are masked."""
+    gateway = gateway_of(request)
+    configs = await call_engines(gateway.pool, model, partial(convert.get_server_info, seconds=QUICK_SECONDS))
+    infos = {each.address: each.hello.model for each in gateway.pool.engines if each.hello is not None}
+    engines = {
+        address: {"model_info": asdict(infos[address]), "config": masked(config)}
+        for address, config in configs.items()
+        if address in infos
+    }
+    return {"version": version("proa-gateway"), "config": jsonable_encoder(masked(gateway.config)), "engines": engines}

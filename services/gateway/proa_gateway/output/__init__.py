@@ -1,0 +1,1 @@
+"""A sequence's output: tokens from an engine to text and values."""

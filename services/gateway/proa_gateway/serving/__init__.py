@@ -1,0 +1,1 @@
+"""What all APIs share: a request from its parsed body to the last byte of its response."""

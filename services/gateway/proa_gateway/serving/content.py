@@ -1,0 +1,170 @@
+"""A message's content: texts and images, as requests send them and as chat templates read them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from proa.chat_template import ChatTemplate
+from proa.template_content import PARTS, TEXT, ContentForms, text_part
+from proa_gateway.serving.fields import check_text, check_texts
+
+MAX_PARTS: Final = 4096  # of a message
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """`url`: a data URL, or one to fetch. `param`: the field that errors name; empty: the part's own place."""
+
+    url: str = field(repr=False)
+    param: str = ""
+
+
+TextPart = dict[str, Any]
+"""It has `text`; its other fields are for chat templates."""
+Part = TextPart | ImagePart
+
+
+def joined(parts: Iterable[str | ImagePart]) -> str | list[Part]:
+    """The content of texts and images: text if there are no images. Neighbouring texts are joined with newlines."""
+    content: list[Part] = []
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        else:
+            content += [*_text(texts), part]
+            texts.clear()
+    content += _text(texts)
+    return content if any(isinstance(part, ImagePart) for part in content) else text_of(content)
+
+
+def _text(texts: Sequence[str]) -> Sequence[TextPart]:
+    return text_part("\n".join(texts)) if texts else ()
+
+
+def text_of(content: str | Sequence[Part] | None) -> str:
+    """Texts of parts are joined with newlines."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "\n".join(part["text"] for part in content if isinstance(part, dict))
+
+
+def image_url(value: object) -> str:
+    """Raises `PydanticCustomError` unless it is the text of a URL."""
+    if not isinstance(value, str) or not value:
+        raise PydanticCustomError("invalid_type", "has an image without the text of a URL")
+    return value if value.isascii() else check_text(value)  # data URLs are megabytes
+
+
+def _content(value: object) -> str | list[Part] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return check_text(value)
+    if not isinstance(value, list):
+        raise PydanticCustomError("invalid_type", "must be a string or a list of content parts")
+    if len(value) > MAX_PARTS:
+        raise PydanticCustomError("invalid_value", "must not have more than {limit} parts", {"limit": MAX_PARTS})
+    return [_part(part) for part in value]
+
+
+def _part(part: object) -> Part:
+    if isinstance(part, ImagePart):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise PydanticCustomError("invalid_type", "must have content parts that are objects with a type")
+    if kind == "image_url":
+        return _image_part(part)
+    if kind != "text":
+        message = "has a part of type {kind}: only text and image_url are supported"
+        raise PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError("invalid_type", "has a text part without text")
+    check_texts(part)
+    return part
+
+
+def _image_part(part: dict[str, Any]) -> ImagePart:
+    """`image_url` is OpenAI's object with a `url`, or the URL itself, as in vLLM. OpenAI's `detail` and vLLM's `uuid`
+    have no effect: images have the model's resolution, and are known by their pixels."""
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, dict) else value
+    if url is None and part.get("uuid") is not None:
+        message = "has an image with a uuid and no URL: images are not found by uuid"
+        raise PydanticCustomError("unsupported_parameter", message)
+    return ImagePart(image_url(url))
+
+
+_STRING = {"type": "string"}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text"]}, "text": _STRING},
+    "required": ["type", "text"],
+}
+_IMAGE_PART = {
+    "type": "object",
+    "description": "A data URL with the image in base64, or an http(s) URL that the gateway may fetch.",
+    "properties": {
+        "type": {"enum": ["image_url"]},
+        "image_url": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {"url": _STRING, "detail": {"enum": ["auto", "low", "high", "original"]}},
+                    "required": ["url"],
+                },
+                _STRING,
+            ]
+        },
+    },
+    "required": ["type", "image_url"],
+}
+_PARTS = {"type": "array", "maxItems": MAX_PARTS, "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}
+Content = Annotated[
+    str | list[Part] | None,
+    PlainValidator(_content),
+    WithJsonSchema({"anyOf": [_STRING, _PARTS, {"type": "null"}]}),
+]
+"""A message's text, or its parts."""
+
+TemplateContent = str | list[dict[str, Any]]
+ContentFormat = Literal["auto", "string", "openai"]
+"""vLLM's names: what the template reads, always text, or always parts."""
+_FORMAT_FORMS = {"string": TEXT, "openai": PARTS}
+
+
+def forms_of(template: ChatTemplate, content_format: ContentFormat) -> Mapping[str, ContentForms]:
+    """By role."""
+    return (
+        template.content_forms
+        if content_format == "auto"
+        else dict.fromkeys(("user", "system", "assistant", "tool"), _FORMAT_FORMS[content_format])
+    )
+
+
+def as_read(content: str | list[Part] | None, forms: ContentForms, placeholder: str = "") -> TemplateContent:
+    """The content in a form that the template reads: that in which it was sent, if possible.
+
+    Templates write an image's placeholder for a part of the type `image`. Without parts, `placeholder` comes before the
+    text, once for each image and on lines of their own, as in vLLM.
+    """
+    if isinstance(content, list) and forms.parts:
+        return [{"type": "image"} if isinstance(part, ImagePart) else part for part in content]
+    text = text_of(content)
+    if isinstance(content, list) and (images := [placeholder for part in content if isinstance(part, ImagePart)]):
+        text = "\n".join([*images, text] if text else images)
+    return text if forms.text else list(text_part(text))
+
+
+def append_text(content: TemplateContent, text: str) -> TemplateContent:
+    """Parts are copied; text is appended to the last one of them, or comes after an image."""
+    if isinstance(content, str):
+        return content + text
+    *before, last = content or text_part("")
+    if "text" not in last:
+        return [*before, last, *text_part(text)]
+    return [*before, {**last, "text": last["text"] + text}]

@@ -1,0 +1,123 @@
+"""The formats in which models write reasoning and tool calls: which one a model has, how a request uses it, and what
+it demands of the output.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.parsing.call_reader import Schemas
+from proa_gateway.parsing.choose import choose_format
+from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
+from proa_gateway.parsing.format import ToolFormat
+from proa_gateway.parsing.formats import FORMATS
+from proa_gateway.parsing.formats.hermes import HERMES
+from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.parsing.parser import ResponseParser
+from proa_gateway.serving.tools import Tool
+from proa_gateway.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFormat:
+    """How the outputs of one request are parsed. `parallel_calls`: a message may have more than one call.
+    `constrains_content`: the content must match a grammar, to which the whitespace after reasoning does not belong."""
+
+    compiled: CompiledFormat
+    schemas: Schemas
+    reasoning: Reasoning
+    parallel_calls: bool
+    constrains_content: bool = False
+
+    @property
+    def markers(self) -> frozenset[int]:
+        return frozenset(self.compiled.markers)
+
+    @property
+    def has_reasoning(self) -> bool:
+        return has_reasoning(self.compiled.tool_format)
+
+    def parser(self) -> ResponseParser:
+        """A parser for one output."""
+        # The grammar allows that whitespace also if the model does not reason (grammar.py).
+        drops_space = self.constrains_content and self.reasoning is Reasoning.OPTIONAL
+        reasoning_open = self.reasoning is Reasoning.OPEN
+        return ResponseParser(self.compiled, self.schemas, reasoning_open=reasoning_open, drops_space=drops_space)
+
+
+class ModelFormat:
+    """A tool format for one model's tokenizer. `has_calls`: whether its part about calls is the model's."""
+
+    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer, *, has_calls: bool = True) -> None:
+        self.tool_format = tool_format
+        self.has_calls = has_calls
+        self._added_tokens = tokenizer.added_tokens
+
+    def for_request(
+        self, tools: Sequence[Tool], reasoning: Reasoning, *, parallel_calls: bool, constrains_content: bool = False
+    ) -> MessageFormat:
+        compiled = self._with_calls if tools else self._without_calls
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        return MessageFormat(compiled, schemas, reasoning, parallel_calls, constrains_content)
+
+    def reasoning_after(self, generation_prompt: str) -> Reasoning:
+        """`generation_prompt`: the end of the prompt, which the chat template adds for the answer. The rest of the
+        prompt is ignored, since users may write anything."""
+        if self.tool_format.reasoning is None:
+            return Reasoning.CLOSED
+        opened, closed = (generation_prompt.rfind(text.strip()) for text in self.tool_format.reasoning)
+        if opened > closed:
+            return Reasoning.OPEN
+        return Reasoning.OPTIONAL if closed < 0 else Reasoning.CLOSED
+
+    @cached_property
+    def _with_calls(self) -> CompiledFormat:
+        return compile_format(self.tool_format, self._added_tokens, calls=True)
+
+    @cached_property
+    def _without_calls(self) -> CompiledFormat:
+        return compile_format(self.tool_format, self._added_tokens, calls=False)
+
+
+class MessageFormats:
+    """The format of each model.
+
+    `tool_call_parser` and `reasoning_parser`: names of formats for all models, in place of the one that a model's chat
+    template shows. Raises `ValueError` for unknown names.
+    """
+
+    def __init__(self, tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
+        self._name = tool_call_parser
+        choose_format(tool_call_parser, None, "")  # checks the name
+        if reasoning_parser is not None and reasoning_parser not in REASONING:
+            raise ValueError(f"unknown reasoning format {reasoning_parser!r}; there are {', '.join(REASONING)}")
+        self._reasoning = REASONING[reasoning_parser] if reasoning_parser is not None else None
+        self._formats: WeakKeyDictionary[Tokenizer, ModelFormat | None] = WeakKeyDictionary()
+
+    def of(self, model: ServedModel) -> ModelFormat | None:
+        """None: the format is not known; the output is then not parsed."""
+        if model.tokenizer not in self._formats:
+            self._formats[model.tokenizer] = self._make(model.tokenizer)
+        return self._formats[model.tokenizer]
+
+    def _make(self, tokenizer: Tokenizer) -> ModelFormat | None:
+        chosen = choose_format(self._name, tokenizer.response_template, tokenizer.tool_template_source)
+        if self._reasoning is None:
+            return ModelFormat(chosen, tokenizer) if chosen is not None else None
+        tool_format = replace(chosen or HERMES, reasoning=self._reasoning)
+        return ModelFormat(tool_format, tokenizer, has_calls=chosen is not None)
+
+
+_THINK = ("<think>", "</think>")
+REASONING: Mapping[str, tuple[str, str]] = {
+    "deepseek_r1": _THINK,
+    "qwen3": _THINK,
+    **{each.name: each.reasoning for each in FORMATS if each.reasoning is not None},
+}
+"""What opens and closes reasoning, by the name of `--reasoning-parser`."""
+
+
+def has_reasoning(tool_format: ToolFormat) -> bool:
+    return tool_format.reasoning is not None or tool_format.channels is not None
