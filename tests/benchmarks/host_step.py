@@ -48,9 +48,9 @@ from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.engines.session import Session as GatewaySession
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import OutputProcessor
-from proa_gateway.serving.answer import EventOutlet
-from proa_gateway.serving.delta_sinks import ChoiceStream
+from proa_gateway.serving.choices import ChoiceStream
 from proa_gateway.serving.envelope import Envelope
+from support.chat_forms import plain_form
 from support.fake_executor import FakeModelConfig
 
 PARTS = ("core", "inputs", "wire", "text")
@@ -174,8 +174,8 @@ class Client:
         writer = ResponseWriter(self._send, self)
         await writer.start_events(write_timeout=60)
         envelope = Envelope(id="chatcmpl-1", object="chat.completion.chunk", created=0, model="m")
-        choice = ChatChoice(envelope, 0)
-        sink = ChoiceStream(choice, EventOutlet(writer, 1, on_pending=lambda: None))
+        choice = ChatChoice(plain_form(envelope), 0, {})
+        sink = ChoiceStream(None, choice, writer, on_blocked=lambda: None)
         request = EngineCoreRequest(
             request_id=f"chatcmpl-{index}",
             prompt_token_ids=list(range(index, index + 20 + index % 16)),  # so that every step fills blocks

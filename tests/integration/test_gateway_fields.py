@@ -10,7 +10,7 @@ import pytest
 
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.apis.completions.protocol import CompletionRequest
-from proa_gateway.serving.refused_fields import NO_EFFECT, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from proa_gateway.serving.ignored_fields import NO_EFFECT, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from support.fake_engine import FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
 from support.tokenizers import byte_level_tokenizer

@@ -15,7 +15,7 @@ from openai import BadRequestError
 
 from proa.engine.v1 import core_pb2
 from proa_gateway.pooling.encoder import to_bytes
-from proa_gateway.pooling.serving import MAX_RUNNING
+from proa_gateway.pooling.job import MAX_RUNNING
 from support.fake_engine import LABELS, FakeEngine, pool, prompt_ids, tokenizer_files
 from support.gateway import RunningGateway, chat_body, running_gateway, until
 from support.otlp import OtlpReceiver

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from proa_gateway.apis.chat.response_schema import ChatCompletion, ChatCompletionChunk
+from proa_gateway.apis.chat.protocol import ChatCompletion, ChatCompletionChunk
 from support.chat import tool_tokenizer, tool_tokenizer_files
 from support.fake_engine import EOS, FakeEngine, Reply, prompt_ids
 from support.gateway import RunningGateway, running_gateway

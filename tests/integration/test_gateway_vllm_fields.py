@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.apis.chat.response_schema import ChatCompletion, ChatCompletionChunk
+from proa_gateway.apis.chat.protocol import ChatCompletion, ChatCompletionChunk
 from proa_gateway.apis.completions.protocol import Completion, CompletionChoice, CompletionChunk
 from support.fake_engine import CHAT_TEMPLATE, EOS, FakeEngine, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway

@@ -140,7 +140,8 @@ def test_a_trace_that_is_not_sampled_makes_no_span_and_no_worker_headers(receive
 def test_the_gateways_spans_are_children_of_the_request_span(receiver: OtlpReceiver) -> None:
     tracer = GatewayTracer.from_environment()
     trace = tracer.start_request({"traceparent": PARENT}, "/v1/chat/completions")
-    trace.set_request(operation="chat", model="m", stream=True, max_tokens=4)
+    trace.set_request(operation="chat", model="m", base_model="m")
+    trace.set_sampling(stream=True, max_tokens=4)
     with trace.span("tokenize"):
         pass
     attempt = trace.start_attempt("10.0.0.1:50051", 2)

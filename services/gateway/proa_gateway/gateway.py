@@ -29,15 +29,14 @@ from proa_gateway.images.fetch import ImageFetcher
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
-from proa_gateway.pooling.serving import PoolingServing
 from proa_gateway.routing.router import Router
-from proa_gateway.serving.conversation_handler import ConversationSettings
-from proa_gateway.serving.extra_fields import ExtraFields
+from proa_gateway.serving.constraints import Constrainer
 from proa_gateway.serving.grammars import Grammars
+from proa_gateway.serving.ignored_fields import Notices
+from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.message_format import MessageFormats
 from proa_gateway.serving.serving import Serving
 from proa_gateway.serving.stored_responses import BackgroundTasks, ResponseStore
-from proa_gateway.serving.structured_outputs import Constrainer
 
 TOKENIZER_THREADS = 2
 MAX_STORED_RESPONSE = 8 * 2**20  # bytes, with its input; a request that continues it reads them in 25 ms
@@ -55,13 +54,12 @@ class Gateway:
     metrics: GatewayMetrics
     admission: AdmissionControl
     serving: Serving
-    pooling: PoolingServing
     api_keys: ApiKeyStore
     config: GatewayConfig
-    conversation_settings: ConversationSettings
+    settings: ApiSettings
     responses: ResponseStore
     background: BackgroundTasks
-    extra_fields: ExtraFields = field(default_factory=ExtraFields)
+    notices: Notices
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
@@ -122,6 +120,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
         )
         metrics.watch(pool.engines, router.index)
         admission = AdmissionControl(config, pool=pool, models=models, metrics=metrics)
+        notices = Notices()
         serving = Serving(
             config,
             admission=admission,
@@ -131,6 +130,7 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
             tracer=tracer,
             metrics=metrics,
             router=router,
+            notices=notices,
         )
         fetcher = ImageFetcher(
             config.images.allowed_media_domains,
@@ -151,9 +151,6 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
                 metrics=metrics,
                 admission=admission,
                 serving=serving,
-                pooling=PoolingServing(
-                    config, admission=admission, pool=pool, loras=models.loras, tracer=tracer, metrics=metrics
-                ),
                 api_keys=api_keys,
                 config=config,
                 responses=ResponseStore(
@@ -162,12 +159,18 @@ async def open_gateway(config: GatewayConfig, large_bodies: LargeBodies) -> Asyn
                     max_response_bytes=MAX_STORED_RESPONSE,
                 ),
                 background=background,
-                conversation_settings=ConversationSettings(
-                    MessageFormats(config.tool_call_parser, config.reasoning_parser),
-                    config.trust_request_chat_template,
-                    config.chat_template_content_format,
-                    images,
-                    config.plain_special_tokens,
+                notices=notices,
+                settings=ApiSettings(
+                    formats=MessageFormats(config.tool_call_parser, config.reasoning_parser),
+                    trusts_template=config.trust_request_chat_template,
+                    content_format=config.chat_template_content_format,
+                    images=images,
+                    plain_texts=config.plain_special_tokens,
+                    includes_usage=config.enable_force_include_usage,
+                    tokens_as_ids=config.return_tokens_as_token_ids,
+                    max_choices=config.max_choices,
+                    max_pooling_inputs=config.max_pooling_inputs,
+                    max_pooling_tokens=config.max_pooling_tokens,
                 ),
             )
         finally:

@@ -4,7 +4,7 @@ import pytest
 
 from proa.chat_template import ChatTemplate
 from proa_gateway.serving.chat_prompt import fit_reasoning
-from proa_gateway.serving.conversation import Conversation
+from proa_gateway.serving.conversation import Conversation, ReasoningFields
 from proa_gateway.serving.generation_request import Effort
 
 NEITHER, SWITCH, EFFORT, BOTH = (
@@ -30,9 +30,7 @@ def conversation(effort: Effort | None = None, **template_kwargs: object) -> Con
 def test_two_fields_are_dropped_where_they_are_not_used(
     template: ChatTemplate, kept: Effort | None, kwargs: dict[str, bool], ignored: list[str]
 ) -> None:
-    fitted, unused = fit_reasoning(
-        conversation("low"), template, True, thinking_field="thinking", effort_field="effort"
-    )
+    fitted, unused = fit_reasoning(conversation("low"), template, ReasoningFields(True, "thinking", "effort"))
     assert (fitted.reasoning_effort, fitted.template_kwargs, unused) == (kept, kwargs, ignored)
 
 
@@ -43,12 +41,12 @@ def test_two_fields_are_dropped_where_they_are_not_used(
 def test_one_field_that_is_both_is_used_where_either_is(
     template: ChatTemplate, kept: Effort | None, kwargs: dict[str, bool], ignored: list[str]
 ) -> None:
-    fitted, unused = fit_reasoning(conversation("low"), template, True, thinking_field="effort", effort_field="effort")
+    fitted, unused = fit_reasoning(conversation("low"), template, ReasoningFields(True, "effort", "effort"))
     assert (fitted.reasoning_effort, fitted.template_kwargs, unused) == (kept, kwargs, ignored)
 
 
 def test_the_requests_own_template_variables_stay() -> None:
     sent = conversation(None, enable_thinking=False, other=1)
     for thinking in (None, True):
-        fitted, unused = fit_reasoning(sent, SWITCH, thinking, thinking_field="effort", effort_field="effort")
+        fitted, unused = fit_reasoning(sent, SWITCH, ReasoningFields(thinking, "effort", "effort"))
         assert (fitted, unused) == (sent, [])

@@ -1,4 +1,4 @@
-"""Deltas to events: `ChoiceStream`, `DeltaCollector` and the choices that they render."""
+"""Plain outputs to events and to one body: `ChoiceStream`, `ChoiceCollector`, and what they render."""
 
 import json
 from typing import Any
@@ -7,14 +7,15 @@ import pytest
 
 from proa.text import Vocabulary
 from proa_gateway.apis.chat.render import ChatChoice
-from proa_gateway.apis.completions.render import CompletionChoice
+from proa_gateway.apis.completions.protocol import CompletionRequest
+from proa_gateway.apis.completions.render import CompletionChoice, CompletionForm
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.deltas import Delta
-from proa_gateway.serving.answer import EventOutlet
-from proa_gateway.serving.delta_sinks import ChoiceStream, DeltaCollector
+from proa_gateway.parsing.events import ContentDelta
+from proa_gateway.serving.choices import ChoiceCollector, ChoiceRenderer, ChoiceStream, Output
 from proa_gateway.serving.envelope import Envelope, Prompt, Usage
-from proa_gateway.serving.rendering import Choice
 from support.asgi import AsgiServer
+from support.chat_forms import plain_form
 from support.tokenizers import byte_level_tokenizer
 
 VOCABULARY = Vocabulary(byte_level_tokenizer())
@@ -27,11 +28,12 @@ def envelope(**changes: Any) -> Envelope:
 
 
 def chat_choice(**changes: Any) -> ChatChoice:
-    return ChatChoice(envelope(**changes), 3)
+    return ChatChoice(plain_form(envelope(**changes)), 3, {})
 
 
 def completion_choice(echo: str | None = None) -> CompletionChoice:
-    return CompletionChoice(envelope(), 3, Prompt([5], echo), VOCABULARY, echo=echo is not None)
+    body = CompletionRequest.model_validate({"prompt": "", "echo": echo is not None})
+    return CompletionChoice(CompletionForm(body, VOCABULARY, None, envelope()), 3, Prompt([5], echo))
 
 
 async def make_writer(server: AsgiServer) -> ResponseWriter:
@@ -40,17 +42,20 @@ async def make_writer(server: AsgiServer) -> ResponseWriter:
     return writer
 
 
-async def make_stream(server: AsgiServer, choice: Choice | None = None, *, interval: int = 1) -> ChoiceStream:
+async def make_stream(server: AsgiServer, choice: ChoiceRenderer | None = None, *, interval: int = 1) -> ChoiceStream:
     writer = await make_writer(server)
-    return ChoiceStream(choice or chat_choice(), EventOutlet(writer, interval, on_pending=lambda: None))
+    return ChoiceStream(None, choice or chat_choice(), writer, interval=interval, on_blocked=lambda: None)
 
 
 @pytest.mark.parametrize("text", AWKWARD)
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_text_head_and_tail_make_the_same_event_as_the_general_path(text: str, include_usage: bool) -> None:
     for choice in (chat_choice(include_usage=include_usage), completion_choice()):
-        short = choice.text_head + json.dumps(text).encode() + choice.text_tail
-        assert json.loads(short.removeprefix(b"data: ")) == json.loads(choice.event(Delta(text))[6:])
+        assert choice.text_frame is not None
+        head, tail = choice.text_frame
+        short = head + json.dumps(text).encode() + tail
+        whole = choice.event([ContentDelta(text)], Delta(), None)
+        assert json.loads(short.removeprefix(b"data: ")) == json.loads(whole[6:])
         assert short.endswith(b"\n\n")
 
 
@@ -68,7 +73,7 @@ async def test_each_text_is_an_event() -> None:
 async def test_deltas_for_a_slow_client_are_merged_into_one_event() -> None:
     server = AsgiServer()
     writer = await make_writer(server)
-    stream = ChoiceStream(chat_choice(), EventOutlet(writer, 1, on_pending=lambda: None))
+    stream = ChoiceStream(None, chat_choice(), writer, on_blocked=lambda: None)
     stream.text("a")
     server.stop_reading()
     for number in range(1000):
@@ -120,9 +125,11 @@ def test_the_last_event_has_the_usage_and_no_choices() -> None:
     assert envelope().last_events(Usage(3, 4, 2)) == done
 
 
-def test_a_collector_merges_everything_into_one_delta() -> None:
-    collector = DeltaCollector()
+def test_a_collector_merges_everything_into_one_output() -> None:
+    prompt = Prompt([5])
+    collector = ChoiceCollector(prompt)
     collector.text("a")
     collector.delta(Delta("b", token_ids=[1]))
     collector.delta(Delta("c", token_ids=[2], finish_reason="stop", stop_reason="x"))
-    assert collector.result() == Delta("abc", token_ids=[1, 2], finish_reason="stop", stop_reason="x")
+    rest = Delta(token_ids=[1, 2], finish_reason="stop", stop_reason="x")
+    assert collector.output() == Output(prompt, [ContentDelta("abc")], rest)

@@ -1,4 +1,4 @@
-"""Messages to events of a stream and to one body: `MessageStream`, `MessageCollector`, and the choices they render."""
+"""Parsed messages to events of a stream and to one body: `ChoiceStream`, `ChoiceCollector`, and what they render."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream
-from proa_gateway.apis.chat.render import ChatMessageChoice
+from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.deltas import Delta, EngineSequence
@@ -28,14 +28,14 @@ from proa_gateway.parsing.events import (
 )
 from proa_gateway.parsing.formats.hermes import HERMES
 from proa_gateway.parsing.grammar import Reasoning
-from proa_gateway.serving.answer import EventOutlet
-from proa_gateway.serving.envelope import Envelope, Usage
+from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream
+from proa_gateway.serving.envelope import Envelope, Prompt, Usage
 from proa_gateway.serving.message_format import MessageFormat, ModelFormat
-from proa_gateway.serving.message_sinks import MessageCollector, MessageStream
 from proa_gateway.serving.tools import Tool
 from proa_gateway.tokenizer import Tokenizer
 from support.asgi import AsgiServer
 from support.chat import tool_tokenizer, tool_tokenizer_files
+from support.chat_forms import plain_form
 
 EOS = 0
 TOOL = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})
@@ -74,19 +74,13 @@ def test_the_generation_prompt_shows_whether_reasoning_is_open(generation_prompt
     assert ModelFormat(HERMES, tokenizer()).reasoning_after(generation_prompt) is reasoning
 
 
-def choice(**changes: Any) -> ChatMessageChoice:
+def choice(**changes: Any) -> ChatChoice:
     envelope = Envelope(id="chatcmpl-1", object="chat.completion.chunk", created=5, model="m")
-    fields: dict[str, Any] = {
-        "role": "assistant",
-        "echo": "",
-        "logprobs": None,
-        "token_ids": False,
-        "opening_fields": {},
-        "includes_reasoning": True,
-        "names_call": False,
-        "continuous_usage": False,
-    }
-    return ChatMessageChoice(envelope, 0, **fields | changes)
+    return ChatChoice(plain_form(envelope, **{"is_parsed": True} | changes), 0, {})
+
+
+def collect(*, parallel_calls: bool = True) -> ChoiceCollector:
+    return ChoiceCollector(Prompt([], message_format=message_format(parallel_calls=parallel_calls)))
 
 
 class Listener:
@@ -99,7 +93,7 @@ class Listener:
     def failed(self, sequence: EngineSequence, error: GatewayError, *, retryable: bool) -> None: ...
 
 
-def sequence_of(output: MessageStream | MessageCollector) -> OutputProcessor:
+def sequence_of(output: Choice) -> OutputProcessor:
     stream = TextStream(tokenizer().vocabulary)
     return OutputProcessor(stream, output.sink, Listener(), wants_tokens=False, markers=output.markers)
 
@@ -116,11 +110,10 @@ def run(sequence: OutputProcessor, token_ids: list[int], *, size: int = 1, resum
     sequence.output(EngineCoreOutput(new_token_ids=[EOS], finish_reason=FinishReason.STOP))
 
 
-async def make_stream(server: AsgiServer, *, interval: int = 1, **changes: Any) -> tuple[MessageStream, ResponseWriter]:
+async def make_stream(server: AsgiServer, *, interval: int = 1, **changes: Any) -> tuple[ChoiceStream, ResponseWriter]:
     writer = ResponseWriter(server.send, server)
     await writer.start_events(write_timeout=5)
-    outlet = EventOutlet(writer, interval, on_pending=lambda: None)
-    stream = MessageStream(choice(**changes), message_format(), outlet)
+    stream = ChoiceStream(message_format(), choice(**changes), writer, interval=interval, on_blocked=lambda: None)
     writer.write(stream.opening(Usage(1, 0, 0)))
     return stream, writer
 
@@ -154,16 +147,16 @@ async def test_the_client_assembles_the_events_to_the_body(size: int, interval: 
     stream, _ = await make_stream(server, interval=interval)
     run(sequence_of(stream), IDS, size=size)
     assert assembled(server) == MESSAGE
-    collector = MessageCollector(choice(), message_format())
+    collector = collect()
     run(sequence_of(collector), IDS, size=size)
-    assert simplified(json.loads(json.dumps(collector.final()))) == MESSAGE
+    assert simplified(json.loads(json.dumps(choice().final(collector.output())))) == MESSAGE
 
 
 async def test_a_message_continues_from_another_engine_after_any_token() -> None:
     for position in range(1, len(IDS)):
-        collector = MessageCollector(choice(), message_format())
+        collector = collect()
         run(sequence_of(collector), IDS, resumed_after=position)
-        assert simplified(collector.final()) == MESSAGE, position
+        assert simplified(choice().final(collector.output())) == MESSAGE, position
 
 
 async def test_events_for_a_slow_client_are_merged_by_kind() -> None:
@@ -216,13 +209,13 @@ async def test_reasoning_that_is_not_included_makes_no_events() -> None:
 
 
 def test_without_parallel_calls_the_rest_is_dropped() -> None:
-    collector = MessageCollector(choice(), message_format(parallel_calls=False))
+    collector = collect(parallel_calls=False)
     run(sequence_of(collector), IDS)
-    assert simplified(collector.final()) == {**MESSAGE, "calls": MESSAGE["calls"][:1]}
+    assert simplified(choice().final(collector.output())) == {**MESSAGE, "calls": MESSAGE["calls"][:1]}
 
 
 def test_tokens_of_reasoning_are_those_between_its_markers() -> None:
-    collector = MessageCollector(choice(), message_format())
+    collector = collect()
     run(sequence_of(collector), IDS)
     assert collector.num_reasoning_tokens == len(tool_tokenizer().encode("née 😀").ids)
 
@@ -231,7 +224,7 @@ async def test_an_output_without_a_format_is_content() -> None:
     server = AsgiServer()
     writer = ResponseWriter(server.send, server)
     await writer.start_events(write_timeout=5)
-    stream = MessageStream(choice(), None, EventOutlet(writer, 1, on_pending=lambda: None))
+    stream = ChoiceStream(None, choice(is_parsed=False), writer, on_blocked=lambda: None)
     writer.write(stream.opening(Usage(1, 0, 0)))
     run(sequence_of(stream), tool_tokenizer().encode("one two").ids)
     texts = [event["choices"][0]["delta"].get("content") for event in server.events()]

@@ -16,7 +16,7 @@ from proa_gateway.pooling.fields import (
     REFUSED_IN_SCORES,
     PoolingFields,
 )
-from proa_gateway.serving.refused_fields import NO_EFFECT, Refused
+from proa_gateway.serving.ignored_fields import NO_EFFECT, Refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "pooling.md"
 ROW = re.compile(r"^\| `(\w+)` \|" + r" (.+?) \|" * 6 + r" (.*)\|$", re.MULTILINE)

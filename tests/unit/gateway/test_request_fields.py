@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.apis.completions.protocol import CompletionRequest
-from proa_gateway.serving.refused_fields import NO_EFFECT, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, Refused
+from proa_gateway.serving.ignored_fields import NO_EFFECT, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, Refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "openai-fields.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.*)\|$", re.MULTILINE)

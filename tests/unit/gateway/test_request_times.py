@@ -3,7 +3,7 @@
 import pytest
 
 from proa.contract import EventType
-from proa_gateway.serving.request_times import request_times
+from proa_gateway.serving.generation_job import request_times
 
 TIMES = {EventType.QUEUED: 10.0, EventType.SCHEDULED: 10.25, EventType.FIRST_TOKEN: 10.5, EventType.FINISHED: 12.0}
 

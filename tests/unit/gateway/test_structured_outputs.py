@@ -10,7 +10,7 @@ from proa.contract import StructuredOutputsParams
 from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.errors import validation_error_object
-from proa_gateway.serving.structured_outputs import Constraint, constraint_of
+from proa_gateway.serving.structured_outputs import Constraint
 
 
 def compact(value: object) -> str:
@@ -24,7 +24,7 @@ STRUCTURES = [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]
 
 
 def constraint(**fields: Any) -> Constraint | None:
-    return constraint_of(CompletionRequest(prompt="Hi", **fields))  # type: ignore[arg-type]
+    return CompletionRequest(prompt="Hi", **fields).constraint  # type: ignore[arg-type]
 
 
 def response_format(kind: str, **fields: Any) -> dict[str, Any]:

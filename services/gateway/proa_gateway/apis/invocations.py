@@ -6,8 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from proa.contract import PoolingTask
-from proa_gateway.apis.chat.protocol import ChatCompletionRequest
-from proa_gateway.apis.chat.response_schema import ChatCompletion, ChatCompletionChunk
+from proa_gateway.apis.chat.protocol import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from proa_gateway.apis.chat.routes import chat_completions
 from proa_gateway.apis.completions.protocol import Completion, CompletionRequest
 from proa_gateway.apis.completions.routes import completions

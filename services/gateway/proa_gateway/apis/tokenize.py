@@ -9,21 +9,20 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.apis.chat.job import ChatHandler
-from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.apis.respond import admitted
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
-from proa_gateway.serving.conversation import MAX_MESSAGES, Messages
-from proa_gateway.serving.conversation_handler import ConversationSettings
+from proa_gateway.serving.conversation import MAX_MESSAGES, Conversation, Messages
+from proa_gateway.serving.conversation_call import ConversationReader
 from proa_gateway.serving.fields import TemplateValue, TemplateVariables, Text
-from proa_gateway.serving.generation_request import Effort, ModelName, TokenIds
+from proa_gateway.serving.generation_request import Effort, GenerationRequest, ModelName, TokenIds
+from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, Refused
+from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.prompt_text import MAX_COUNTED_TOKENS, check_text_fits
-from proa_gateway.serving.refused_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.serving.sampling import check_token_ids
-from proa_gateway.serving.tools import MAX_TOOLS, Tool, ToolChoiceField
+from proa_gateway.serving.tools import MAX_TOOLS, Tool, ToolChoiceField, choose_tools
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
 REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {
@@ -74,12 +73,21 @@ class TokenizeRequest(BaseModel):
             raise PydanticCustomError("invalid_value", "has {name}, which needs messages", {"name": given[0]})
         return self
 
-    def chat_request(self) -> ChatCompletionRequest:
-        """The chat completion whose prompt these tokens are. Only for a chat."""
-        return ChatCompletionRequest.model_construct(**{name: getattr(self, name) for name in _CHAT_FIELDS})
-
-
-_CHAT_FIELDS = TokenizeRequest.model_fields.keys() & ChatCompletionRequest.model_fields.keys()
+    def conversation(self) -> Conversation:
+        """Only of a chat. Raises `InvalidRequest`."""
+        tools, tool_choice = choose_tools(self.tools or (), self.tool_choice or "auto")
+        opens, continues = self.add_generation_prompt, bool(self.continue_final_message)
+        return Conversation(
+            messages=self.messages or (),
+            tools=tools,
+            tool_choice=tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            documents=self.documents or (),
+            template_kwargs=self.chat_template_kwargs or {},
+            chat_template=self.chat_template,
+            opens_message=not continues if opens is None else opens,
+            continues_message=continues,
+        )
 
 
 class TokenizeResponse(BaseModel):
@@ -112,13 +120,12 @@ class TokenizerInfo(BaseModel):
     tokenizer_class: str
 
 
-async def tokenize(request: TokenizeRequest, model: ServedModel, settings: ConversationSettings) -> dict[str, object]:
+async def tokenize(request: TokenizeRequest, model: ServedModel, settings: ApiSettings) -> dict[str, object]:
     """A `TokenizeResponse`. Raises `InvalidRequest`."""
     if request.prompt is None:
-        handler = ChatHandler(request.chat_request(), settings)
-        handler.validate()
-        (prompt,) = await handler.tokenize(model, limit=max(MAX_COUNTED_TOKENS, model.info.max_model_len))
-        tokens = list(prompt.token_ids)
+        fields = GenerationRequest.model_construct(add_special_tokens=request.add_special_tokens)
+        reader = ConversationReader(conversation=request.conversation(), request=fields, settings=settings)
+        tokens = list(await reader.count(model))
     else:
         special = request.add_special_tokens is not False
         await check_text_fits(request.prompt, model, MAX_COUNTED_TOKENS, "prompt")
@@ -146,9 +153,9 @@ _ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503)
 async def tokenize_prompt(body: TokenizeRequest, request: Request) -> Response:
     """The token ids of a text, or of a chat as `/v1/chat/completions` sends it to the model."""
     gateway = gateway_of(request)
-    request.state.response_headers += gateway.extra_fields.check(body.__pydantic_extra__, REFUSED_IN_TOKENIZE)
+    request.state.response_headers += gateway.notices.check_extra(body.__pydantic_extra__, REFUSED_IN_TOKENIZE)
     with admitted(request, body.model) as model:
-        return _json(await tokenize(body, model, gateway.conversation_settings))
+        return _json(await tokenize(body, model, gateway.settings))
 
 
 @tokenizer_router.post("/detokenize", response_model=DetokenizeResponse, responses=_ERRORS)

@@ -75,12 +75,20 @@ class RequestTrace:
         context = self._span.get_span_context()
         return trace.format_trace_id(context.trace_id) if context.is_valid else ""
 
-    def set_request(
+    def set_request(self, *, operation: str, model: str, base_model: str) -> None:
+        """Set what is known of a request before its prompt is made. `operation`: `gen_ai.operation.name` in the
+        semantic conventions. `base_model`: the engines' model, which differs from `model` for an adapter."""
+        if self.is_recording:
+            values = {
+                "gen_ai.operation.name": operation,
+                "gen_ai.request.model": model,
+                "proa.base_model": base_model if base_model != model else None,
+            }
+            self._span.set_attributes(_present(values))
+
+    def set_sampling(
         self,
         *,
-        operation: str,
-        model: str,
-        base_model: str | None = None,
         stream: bool = False,
         n: int = 1,
         max_tokens: int | None = None,
@@ -92,16 +100,10 @@ class RequestTrace:
         presence_penalty: float | None = None,
         stop: Sequence[str] = (),
     ) -> None:
-        """Set the attributes of a parsed request. `operation` is `chat` or `text_completion`. None: not given.
-
-        `base_model`: the engines' model, which differs from `model` for an adapter.
-        """
+        """Set how a request's outputs are sampled. None: not given."""
         if not self.is_recording:
             return
         values: dict[str, AttributeValue | None] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.request.model": model,
-            "proa.base_model": base_model if base_model != model else None,
             "gen_ai.request.stream": stream,
             "gen_ai.request.choice.count": n if n != 1 else None,
             "gen_ai.request.max_tokens": max_tokens,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from proa_gateway.http.streaming import Content
 from proa_gateway.output.pooled import PooledValues
-from proa_gateway.pooling.serving import Envelope
 from proa_gateway.pooling.values import joined, numbers
+from proa_gateway.serving.envelope import Usage
 
 NumberFormat = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "little", "big"]
@@ -110,12 +110,15 @@ class ValueEncoder:
             return [output.values for output in outputs]
         return await asyncio.to_thread(lambda: [self._converted(each.values, big_endian) for each in outputs])
 
-    async def binary(self, outputs: Sequence[PooledValues], envelope: Envelope, *, is_described: bool) -> Content:
-        """All values, one output behind the other. `is_described`: with vLLM's header `metadata`."""
+    async def binary(
+        self, outputs: Sequence[PooledValues], fields: Mapping[str, object], usage: Usage, *, is_described: bool
+    ) -> Content:
+        """All values, one output behind the other. `is_described`: with vLLM's header `metadata`, which also has
+        `fields` and `usage`."""
         body = await joined(piece for data in await self.encode(outputs) for piece in _pieces(data))
         if not is_described:
             return Content(body, _BYTES)
-        metadata = envelope.fields | {"data": list(self._places(outputs)), "usage": envelope.usage.to_dict()}
+        metadata = {**fields, "data": list(self._places(outputs)), "usage": usage.to_dict()}
         return Content(body, _BYTES, ((b"metadata", json.dumps(metadata).encode("ascii")),))
 
     def _places(self, outputs: Sequence[PooledValues]) -> Iterator[dict[str, Any]]:

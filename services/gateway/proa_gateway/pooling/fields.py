@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.serving.conversation import Messages
 from proa_gateway.serving.fields import MAX_PROMPTS, Prompts, TemplateVariables, Text, check_text
 from proa_gateway.serving.generation_request import ModelName, Name, RequestId
-from proa_gateway.serving.refused_fields import REFUSED as REFUSED_BY_ALL
-from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
+from proa_gateway.serving.ignored_fields import Refused
 
 _STRING = {"type": "string"}
 _PART = {

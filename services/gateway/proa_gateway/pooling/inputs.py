@@ -15,8 +15,9 @@ from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField, UnsupportedTask
 from proa_gateway.pooling.fields import InputFields, TruncatedFields
 from proa_gateway.serving.conversation import Conversation
-from proa_gateway.serving.conversation_handler import ConversationHandler, ConversationSettings
+from proa_gateway.serving.conversation_call import ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.prompt_images import image_parts
 from proa_gateway.serving.prompt_text import CUT_SLACK, check_text_fits
 from proa_gateway.serving.sampling import check_token_ids
@@ -191,9 +192,7 @@ def check_inputs(inputs: Sequence[PooledInput], info: ModelInfo, param: str) -> 
             raise ContextOverflow(message, param=param)
 
 
-async def read_inputs(
-    request: InputFields, model: ServedModel, settings: ConversationSettings
-) -> Sequence[Sequence[int]]:
+async def read_inputs(request: InputFields, model: ServedModel, settings: ApiSettings) -> Sequence[Sequence[int]]:
     """The token ids of each input. Raises `InvalidRequest`."""
     limit = limit_of(request, model.info)
     if request.input is None:
@@ -239,13 +238,7 @@ def _given_ids(token_ids: list[int], model: ServedModel, limit: Limit) -> Sequen
     return limit.cut(token_ids)
 
 
-class _ChatInput(ConversationHandler):
-    prompt_param = "messages"
-
-
-async def _chat_ids(
-    request: InputFields, model: ServedModel, settings: ConversationSettings, limit: Limit
-) -> Sequence[int]:
+async def _chat_ids(request: InputFields, model: ServedModel, settings: ApiSettings, limit: Limit) -> Sequence[int]:
     if model.tokenizer.chat_template is None and request.chat_template is None:
         raise InvalidRequest(f"The model {model.name!r} has no chat template: use input.", param="messages")
     if (part := next(image_parts(request.messages or (), "messages"), None)) is not None:
@@ -258,10 +251,9 @@ async def _chat_ids(
         continues_message=bool(request.continue_final_message),
     )
     fields = GenerationRequest.model_construct(add_special_tokens=request.add_special_tokens)
-    handler = _ChatInput(fields, conversation, settings)
-    handler.validate()
-    (prompt,) = await handler.tokenize(model)
-    return limit.cut(prompt.token_ids)
+    reader = ConversationReader(conversation=conversation, request=fields, settings=settings)
+    reader.check()
+    return limit.cut((await reader.read(model)).prompt.token_ids)
 
 
 def divide(each: PooledInput, info: ModelInfo) -> list[PooledInput]:

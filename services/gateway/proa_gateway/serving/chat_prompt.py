@@ -10,7 +10,7 @@ from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa.template_content import ContentForms
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.serving.content import ContentFormat, append_text, as_read, forms_of, text_of
-from proa_gateway.serving.conversation import ChatMessage, Conversation, ToolCall
+from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, ToolCall
 
 # Names of an assistant's reasoning. Clients send one of them; templates read one of them.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -161,20 +161,17 @@ def unused_variables(conversation: Conversation, template: ChatTemplate) -> list
 
 
 def fit_reasoning(
-    conversation: Conversation, template: ChatTemplate, thinking: bool | None, *, thinking_field: str, effort_field: str
+    conversation: Conversation, template: ChatTemplate, fields: ReasoningFields
 ) -> tuple[Conversation, list[str]]:
-    """Return the conversation with what the template uses of its reasoning fields, and the paths of the unused ones.
-
-    For APIs whose clients send these fields to any model. `thinking` is the value for the template's switch, unless
-    `template_kwargs` has one; None: not sent. Both fields may be the same one.
-    """
+    """Return the conversation with what the template uses of its reasoning fields, and the paths of the unused ones."""
+    thinking = fields.thinking
     switches = {} if thinking is None else {name: thinking for name in THINKING_SWITCHES if name in template.variables}
     effort = conversation.reasoning_effort if "reasoning_effort" in template.variables else None
     used: dict[str, bool] = {}
     if thinking is not None:
-        used[thinking_field] = bool(switches)
+        used[fields.thinking_field] = bool(switches)
     if conversation.reasoning_effort is not None:
-        used[effort_field] = used.get(effort_field, False) or effort is not None
+        used[fields.effort_field] = used.get(fields.effort_field, False) or effort is not None
     kwargs = {**switches, **conversation.template_kwargs}
     unused = [field for field, is_used in used.items() if not is_used]
     return replace(conversation, reasoning_effort=effort, template_kwargs=kwargs), unused

@@ -78,3 +78,14 @@ class Conversation:
     def prompt_tools(self) -> Sequence[Tool]:
         """The tools that the model gets to know."""
         return () if self.tool_choice == "none" else self.tools
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFields:
+    """Fields about reasoning that clients of an API send to any model. `thinking`: the value for the template's switch,
+    unless `template_kwargs` has one; None: not sent. `thinking_field` and `effort_field`: their paths, maybe one
+    path."""
+
+    thinking: bool | None
+    thinking_field: str
+    effort_field: str

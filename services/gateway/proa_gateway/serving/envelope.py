@@ -6,9 +6,11 @@ from typing import Any
 
 import orjson
 
-from proa.contract import Image
+from proa.contract import Image, TokenLogprobs
+from proa.text import Vocabulary
 from proa_gateway.errors import GatewayError
-from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.serving.logprobs import prompt_logprobs
+from proa_gateway.serving.message_format import MessageFormat
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -44,13 +46,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt. `text` is None if the response does not need it. `reasoning`: where the output begins.
-    `images`: with their pixels."""
+    """A tokenized prompt. `text` None: the response does not need it. `images`: with their pixels. `message_format`:
+    how the outputs are parsed; None: they are not, all text is content."""
 
     token_ids: Sequence[int]
     text: str | None = None
-    reasoning: Reasoning = Reasoning.CLOSED
     images: tuple[Image, ...] = ()
+    message_format: MessageFormat | None = None
 
 
 class Envelope:
@@ -92,3 +94,13 @@ class Envelope:
         if usage is not None:
             return b'],"usage":' + orjson.dumps(usage.to_dict()) + b"}\n\n"
         return b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+
+
+def prompt_fields(
+    prompt: Prompt, entries: Sequence[TokenLogprobs], vocabulary: Vocabulary, *, logprobs: bool, token_ids: bool
+) -> dict[str, Any]:
+    """vLLM's response fields about the prompt; null if not requested."""
+    return {
+        "prompt_logprobs": prompt_logprobs(entries, vocabulary) if logprobs else None,
+        "prompt_token_ids": list(prompt.token_ids) if token_ids else None,
+    }

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from proa.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from proa.text import Vocabulary
 from proa_gateway.http.middleware import REQUEST_ID
-from proa_gateway.serving.constraint_fields import ConstraintFields
 from proa_gateway.serving.fields import (
     LogitBias,
     RepetitionDetection,
@@ -20,6 +19,7 @@ from proa_gateway.serving.fields import (
     at_most,
 )
 from proa_gateway.serving.logprobs import ChatLogprobs, TokenName, chat_logprobs, token_names
+from proa_gateway.serving.structured_outputs import ConstraintFields
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -43,9 +43,6 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = Field(None, description="No effect: events are not padded.")
-
-
-ALL_USAGE = StreamOptions.model_validate({"include_usage": True, "continuous_usage_stats": True})
 
 
 class GenerationRequest(ConstraintFields):
@@ -108,14 +105,18 @@ class GenerationRequest(ConstraintFields):
         """Whether every event of a stream has the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def token_names(self, vocabulary: Vocabulary) -> TokenName:
-        """What tokens are called in log probabilities."""
-        return token_names(vocabulary, as_token_ids=bool(self.return_tokens_as_token_ids))
+    def token_names(self, vocabulary: Vocabulary, *, as_ids: bool) -> TokenName:
+        """What tokens are called in log probabilities. `as_ids`: by their ids, unless the request says otherwise."""
+        given = self.return_tokens_as_token_ids
+        return token_names(vocabulary, as_token_ids=as_ids if given is None else given)
 
-    def chat_logprobs(self, vocabulary: Vocabulary) -> ChatLogprobs:
+    def chat_logprobs(self, vocabulary: Vocabulary, *, as_ids: bool) -> ChatLogprobs:
         """Log probabilities in OpenAI's form for chats: beside tokens that the request names, of the sampled one."""
-        name, named = self.token_names(vocabulary), bool(self.logprob_token_ids)
+        name, named = self.token_names(vocabulary, as_ids=as_ids), bool(self.logprob_token_ids)
         return partial(chat_logprobs, vocabulary=vocabulary, name=name, adds_sampled=named)
+
+    def check(self) -> None:
+        """Check fields that depend on each other. Raises `InvalidRequest`."""
 
     @property
     def extra_fields(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class UsageInfo(BaseModel):
     completion_tokens_details: CompletionTokensDetails | None = None  # of models whose reasoning is parsed
 
 
-class _Response(BaseModel):
+class Response(BaseModel):
     id: str
     created: int
     model: str
@@ -38,7 +38,7 @@ class _Response(BaseModel):
     metrics: dict[str, float | None] | None
 
 
-class _Chunk(BaseModel):
+class Chunk(BaseModel):
     id: str
     created: int
     model: str
@@ -46,7 +46,7 @@ class _Chunk(BaseModel):
     metrics: dict[str, float | None] | None = None
 
 
-class _Choice(BaseModel):
+class Choice(BaseModel):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls", "abort", "repetition"] | None
     stop_reason: int | str | None = None

@@ -12,7 +12,7 @@ from proa.contract import ModelInfo, SamplingParams
 from proa.sampling import choice_key
 from proa.text import TextStream
 from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.errors import ContextOverflow, InvalidRequest
+from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedTask
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.tokenizer import Tokenizer
 
@@ -31,11 +31,13 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> list[SamplingParams]:
-    """One for each of the request's `n` choices; they differ in their keys. Raises `InvalidRequest`.
+    """One for each of the request's `n` choices; they differ in their keys. Raises `InvalidRequest`, `UnsupportedTask`.
 
     `max_tokens` None: up to the end of the context. `logprobs` None: none; else how many likeliest tokens beside the
     sampled one.
     """
+    if model.info.pooling_only:
+        raise UnsupportedTask(f"The model {model.name!r} generates no text.", param="model")
     num_choices = request.n or 1
     for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         _check_list(name, getattr(request, name) or (), num_choices, model.info)

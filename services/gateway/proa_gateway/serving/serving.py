@@ -1,11 +1,9 @@
-"""Serving: one generation request from its parsed body to the last byte of its response.
+"""Serving: one request from its parsed body to the last byte of its response, the same for all APIs."""
 
-The same for all endpoints; what differs is in their `EndpointHandler`. `_generate` has the stages in their order.
-"""
+from collections.abc import Sequence
 
-from collections.abc import Callable, Mapping
+from starlette.requests import HTTPConnection
 
-from proa.contract import SamplingParams
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
@@ -14,24 +12,20 @@ from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.lora_registry import LoraRegistry
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.engines.pool import EnginePool
-from proa_gateway.errors import InvalidRequest, UnsupportedTask
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import GatewayTracer
 from proa_gateway.routing.hints import RoutingHints, hash_chain
 from proa_gateway.routing.router import Router
-from proa_gateway.serving.endpoint_handler import EndpointHandler
-from proa_gateway.serving.envelope import Prompt
-from proa_gateway.serving.generation_request import ALL_USAGE
-from proa_gateway.serving.responder import Responder
-from proa_gateway.serving.sampling import check_context
-from proa_gateway.serving.served_request import RequestContext
-from proa_gateway.serving.structured_outputs import Constrainer, constraint_of
-from proa_gateway.serving.warnings import Warnings
+from proa_gateway.serving.constraints import Constrainer
+from proa_gateway.serving.ignored_fields import Notices
+from proa_gateway.serving.job import ApiCall, Job, ServedRequest
+
+TRACE_ID_HEADER = b"x-trace-id"
 
 
 class Serving:
-    """Serves all generation requests of a gateway."""
+    """Serves all requests of a gateway that engines work for."""
 
     def __init__(
         self,
@@ -44,6 +38,7 @@ class Serving:
         tracer: GatewayTracer,
         metrics: GatewayMetrics,
         router: Router,
+        notices: Notices,
     ) -> None:
         self._admission = admission
         self._config = config
@@ -53,139 +48,83 @@ class Serving:
         self._tracer = tracer
         self._metrics = metrics
         self._router = router
-        self._warnings = Warnings()
+        self._notices = notices
 
-    async def respond(
-        self,
-        handler: EndpointHandler,
-        caller: Caller,
-        request_id: str,
-        headers: Mapping[str, str],
-        response_headers: list[tuple[bytes, bytes]],
-        on_trace: Callable[[str], None],
-        on_error: Callable[[str], None],
-        writer: ResponseWriter,
-    ) -> None:
+    async def respond(self, call: ApiCall, connection: HTTPConnection, writer: ResponseWriter) -> None:
         """Serve one request. Raises `GatewayError` if nothing has been written yet. Cancellation aborts it.
 
-        `on_trace` is called with the trace's id, if there is one, before the response starts; `on_error` with the
-        error's type at the end, also of a stream that has failed after its start.
+        The connection's state has `caller`, `request_id` and `response_headers`, to which more are added until the
+        response starts. For the access log it gets `trace_id`, and `error_type` also for a stream that fails.
         """
-        trace = self._tracer.start_request(headers, handler.route, caller.name)
+        state, headers = connection.state, connection.headers
+        caller: Caller = state.caller
+        trace = self._tracer.start_request(headers, call.endpoint.route, caller.name)
         if trace.trace_id:
-            on_trace(trace.trace_id)
-        session_id = headers.get("x-session-id") or handler.session_id
-        context = RequestContext(
-            handler=handler,
+            state.trace_id = trace.trace_id
+            state.response_headers.append((TRACE_ID_HEADER, trace.trace_id.encode()))
+        served = ServedRequest(
+            call=call,
             caller=caller,
+            config=self._config,
             trace=trace,
-            id=handler.id_prefix + request_id,
-            session_id=session_id,
-            response_headers=response_headers,
+            id=call.endpoint.id_prefix + state.request_id,
+            session_id=headers.get("x-session-id") or call.session_id,
+            response_headers=state.response_headers,
         )
         try:
-            with context.observed(self._metrics, slow_reader=self._config.deadlines.slow_reader):
-                context.time_limit = request_timeout(headers, self._config.deadlines.request)
-                await self._generate(context, writer)
+            with served.observed(self._metrics):
+                served.time_limit = request_timeout(headers, self._config.deadlines.request)
+                await self._serve(served, writer)
         finally:
-            if context.error_type:
-                on_error(context.error_type)
+            if served.error_type:
+                state.error_type = served.error_type
 
-    async def _generate(self, context: RequestContext, writer: ResponseWriter) -> None:
-        handler, request = context.handler, context.request
-        num_sequences = handler.num_prompts * (request.n or 1)
-        self._validate(handler, num_sequences)
-        if self._config.enable_force_include_usage and request.stream:
-            request.stream_options = ALL_USAGE
-        if self._config.return_tokens_as_token_ids and request.return_tokens_as_token_ids is None:
-            request.return_tokens_as_token_ids = True
-        constraint = constraint_of(request)
-        with self._admission.admit(context, num_sequences) as guard:
-            context.model = model = await guard.find_model()
-            if model.info.pooling_only:
-                raise UnsupportedTask(f"The model {model.name!r} generates no text.", param="model")
-            params = handler.sampling_params(model)
-            context.max_tokens = params[0].max_tokens
-            self._trace_request(context, model, params[0])
-            with context.trace.span("tokenize"):
-                context.prompts = await handler.tokenize(model)
-                context.routing_hints = [
-                    await self._routing_hints(context, prompt, model, params[0]) for prompt in context.prompts
-                ]
-            guard.hold_images(sum(len(image.pixels) for prompt in context.prompts for image in prompt.images))
-            message = handler.message_constraint(model, context.prompts)
-            if constraint is not None or (message is not None and message.constrains):
-                with context.trace.span("grammar"):
-                    warnings = await self._constrainer.constrain(params, constraint, message, model)
-                context.response_headers += self._warnings.headers(warnings)
-            with context.trace.span("admission"):
-                num_tokens = self._count_tokens(context, model, params[0])
-                await guard.wait_for_capacity(model.base_name, num_tokens, params[0].max_tokens)
-            context.generation = generation = Generation(
+    async def _serve(self, served: ServedRequest, writer: ResponseWriter) -> None:
+        call, trace = served.call, served.trace
+        call.check()
+        with self._admission.admit(served, call.num_prompts * call.num_choices) as guard:
+            served.model = model = await guard.find_model()
+            trace.set_request(operation=call.endpoint.operation, model=model.name, base_model=model.base_name)
+            with trace.span("tokenize"):
+                served.job = job = await call.prepare(model)
+                served.hints = await self._routing_hints(served, job, model)
+            trace.set_sampling(**job.trace_attributes)
+            served.response_headers += self._notices.ignored(job.ignored_fields)
+            guard.hold_images(job.num_image_bytes)
+            if job.constraint is not None:
+                with trace.span("grammar"):
+                    served.grammar, warnings = await self._constrainer.grammar(job.constraint, model)
+                served.response_headers += self._notices.warnings(warnings)
+            with trace.span("admission"):
+                job.check(model)
+                await guard.wait_for_capacity(model.base_name, job.num_tokens, job.max_tokens)
+            served.generation = generation = Generation(
                 self._pool,
                 model.base_name,
                 self._loras,
-                trace=context.trace,
+                trace=trace,
                 metrics=self._metrics,
                 deadlines=self._config.deadlines,
-                seconds=context.seconds_left,
+                seconds=served.seconds_left,
             )
-            responder = Responder(context, generation, model, params, self._config)
             try:
-                await (responder.stream(writer) if request.stream else responder.complete(writer))
+                await job.run(served, generation, writer)
             finally:
                 generation.close()
-            self._metrics.observe_request(handler.route, context.status, context.error_type)
+        self._metrics.observe_request(call.endpoint.route, served.status, served.error_type)
 
-    def _validate(self, handler: EndpointHandler, num_sequences: int) -> None:
-        request = handler.request
-        if num_sequences > self._config.max_choices:
-            message = f"n times the number of prompts must not be above {self._config.max_choices}."
-            raise InvalidRequest(message, param="n")
-        if request.stream_options is not None and not request.stream:
-            raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
-        if request.stream and request.prompt_logprobs is not None:
-            raise InvalidRequest("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
-        handler.validate()
-
-    def _trace_request(self, context: RequestContext, model: ServedModel, params: SamplingParams) -> None:
-        request = context.request
-        context.trace.set_request(
-            operation=context.handler.operation,
-            model=model.name,
-            base_model=model.base_name,
-            stream=bool(request.stream),
-            n=request.n or 1,
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k or None,
-            seed=request.seed,
-            frequency_penalty=request.frequency_penalty,
-            presence_penalty=request.presence_penalty,
-            stop=request.stop or (),
-        )
-
-    async def _routing_hints(
-        self, context: RequestContext, prompt: Prompt, model: ServedModel, params: SamplingParams
-    ) -> RoutingHints:
-        # Prompt logprobs need every prompt token computed, so cached blocks are not used.
-        if params.prompt_logprobs is not None:
-            return RoutingHints(session_id=context.session_id, lora=model.lora)
-        return await self._router.make_hints(
-            prompt.token_ids,
-            hash_chain(model.info),
-            cache_salt=context.caller.cache_salt(context.request.cache_salt),
-            session_id=context.session_id,
-            lora=model.lora,
-            images=prompt.images,
-        )
-
-    def _count_tokens(self, context: RequestContext, model: ServedModel, params: SamplingParams) -> int:
-        """The number of tokens in all prompts. Raises `InvalidRequest` if a prompt is empty or does not fit."""
-        param = context.handler.prompt_param
-        for prompt in context.prompts:
-            if not prompt.token_ids:
-                raise InvalidRequest("The prompt has no tokens.", param=param)
-            check_context(len(prompt.token_ids), params.max_tokens, model, param)
-        return sum(len(prompt.token_ids) for prompt in context.prompts)
+    async def _routing_hints(self, served: ServedRequest, job: Job, model: ServedModel) -> Sequence[RoutingHints]:
+        """One for each prompt."""
+        if not job.uses_prefix_cache:
+            return [RoutingHints(session_id=served.session_id, lora=model.lora)] * len(job.prompts)
+        return [
+            await self._router.make_hints(
+                prompt.token_ids,
+                hash_chain(model.info),
+                cache_salt=served.cache_salt,
+                session_id=served.session_id,
+                lora=model.lora,
+                images=prompt.images,
+            )
+            for prompt in job.prompts
+        ]

@@ -1,66 +1,47 @@
-"""Chat completions: the prompt is a conversation, and choices are messages."""
+"""Chat completions: the prompt is a conversation, and choices are messages. A batch has several conversations."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from proa.contract import SamplingParams
-from proa.text import TextStream
 from proa_gateway.apis.chat.protocol import BatchChatCompletionRequest, ChatCompletionRequest
-from proa_gateway.apis.chat.render import BatchChatAnswer, ChatAnswer
+from proa_gateway.apis.chat.render import BatchRenderer, ChatRenderer
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.conversation import Conversation
-from proa_gateway.serving.conversation_handler import ConversationHandler, ConversationSettings
-from proa_gateway.serving.envelope import Envelope, Prompt
-from proa_gateway.serving.message_constraint import MessageConstraint
-from proa_gateway.serving.refused_fields import REFUSED_IN_CHAT, Refused
+from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
+from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
+from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT
+from proa_gateway.serving.job import ApiSettings, Endpoint
 from proa_gateway.serving.tools import choose_tools
 
+CHAT = Endpoint("/v1/chat/completions", "chat", "chatcmpl-", REFUSED_IN_CHAT)
+BATCH = replace(CHAT, route="/v1/chat/completions/batch")
 
-class ChatHandler(ConversationHandler):
-    """The `EndpointHandler` of `/v1/chat/completions`."""
 
-    route: ClassVar[str] = "/v1/chat/completions"
-    operation: ClassVar[str] = "chat"
-    id_prefix: ClassVar[str] = "chatcmpl-"
-    prompt_param: ClassVar[str] = "messages"
-    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_CHAT
-
-    def __init__(
-        self,
-        request: ChatCompletionRequest,
-        settings: ConversationSettings,
-        *,
-        on_ignored: Callable[[Sequence[str]], None] | None = None,
-    ) -> None:
-        super().__init__(
-            request,
-            conversation_of(request),
-            settings,
-            max_tokens=request.max_completion_tokens or request.max_tokens,
-            logprobs=request.top_logprobs or 0 if request.logprobs else None,
-            on_ignored=on_ignored,
-        )
-        self._chat = request
-
-    @property
-    def session_id(self) -> str | None:
-        return self._chat.session_id or self._chat.prompt_cache_key or self._chat.user
-
-    def validate(self) -> None:
-        super().validate()
-        if self._chat.top_logprobs and not self._chat.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-
-    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> ChatAnswer:
-        request = self._chat
-        name = "chat.completion.chunk" if request.stream else "chat.completion"
-        envelope = Envelope(id=id, object=name, created=created, model=model.name, include_usage=request.include_usage)
-        message_format = self.message_format(model, prompts[0])
-        return ChatAnswer(request, envelope, model.tokenizer.vocabulary, prompts[0], message_format)
+def chat_call(body: ChatCompletionRequest, settings: ApiSettings, *, param: str = "messages") -> ConversationCall:
+    """`param`: path of the conversation in the body, for errors. Raises `InvalidRequest`."""
+    return ConversationCall(
+        endpoint=CHAT,
+        fields=body,
+        session_id=body.session_id or body.prompt_cache_key or body.user,
+        extra_fields=body.extra_fields,
+        settings=settings,
+        reader=ConversationReader(
+            conversation=conversation_of(body),
+            request=body,
+            settings=settings,
+            param=param,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+        ),
+        renderer=lambda chat: partial(ChatRenderer, body, chat, settings),
+        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+        continuous_usage=settings.includes_usage or body.continuous_usage,
+    )
 
 
 def conversation_of(request: ChatCompletionRequest) -> Conversation:
+    """Raises `InvalidRequest`."""
     budget = request.thinking_token_budget
     tools, tool_choice = choose_tools(request.tools or (), request.tool_choice or "auto")
     return Conversation(
@@ -80,65 +61,41 @@ def conversation_of(request: ChatCompletionRequest) -> Conversation:
     )
 
 
-class BatchChatHandler:
-    """The `EndpointHandler` of a batch: those of its chats, as prompts of one request."""
+@dataclass(frozen=True, kw_only=True)
+class BatchCall(GenerationCall):
+    """vLLM's batches of chats: the conversations are prompts of one request, and the response has a choice for each."""
 
-    route: ClassVar[str] = "/v1/chat/completions/batch"
-    operation: ClassVar[str] = ChatHandler.operation
-    id_prefix: ClassVar[str] = ChatHandler.id_prefix
-    prompt_param: ClassVar[str] = ChatHandler.prompt_param
-    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_CHAT
+    chats: Sequence[ConversationCall]
 
-    def __init__(
-        self,
-        request: BatchChatCompletionRequest,
-        settings: ConversationSettings,
-        *,
-        on_ignored: Callable[[Sequence[str]], None] | None = None,
-    ) -> None:
-        chats = request.chats
-        first = ChatHandler(chats[0], settings, on_ignored=on_ignored)  # fields are ignored in all, or in none
-        self._chats = [first, *(ChatHandler(chat, settings) for chat in chats[1:])]
-        for index, chat in enumerate(self._chats):
-            chat.messages_param = f"messages[{index}]"
-        self.request = request
-        self.num_prompts = len(chats)
-
-    @property
-    def extra_fields(self) -> Mapping[str, Any]:
-        return self.request.extra_fields
-
-    @property
-    def session_id(self) -> str | None:
-        return self._chats[0].session_id
-
-    def validate(self) -> None:
-        if (self.request.n or 1) > 1:
+    def check(self) -> None:
+        GenerationCall.check(self)
+        if self.num_choices > 1:
             raise InvalidRequest("n must be 1 in a batch: each conversation has one choice.", param="n")
-        if self.request.stream:
+        if self.is_streamed:
             raise InvalidRequest("A batch cannot be streamed.", param="stream")
-        for chat in self._chats:
-            chat.validate()
+        for chat in self.chats:
+            chat.check()
 
-    def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
-        return self._chats[0].sampling_params(model)
-
-    async def tokenize(self, model: ServedModel) -> list[Prompt]:
-        return [prompt for chat in self._chats for prompt in await chat.tokenize(model)]
-
-    def message_constraint(self, model: ServedModel, prompts: Sequence[Prompt]) -> MessageConstraint | None:
-        first, *others = (
-            chat.message_constraint(model, [prompt]) for chat, prompt in zip(self._chats, prompts, strict=True)
-        )
-        if any(other != first for other in others):
+    async def prepare(self, model: ServedModel) -> GenerationJob:
+        jobs = [await chat.prepare(model) for chat in self.chats]
+        first = jobs[0]
+        if any(job.constraint != first.constraint for job in jobs):
             message = "Some conversations of the batch end within reasoning, others do not: send them apart."
             raise InvalidRequest(message, param="messages")
-        return first
+        prompts = [prompt for job in jobs for prompt in job.prompts]
+        renderer = partial(BatchRenderer, model.name, [job.renderer for job in jobs])
+        return replace(first, prompts=prompts, renderer=renderer)
 
-    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> "BatchChatAnswer":
-        envelope = Envelope(id=id, object="chat.completion", created=created, model=model.name)
-        answers = [chat.answer(id, created, model, [prompt]) for chat, prompt in zip(self._chats, prompts, strict=True)]
-        return BatchChatAnswer(envelope, answers)
 
-    def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
-        return self._chats[0].text_stream(prompt, model)
+def batch_call(body: BatchChatCompletionRequest, settings: ApiSettings) -> BatchCall:
+    """Raises `InvalidRequest`."""
+    chats = [chat_call(chat, settings, param=f"messages[{index}]") for index, chat in enumerate(body.chats)]
+    return BatchCall(
+        endpoint=BATCH,
+        fields=body,
+        session_id=chats[0].session_id,
+        extra_fields=body.extra_fields,
+        settings=settings,
+        num_prompts=len(chats),
+        chats=chats,
+    )

@@ -1,9 +1,10 @@
 """The bodies of `/v1/chat/completions` and of its batches."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.conversation import MAX_MESSAGES, Messages
 from proa_gateway.serving.fields import TemplateValue, TemplateVariables, Text
 from proa_gateway.serving.generation_request import (
@@ -14,6 +15,7 @@ from proa_gateway.serving.generation_request import (
     Name,
     NumLogprobs,
 )
+from proa_gateway.serving.openai_schema import Choice, Chunk, Response, TokenLogprobs
 from proa_gateway.serving.tools import MAX_TOOLS, Tool, ToolChoiceField
 
 
@@ -46,6 +48,10 @@ class ChatFields(GenerationRequest):
         """Whether the prompt ends with the opening of a new message."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
+    def check(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+
 
 class ChatCompletionRequest(ChatFields):
     """`POST /v1/chat/completions`."""
@@ -66,3 +72,94 @@ class BatchChatCompletionRequest(ChatFields):
         """A request for each conversation. Fields that the class does not have are not in them."""
         fields = {name: getattr(self, name) for name in self.model_fields_set if name in ChatFields.model_fields}
         return [ChatCompletionRequest.model_construct(**fields, messages=messages) for messages in self.messages]
+
+
+# Responses, for the OpenAPI document. `render.py` writes them without these classes.
+
+
+class ChatToken(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprobs(ChatToken):
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatTokenLogprobs]
+
+
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class CalledTool(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CalledFunctionPart(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallPart(BaseModel):
+    """The first part of a call has `id`, `type` and the name, those after it more of the arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionPart
+
+
+class AssistantMessage(BaseModel):
+    role: str
+    content: str | None
+    refusal: None
+    annotations: None
+    audio: None
+    function_call: None
+    reasoning: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[CalledTool] | None = None
+
+
+class ChatDelta(BaseModel):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+
+
+class ChatCompletionChoice(Choice):
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletionChunkChoice(Choice):
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(Response):
+    """A chat completion that is not streamed."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatCompletionChoice]
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    prompt_token_ids: list[int] | None
+    prompt_text: str | None
+
+
+class ChatCompletionChunk(Chunk):
+    """An event of a streamed chat completion."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatCompletionChunkChoice]
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None

@@ -1,140 +1,88 @@
 """How the response of a chat completion looks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import orjson
 
-from proa.text import Vocabulary
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
-from proa_gateway.errors import GatewayError
 from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.tool import NamedTool
-from proa_gateway.serving.answer import CollectedChoice, EventOutlet, StreamedChoice
+from proa_gateway.serving.choices import ChoiceRenderer, Output
 from proa_gateway.serving.content import text_of
-from proa_gateway.serving.delta_sinks import ChoiceCollector, ChoiceStream
-from proa_gateway.serving.envelope import Envelope, Prompt, Usage
+from proa_gateway.serving.conversation_call import PreparedChat
+from proa_gateway.serving.envelope import Envelope, Prompt, Usage, prompt_fields
+from proa_gateway.serving.generation_job import MakeRenderer
+from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.logprobs import ChatLogprobs
-from proa_gateway.serving.message_format import MessageFormat
-from proa_gateway.serving.message_sinks import MessageCollector, MessageStream
-from proa_gateway.serving.rendering import _finish_fields, prompt_fields
+
+_ABSENT = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 
 
-def response_role(request: ChatCompletionRequest) -> str:
-    """The role of the message that the output belongs to."""
-    return "assistant" if request.opens_message else request.messages[-1].role
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """What all choices of a response share. `echo`: text before that of the output. `logprobs` None: there are none.
+    `names_call`: `tool_choice` names the tool, so that a call does not change the finish reason. `is_parsed`: reasoning
+    and calls are not part of the content."""
 
-
-def echoed_text(request: ChatCompletionRequest) -> str:
-    """With `echo`, the last message's text if the output belongs to the same role."""
-    last = request.messages[-1]
-    return text_of(last.content) if request.echo and last.role == response_role(request) else ""
+    envelope: Envelope
+    role: str
+    echo: str
+    logprobs: ChatLogprobs | None
+    has_token_ids: bool
+    includes_reasoning: bool
+    names_call: bool
+    continuous_usage: bool
+    is_parsed: bool
 
 
 class ChatChoice:
-    """A choice of `/v1/chat/completions`."""
+    """The official client assembles `event`s to what `final` returns."""
 
-    begins_with_prompt = False
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        index: int,
-        *,
-        role: str = "assistant",
-        echo: str = "",
-        logprobs: ChatLogprobs | None = None,
-        token_ids: bool = False,
-        opening_fields: Mapping[str, object] | None = None,
-    ) -> None:
-        """`echo`: text before that of the output. `logprobs` None: no log probabilities. `token_ids`: whether the
-        choice has them. `opening_fields`: of the first event of a stream."""
-        self._envelope = envelope
+    def __init__(self, form: ChatForm, index: int, opening_fields: Mapping[str, object]) -> None:
+        """`opening_fields`: of the first event of a stream."""
+        self._form = form
         self._index = index
-        self._role = role
-        self._echo = echo
-        self._logprobs = logprobs
-        self._token_ids = token_ids
-        self._opening_fields = opening_fields or {}
-        self.text_head = envelope.event_head + b'{"index":%d,"delta":{"content":' % index
-        self.text_tail = b'},"logprobs":null,"finish_reason":null}' + envelope.event_tail
-
-    def opening(self, usage: Usage | None = None) -> bytes:
-        choice = {"index": self._index, "delta": None, "logprobs": None, "finish_reason": None}
-        role = orjson.dumps(choice | {"delta": {"role": self._role, "content": ""}})
-        opening = self._envelope.event(role, usage, **self._opening_fields)
-        if self._echo:
-            opening += self._envelope.event(orjson.dumps(choice | {"delta": {"content": self._echo}}), usage)
-        return opening
-
-    def event(self, delta: Delta, usage: Usage | None = None) -> bytes:
-        content = {"content": delta.text} if delta.text or delta.finish_reason is None else {}
-        return self._envelope.event(orjson.dumps(self._choice(delta, "delta", content)), usage)
-
-    def final(self, delta: Delta) -> dict[str, Any]:
-        message = {"role": self._role, "content": self._echo + delta.text}
-        absent = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
-        return {"token_ids": None, **self._choice(delta, "message", message | absent)}
-
-    def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
-        logprobs = None if self._logprobs is None else self._logprobs(delta.logprobs)
-        choice = {"index": self._index, name: message, "logprobs": logprobs, **_finish_fields(delta)}
-        return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
-
-
-class ChatMessageChoice:
-    """The `MessageChoice` of `/v1/chat/completions`. The official client assembles `event`s to what `final` returns."""
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        index: int,
-        *,
-        role: str,
-        echo: str,
-        logprobs: ChatLogprobs | None,
-        token_ids: bool,
-        opening_fields: Mapping[str, object],
-        includes_reasoning: bool,
-        names_call: bool,
-        continuous_usage: bool,
-    ) -> None:
-        """As for `ChatChoice`. `includes_reasoning`: whether it is shown. `names_call`: `tool_choice` names the tool,
-        so that a call does not change the finish reason. `continuous_usage`: the opening has the usage."""
-        self._envelope = envelope
-        self._index = index
-        self._role = role
-        self._echo = echo
-        self._logprobs = logprobs
-        self._token_ids = token_ids
         self._opening_fields = opening_fields
-        self._includes_reasoning = includes_reasoning
-        self._names_call = names_call
-        self._continuous_usage = continuous_usage
         self._has_calls = False
+        self.text_frame = (
+            form.envelope.event_head + b'{"index":%d,"delta":{"content":' % index,
+            b'},"logprobs":null,"finish_reason":null}' + form.envelope.event_tail,
+        )
 
     def opening(self, usage: Usage) -> bytes:
-        choice = self._choice(Delta(), "delta", {"role": self._role, "content": self._echo})
-        shown_usage = usage if self._continuous_usage else None
-        return self._envelope.event(orjson.dumps(choice), shown_usage, **self._opening_fields)
+        form = self._form
+        shown_usage = usage if form.continuous_usage else None
+        delta = {"role": form.role, "content": form.echo if form.is_parsed else ""}
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if form.is_parsed and form.has_token_ids:
+            choice["token_ids"] = []
+        opening = form.envelope.event(orjson.dumps(choice), shown_usage, **self._opening_fields)
+        if form.echo and not form.is_parsed:
+            choice["delta"] = {"content": form.echo}
+            opening += form.envelope.event(orjson.dumps(choice), shown_usage)
+        return opening
 
     def event(self, events: Sequence[MessageEvent], delta: Delta, usage: Usage | None) -> bytes:
         parts = [part for event in events if (part := self._part(event))]
-        has_more = delta.token_ids or delta.logprobs or delta.finish_reason is not None
-        if not parts and not has_more:
-            return b""
-        *firsts, last = parts or [{}]
+        if not parts:
+            if not (delta.token_ids or delta.logprobs or delta.finish_reason is not None):
+                return b""
+            parts = [{}] if self._form.is_parsed or delta.finish_reason is not None else [{"content": ""}]
+        *firsts, last = parts
         choices = [self._choice(Delta(), "delta", part) for part in firsts]
         choices.append(self._choice(delta, "delta", last))
-        return b"".join(self._envelope.event(orjson.dumps(choice), usage) for choice in choices)
+        return b"".join(self._form.envelope.event(orjson.dumps(choice), usage) for choice in choices)
 
-    def final(self, events: Sequence[MessageEvent], delta: Delta) -> dict[str, Any]:
+    def final(self, output: Output) -> dict[str, Any]:
+        form = self._form
         calls: list[dict[str, Any]] = []
-        content, reasoning = self._echo, ""
-        for event in events:
+        content, reasoning = form.echo, ""
+        for event in output.events:
             match event:
-                case ReasoningDelta(text) if self._includes_reasoning:
+                case ReasoningDelta(text) if form.includes_reasoning:
                     reasoning += text
                 case ContentDelta(text):
                     content += text
@@ -143,19 +91,20 @@ class ChatMessageChoice:
                 case ArgumentsDelta(index, text):
                     calls[index]["function"]["arguments"] += text
         self._has_calls = bool(calls)
-        message: dict[str, Any] = {"role": self._role, "content": content or None}
-        message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
-        message |= dict.fromkeys(("reasoning", "reasoning_content"), reasoning or None)
+        message: dict[str, Any] = {"role": form.role, "content": (content or None) if form.is_parsed else content}
+        message |= {**_ABSENT, "reasoning": reasoning or None}
+        if form.is_parsed:
+            message["reasoning_content"] = reasoning or None
         if calls:
             message["tool_calls"] = calls
-        return {"token_ids": None, **self._choice(delta, "message", message)}
+        return {"token_ids": None, **self._choice(output.delta, "message", message)}
 
     def _part(self, event: MessageEvent) -> dict[str, Any] | None:
         """The event as the `delta` of a chunk. None: it is not shown."""
         match event:
             case ContentDelta(text):
                 return {"content": text}
-            case ReasoningDelta(text) if self._includes_reasoning:
+            case ReasoningDelta(text) if self._form.includes_reasoning:
                 return {"reasoning_content": text, "reasoning": text}
             case CallStarted(index, id, name):
                 self._has_calls = True
@@ -166,130 +115,91 @@ class ChatMessageChoice:
         return None
 
     def _choice(self, delta: Delta, name: str, message: dict[str, Any]) -> dict[str, Any]:
+        form = self._form
         choice: dict[str, Any] = {"index": self._index, name: message, "logprobs": None, "finish_reason": None}
-        if self._logprobs is not None and (delta.logprobs or name == "message"):
-            choice["logprobs"] = self._logprobs(delta.logprobs)
+        if form.logprobs is not None and (delta.logprobs or name == "message" or not form.is_parsed):
+            choice["logprobs"] = form.logprobs(delta.logprobs)
         if delta.finish_reason is not None:
-            ends_with_call = self._has_calls and not self._names_call and delta.finish_reason == "stop"
+            ends_with_call = self._has_calls and not form.names_call and delta.finish_reason == "stop"
             choice["finish_reason"] = "tool_calls" if ends_with_call else delta.finish_reason
             choice["stop_reason"] = delta.stop_reason
-        return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
+        return choice | {"token_ids": delta.token_ids} if form.has_token_ids else choice
 
 
-class ChatAnswer:
-    """The `Answer` of a chat completion."""
+class ChatRenderer:
+    """The `Renderer` of one conversation's response."""
+
+    follows_output = False
 
     def __init__(
-        self,
-        request: ChatCompletionRequest,
-        envelope: Envelope,
-        vocabulary: Vocabulary,
-        prompt: Prompt,
-        message_format: MessageFormat | None,
+        self, body: ChatCompletionRequest, chat: PreparedChat, settings: ApiSettings, id: str, created: int
     ) -> None:
-        """`message_format`: None: all text is content."""
-        self._request = request
-        self._envelope = envelope
+        vocabulary = chat.model.tokenizer.vocabulary
+        envelope = Envelope(
+            id=id,
+            object="chat.completion.chunk" if body.stream else "chat.completion",
+            created=created,
+            model=chat.model.name,
+            include_usage=settings.includes_usage or body.include_usage,
+        )
+        role = "assistant" if body.opens_message else body.messages[-1].role
+        continues_role = body.echo and body.messages[-1].role == role
+        self._form = ChatForm(
+            envelope=envelope,
+            role=role,
+            echo=text_of(body.messages[-1].content) if continues_role else "",
+            logprobs=body.chat_logprobs(vocabulary, as_ids=settings.tokens_as_ids) if body.logprobs else None,
+            has_token_ids=bool(body.return_token_ids),
+            includes_reasoning=body.include_reasoning is not False,
+            names_call=isinstance(body.tool_choice, NamedTool),
+            continuous_usage=settings.includes_usage or body.continuous_usage,
+            is_parsed=chat.prompt.message_format is not None,
+        )
+        self._body = body
+        self._prompt = chat.prompt
         self._vocabulary = vocabulary
-        self._prompt = prompt
-        self._message_format = message_format
+        self.wants_tokens = bool(body.logprobs or body.return_token_ids) or body.prompt_logprobs is not None
+        self.last_events, self.error_events = envelope.last_events, envelope.error_events
 
-    @property
-    def wants_tokens(self) -> bool:
-        request = self._request
-        return bool(request.logprobs or request.return_token_ids) or request.prompt_logprobs is not None
-
-    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> StreamedChoice:
-        if self._message_format is None:
-            return ChoiceStream(self._choice(index), outlet)
-        return MessageStream(self._message_choice(index), self._message_format, outlet)
-
-    def collect(self, index: int, prompt: Prompt) -> CollectedChoice:
-        if self._message_format is None:
-            return ChoiceCollector(self._choice(index))
-        return MessageCollector(self._message_choice(index), self._message_format)
-
-    def last_events(self, usage: Usage) -> bytes:
-        return self._envelope.last_events(usage)
-
-    def error_events(self, error: GatewayError) -> bytes:
-        return self._envelope.error_events(error)
-
-    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        request = self._request
-        rendered = [choice.final() for choice in choices]
-        fields = prompt_fields(
-            self._prompt,
-            choices[0].prompt_logprobs,
-            self._vocabulary,
-            logprobs=request.prompt_logprobs is not None,
-            token_ids=bool(request.return_token_ids),
-        )
-        prompt_text = self._prompt.text if request.return_prompt_text else None
-        return self._envelope.response(rendered, usage, **fields, prompt_text=prompt_text)
-
-    def _choice(self, index: int) -> ChatChoice:
-        request = self._request
-        return ChatChoice(
-            self._envelope,
-            index,
-            role=response_role(request),
-            echo=echoed_text(request),
-            logprobs=self._logprobs,
-            token_ids=bool(request.return_token_ids),
-            opening_fields=self._opening_fields(index),
-        )
-
-    def _message_choice(self, index: int) -> ChatMessageChoice:
-        request = self._request
-        return ChatMessageChoice(
-            self._envelope,
-            index,
-            role=response_role(request),
-            echo=echoed_text(request),
-            logprobs=self._logprobs,
-            token_ids=bool(request.return_token_ids),
-            opening_fields=self._opening_fields(index),
-            includes_reasoning=request.include_reasoning is not False,
-            names_call=isinstance(request.tool_choice, NamedTool),
-            continuous_usage=request.continuous_usage,
-        )
-
-    @property
-    def _logprobs(self) -> ChatLogprobs | None:
-        return self._request.chat_logprobs(self._vocabulary) if self._request.logprobs else None
-
-    def _opening_fields(self, index: int) -> dict[str, object]:
+    def choice(self, index: int, prompt: Prompt) -> ChatChoice:
         fields: dict[str, object] = {}
-        if index == 0 and self._request.return_token_ids:
-            fields["prompt_token_ids"] = list(self._prompt.token_ids)
-        if index == 0 and self._request.return_prompt_text:
-            fields["prompt_text"] = self._prompt.text
-        return fields
+        if index == 0 and self._body.return_token_ids:
+            fields["prompt_token_ids"] = list(prompt.token_ids)
+        if index == 0 and self._body.return_prompt_text:
+            fields["prompt_text"] = prompt.text
+        return ChatChoice(self._form, index, fields)
+
+    def final(self, index: int, output: Output) -> dict[str, Any]:
+        return self.choice(index, self._prompt).final(output)
+
+    def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        body, prompt = self._body, self._prompt
+        fields = prompt_fields(
+            prompt,
+            outputs[0].delta.prompt_logprobs,
+            self._vocabulary,
+            logprobs=body.prompt_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+        )
+        choices = [self.final(index, output) for index, output in enumerate(outputs)]
+        prompt_text = prompt.text if body.return_prompt_text else None
+        return self._form.envelope.response(choices, usage, **fields, prompt_text=prompt_text)
 
 
-class BatchChatAnswer:
-    """The `Answer` of a batch that is not streamed. `answers`: of its chats."""
+class BatchRenderer:
+    """The `Renderer` of a batch, which is not streamed."""
 
-    def __init__(self, envelope: Envelope, answers: Sequence[ChatAnswer]) -> None:
-        self._envelope = envelope
-        self._answers = answers
+    follows_output = False
 
-    @property
-    def wants_tokens(self) -> bool:
-        return self._answers[0].wants_tokens
+    def __init__(self, model: str, chats: Sequence[MakeRenderer], id: str, created: int) -> None:
+        self._envelope = Envelope(id=id, object="chat.completion", created=created, model=model)
+        self._chats = [cast(ChatRenderer, make(id, created)) for make in chats]
+        self.wants_tokens = self._chats[0].wants_tokens
+        self.last_events, self.error_events = self._envelope.last_events, self._envelope.error_events
 
-    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> StreamedChoice:
-        return self._answers[index].stream(index, prompt, outlet)
+    def choice(self, index: int, prompt: Prompt) -> ChoiceRenderer:
+        return self._chats[index].choice(index, prompt)
 
-    def collect(self, index: int, prompt: Prompt) -> CollectedChoice:
-        return self._answers[index].collect(index, prompt)
-
-    def last_events(self, usage: Usage) -> bytes:
-        return self._envelope.last_events(usage)
-
-    def error_events(self, error: GatewayError) -> bytes:
-        return self._envelope.error_events(error)
-
-    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        return self._envelope.response([choice.final() for choice in choices], usage)
+    def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        finals = [chat.final(index, each) for index, (chat, each) in enumerate(zip(self._chats, outputs, strict=True))]
+        return self._envelope.response(finals, usage)

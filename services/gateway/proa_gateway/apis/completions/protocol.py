@@ -4,9 +4,11 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.fields import Prompts
 from proa_gateway.serving.generation_request import Count, GenerationRequest, NumLogprobs
-from proa_gateway.serving.openai_schema import TokenLogprobs, _Choice, _Chunk, _Response
+from proa_gateway.serving.openai_schema import Choice, Chunk, Response, TokenLogprobs
+from proa_gateway.serving.sampling import check_max_tokens
 
 
 class CompletionRequest(GenerationRequest):
@@ -17,6 +19,12 @@ class CompletionRequest(GenerationRequest):
     logprobs: NumLogprobs | None = None
     best_of: Count | None = None
 
+    def check(self) -> None:
+        check_max_tokens(self.max_tokens, echo=bool(self.echo))
+        num_choices = self.n or 1
+        if (self.best_of or num_choices) != num_choices:
+            raise InvalidRequest("best_of is only supported where it equals n.", param="best_of")
+
 
 class CompletionLogprobLists(BaseModel):
     tokens: list[str]
@@ -25,7 +33,7 @@ class CompletionLogprobLists(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChunkChoice(_Choice):
+class CompletionChunkChoice(Choice):
     text: str
     logprobs: CompletionLogprobLists | None
     prompt_token_ids: list[int] | None = None
@@ -35,14 +43,14 @@ class CompletionChoice(CompletionChunkChoice):
     prompt_logprobs: list[TokenLogprobs | None] | None
 
 
-class Completion(_Response):
+class Completion(Response):
     """A completion that is not streamed."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
 
 
-class CompletionChunk(_Chunk):
+class CompletionChunk(Chunk):
     """An event of a streamed completion."""
 
     object: Literal["text_completion"]

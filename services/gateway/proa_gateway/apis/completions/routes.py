@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
-from proa_gateway.apis.completions.job import CompletionHandler
+from proa_gateway.apis.completions.job import completion_call
 from proa_gateway.apis.completions.protocol import Completion, CompletionChunk, CompletionRequest
-from proa_gateway.apis.respond import ERRORS, generate
+from proa_gateway.apis.respond import ERRORS, respond, settings_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.serving.openai_schema import generation_response
 
@@ -13,4 +13,4 @@ completions_router = APIRouter(route_class=JsonRoute)
 
 @completions_router.post("/v1/completions", responses=ERRORS | {200: generation_response(Completion, CompletionChunk)})
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    return generate(CompletionHandler(body), request)
+    return respond(completion_call(body, settings_of(request)), request)

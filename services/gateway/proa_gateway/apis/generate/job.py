@@ -1,85 +1,78 @@
 """What engines get for a request to `/generate`."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
-from proa.contract import SamplingParams
-from proa.text import TextStream
 from proa_gateway.apis.generate.protocol import REFUSED, GenerateBody, SamplingFields
-from proa_gateway.apis.generate.render import GenerateAnswer, GenerateForm, LogprobForm
+from proa_gateway.apis.generate.render import GenerateForm, GenerateRenderer, LogprobForm
 from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.serving.constraints import OutputConstraint
 from proa_gateway.serving.envelope import Prompt
+from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
 from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.job import ApiSettings, Endpoint
 from proa_gateway.serving.prompt_text import check_text_fits
-from proa_gateway.serving.refused_fields import Refused
 from proa_gateway.serving.sampling import check_token_ids, num_logprobs, sampling_params, text_stream
 
+GENERATE = Endpoint("/generate", "text_completion", "", REFUSED)
 _NAMES = {"min_new_tokens": "min_tokens", "sampling_seed": "seed", "no_stop_trim": "include_stop_str_in_output"}
 """Sampling parameters that `GenerationRequest` has by another name."""
 _LOCAL = frozenset({"max_new_tokens", "spaces_between_special_tokens"})
 
 
-class GenerateHandler:
-    route: ClassVar[str] = "/generate"
-    operation: ClassVar[str] = "text_completion"
-    id_prefix: ClassVar[str] = ""
-    prompt_param: ClassVar[str] = "text"
-    refused: ClassVar[Mapping[str, Refused]] = REFUSED
+def generate_call(body: GenerateBody, settings: ApiSettings) -> "GenerateCall":
+    return GenerateCall(
+        endpoint=GENERATE,
+        fields=generation_request(body),
+        body=body,
+        session_id=body.session_id,
+        extra_fields=body.extra_fields,
+        settings=settings,
+        num_prompts=len(body.prompts),
+        arrived=time.perf_counter(),
+    )
 
-    def __init__(self, body: GenerateBody) -> None:
-        self._body = body
-        self._arrived = time.perf_counter()
-        self.request = generation_request(body)
-        self.num_prompts = len(body.prompts)
 
-    @property
-    def extra_fields(self) -> Mapping[str, Any]:
-        return self._body.extra_fields
+@dataclass(frozen=True, kw_only=True)
+class GenerateCall(GenerationCall):
+    """`arrived`: by `time.perf_counter`."""
 
-    @property
-    def session_id(self) -> str | None:
-        return self._body.session_id
+    body: GenerateBody
+    arrived: float
 
-    def validate(self) -> None:
-        pass
-
-    def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
-        body, limit = self._body, self._body.sampling_params.max_new_tokens
+    async def prepare(self, model: ServedModel) -> GenerationJob:
+        body, request, limit = self.body, self.fields, self.body.sampling_params.max_new_tokens
+        prompt_start = body.logprob_start_len if body.logprob_start_len >= 0 else None
         count = num_logprobs("top_logprobs_num", body.top_logprobs_num, model.info) if body.return_logprob else None
-        return sampling_params(
-            self.request,
+        params = sampling_params(
+            request,
             model,
             max_tokens=None if limit is None else max(1, limit),  # an engine samples a token to score a prompt
             logprobs=count,
-            prompt_logprobs=count if body.logprob_start_len >= 0 else None,
+            prompt_logprobs=count if prompt_start is not None else None,
         )
-
-    async def tokenize(self, model: ServedModel) -> list[Prompt]:
-        return [await _tokenize(prompt, model) for prompt in self._body.prompts]
-
-    def message_constraint(self, model: ServedModel, prompts: Sequence[Prompt]) -> None:
-        return None
-
-    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> GenerateAnswer:
-        body = self._body
         logprobs = None
         if body.return_logprob:
             has_tops = body.top_logprobs_num > 0
             logprobs = LogprobForm(model.tokenizer.vocabulary, body.return_text_in_logprobs, has_tops)
         form = GenerateForm(
-            arrived=self._arrived,
+            arrived=self.arrived,
             eos_token_ids=frozenset(model.info.eos_token_ids),
             logprobs=logprobs,
-            prompt_start=body.logprob_start_len if body.logprob_start_len >= 0 else None,
+            prompt_start=prompt_start,
+            is_batch=body.is_batch or self.num_choices > 1,
         )
-        num_choices = self.request.n or 1
-        return GenerateAnswer(form, _ids(body, id, num_choices), is_batch=body.is_batch or num_choices > 1)
-
-    def text_stream(self, prompt: Prompt, model: ServedModel) -> TextStream | None:
-        if self._body.sampling_params.max_new_tokens == 0:
-            return None
-        return text_stream(self.request, model, context=prompt.token_ids)
+        return GenerationJob(
+            request=request,
+            param="text",
+            prompts=[await _read(prompt, model) for prompt in body.prompts],
+            constraint=OutputConstraint.of(request.constraint, None),
+            params=params,
+            text_stream=lambda each: None if limit == 0 else text_stream(request, model, context=each.token_ids),
+            renderer=partial(GenerateRenderer, form, partial(choice_ids, body, self.num_choices)),
+        )
 
 
 def generation_request(body: GenerateBody) -> GenerationRequest:
@@ -97,7 +90,7 @@ def generation_request(body: GenerateBody) -> GenerationRequest:
     return GenerationRequest.model_validate(fields)
 
 
-async def _tokenize(prompt: str | list[int], model: ServedModel) -> Prompt:
+async def _read(prompt: str | list[int], model: ServedModel) -> Prompt:
     if isinstance(prompt, str):
         await check_text_fits(prompt, model, model.info.max_model_len, "text")
         return Prompt(await model.tokenizer.encode(prompt, add_special_tokens=True), prompt)
@@ -105,7 +98,7 @@ async def _tokenize(prompt: str | list[int], model: ServedModel) -> Prompt:
     return Prompt(prompt)
 
 
-def _ids(body: GenerateBody, id: str, num_choices: int) -> list[str]:
+def choice_ids(body: GenerateBody, num_choices: int, id: str) -> list[str]:
     """An id for each choice of each prompt. `id`: the request's."""
     match body.rid:
         case list(rids):
@@ -113,4 +106,4 @@ def _ids(body: GenerateBody, id: str, num_choices: int) -> list[str]:
         case rid:
             first = id if rid is None else rid
             ids = [f"{first}_{index}" for index in range(len(body.prompts))] if body.is_batch else [first]
-    return [f"{each}_{choice}" if num_choices > 1 else each for each in ids for choice in range(num_choices)]
+    return [f"{each}_{choice}" for each, choice in product(ids, range(num_choices))] if num_choices > 1 else ids

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.serving.constraint_fields import JsonText
 from proa_gateway.serving.fields import LogitBias, Strings
 from proa_gateway.serving.generation_request import ModelName, Name, Penalty, Probability, RequestId, TokenIds
-from proa_gateway.serving.refused_fields import REFUSED as REFUSED_BY_ALL
-from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
+from proa_gateway.serving.ignored_fields import Refused
+from proa_gateway.serving.structured_outputs import JsonText
 
 MAX_NEW_TOKENS = 128  # SGLang's default
 _TEXT_ONLY = Refused("prompts are text or token ids")

@@ -1,7 +1,7 @@
 """How the response of `/generate` looks. Every event has the whole output so far, as in SGLang."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
 from proa_gateway.errors import GatewayError
 from proa_gateway.output.deltas import Delta
-from proa_gateway.serving.answer import CollectedChoice, EventOutlet
-from proa_gateway.serving.delta_sinks import ChoiceCollector, ChoiceStream
+from proa_gateway.parsing.events import ContentDelta, MessageEvent
+from proa_gateway.serving.choices import Output
 from proa_gateway.serving.envelope import Prompt, Usage
 from proa_gateway.serving.logprobs import finite
 
@@ -45,38 +45,38 @@ class LogprobForm:
 class GenerateForm:
     """What all choices of a response share. `arrived`: the request's arrival, by `time.perf_counter`. `logprobs`: None:
     there are none. `prompt_start`: position from which the prompt's log probabilities are listed; None: they are not.
-    """
+    `is_batch`: the response is a list, events have an index."""
 
     arrived: float
     eos_token_ids: frozenset[int]
     logprobs: LogprobForm | None = None
     prompt_start: int | None = None
+    is_batch: bool = False
 
 
 class GenerateChoice:
-    """The `Choice` of one prompt."""
+    """One choice of one prompt."""
 
-    begins_with_prompt = False
-    text_head = text_tail = b""  # every delta has token ids, so `event` renders all
+    text_frame = None  # every delta has token ids, so `event` renders all
 
-    def __init__(self, form: GenerateForm, prompt: Prompt, id: str, index: int | None) -> None:
-        """`index`: of the choice in a batch."""
+    def __init__(self, form: GenerateForm, prompt: Prompt, id: str, index: int) -> None:
         self._form = form
         self._prompt = prompt
         self._id = id
-        self._index = {} if index is None else {"index": index}
+        self._index = {"index": index} if form.is_batch else {}
         self._text = ""
         self._token_ids: list[int] = []
         self._lists: dict[str, list[Any]] = {}
 
-    def opening(self, usage: Usage | None = None) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         return b""
 
-    def event(self, delta: Delta, usage: Usage | None = None) -> bytes:
-        return b"data: " + orjson.dumps(self.final(delta) | self._index) + b"\n\n"
+    def event(self, events: Sequence[MessageEvent], delta: Delta, usage: Usage | None) -> bytes:
+        return b"data: " + orjson.dumps(self.add(events, delta) | self._index) + b"\n\n"
 
-    def final(self, delta: Delta) -> dict[str, Any]:
-        self._text += delta.text
+    def add(self, events: Sequence[MessageEvent], delta: Delta) -> dict[str, Any]:
+        """The whole output so far, with these."""
+        self._text += "".join(event.text for event in events if isinstance(event, ContentDelta))
         self._token_ids += delta.token_ids
         self._add_logprobs(delta)
         meta: dict[str, Any] = {
@@ -135,22 +135,19 @@ class GenerateChoice:
         return [None, *form.tops(delta.prompt_logprobs[start:])]
 
 
-class GenerateAnswer:
-    """The `Answer` of `/generate`: one object, or a list with one for each choice of a batch."""
+class GenerateRenderer:
+    """The `Renderer` of `/generate`: one object, or a list with one for each choice of a batch."""
 
+    follows_output = False
     wants_tokens = True
 
-    def __init__(self, form: GenerateForm, ids: Sequence[str], *, is_batch: bool) -> None:
-        """`ids`: one for each choice."""
+    def __init__(self, form: GenerateForm, choice_ids: Callable[[str], Sequence[str]], id: str, created: int) -> None:
+        """`choice_ids`: returns an id for each choice, from the request's."""
         self._form = form
-        self._ids = ids
-        self._is_batch = is_batch
+        self._ids = choice_ids(id)
 
-    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> ChoiceStream:
-        return ChoiceStream(self._choice(index, prompt), outlet)
-
-    def collect(self, index: int, prompt: Prompt) -> ChoiceCollector:
-        return ChoiceCollector(self._choice(index, prompt))
+    def choice(self, index: int, prompt: Prompt) -> GenerateChoice:
+        return GenerateChoice(self._form, prompt, self._ids[index], index)
 
     def last_events(self, usage: Usage) -> bytes:
         return _DONE
@@ -158,9 +155,6 @@ class GenerateAnswer:
     def error_events(self, error: GatewayError) -> bytes:
         return b"data: " + orjson.dumps(error.to_dict()) + b"\n\n" + _DONE
 
-    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        finals = [choice.final() for choice in choices]
-        return orjson.dumps(finals if self._is_batch else finals[0])
-
-    def _choice(self, index: int, prompt: Prompt) -> GenerateChoice:
-        return GenerateChoice(self._form, prompt, self._ids[index], index if self._is_batch else None)
+    def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        finals = [self.choice(index, each.prompt).add(each.events, each.delta) for index, each in enumerate(outputs)]
+        return orjson.dumps(finals if self._form.is_batch else finals[0])

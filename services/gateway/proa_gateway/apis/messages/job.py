@@ -1,8 +1,9 @@
-"""Messages requests as the conversations and parameters that all APIs of chats share."""
+"""Messages: their requests as the conversations and parameters that all APIs of chats share."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from proa_gateway.apis.messages.protocol import (
     REFUSED,
@@ -18,17 +19,53 @@ from proa_gateway.apis.messages.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from proa_gateway.apis.messages.render import MessagesAnswer, MessagesChoice
+from proa_gateway.apis.messages.render import MessagesRenderer
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.tool import NamedTool
 from proa_gateway.serving.content import ImagePart, joined
-from proa_gateway.serving.conversation import ChatMessage, Conversation
-from proa_gateway.serving.conversation_handler import ConversationHandler, ConversationSettings
-from proa_gateway.serving.envelope import Prompt
+from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields
+from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest
-from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.job import ApiSettings, Endpoint
 from proa_gateway.serving.tools import Tool, ToolChoice
+
+MESSAGES = Endpoint("/v1/messages", "chat", "msg_", REFUSED)
+
+
+def messages_call(body: MessagesRequest, settings: ApiSettings, request_id: str) -> ConversationCall:
+    """`request_id`: for errors. Raises `InvalidRequest`."""
+    request, conversation = generation_request(body), conversation_of(body)
+    return ConversationCall(
+        endpoint=MESSAGES,
+        fields=request,
+        session_id=body.metadata.user_id if body.metadata else None,
+        extra_fields=body.extra_fields,
+        settings=settings,
+        reader=_reader(body, conversation, request, settings),
+        renderer=lambda chat: partial(
+            MessagesRenderer, chat.model.name, request_id, includes_reasoning=conversation.includes_reasoning
+        ),
+    )
+
+
+async def count_tokens(body: CountTokensRequest, settings: ApiSettings, model: ServedModel) -> int:
+    """The tokens of the prompt. Raises `InvalidRequest`."""
+    reader = _reader(body, conversation_of(body), GenerationRequest.model_validate({}), settings)
+    return len(await reader.count(model))
+
+
+def _reader(
+    body: CountTokensRequest, conversation: Conversation, request: GenerationRequest, settings: ApiSettings
+) -> ConversationReader:
+    thinking = None if body.thinking is None else body.thinking.is_on
+    return ConversationReader(
+        conversation=conversation,
+        request=request,
+        settings=settings,
+        max_tokens=request.max_tokens,
+        reasoning_fields=ReasoningFields(thinking, "thinking", "output_config.effort"),
+    )
 
 
 def generation_request(body: MessagesRequest) -> GenerationRequest:
@@ -142,59 +179,3 @@ def _tool_choice(choice: ToolChoiceParam | None) -> ToolChoice:
     if choice.type == "none":
         return "none"
     return "required" if choice.name is None else NamedTool(choice.name)
-
-
-OnIgnored = Callable[[Sequence[str]], None]
-
-
-class _Handler(ConversationHandler):
-    prompt_param: ClassVar[str] = "messages"
-
-    def __init__(
-        self,
-        body: CountTokensRequest,
-        request: GenerationRequest,
-        settings: ConversationSettings,
-        on_ignored: OnIgnored | None,
-    ) -> None:
-        super().__init__(request, conversation_of(body), settings, max_tokens=request.max_tokens, on_ignored=on_ignored)
-        self._body = body
-
-    async def tokenize(self, model: ServedModel, *, limit: int | None = None) -> list[Prompt]:
-        thinking = None if self._body.thinking is None else self._body.thinking.is_on
-        self._fit_reasoning(model, thinking, thinking_field="thinking", effort_field="output_config.effort")
-        return await super().tokenize(model, limit=limit)
-
-
-class MessagesHandler(_Handler):
-    """The `EndpointHandler` of `/v1/messages`."""
-
-    route: ClassVar[str] = "/v1/messages"
-    operation: ClassVar[str] = "chat"
-    id_prefix: ClassVar[str] = "msg_"
-    refused: ClassVar[Mapping[str, Refused]] = REFUSED
-
-    def __init__(
-        self, body: MessagesRequest, settings: ConversationSettings, request_id: str, on_ignored: OnIgnored
-    ) -> None:
-        super().__init__(body, generation_request(body), settings, on_ignored)
-        self._metadata = body.metadata
-        self._request_id = request_id
-
-    @property
-    def extra_fields(self) -> Mapping[str, Any]:
-        return self._body.extra_fields
-
-    @property
-    def session_id(self) -> str | None:
-        return self._metadata.user_id if self._metadata else None
-
-    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> MessagesAnswer:
-        head = {"id": id, "type": "message", "role": "assistant", "model": model.name}
-        choice = MessagesChoice(head, includes_reasoning=self.conversation.includes_reasoning)
-        return MessagesAnswer(choice, self.message_format(model, prompts[0]), self._request_id)
-
-
-async def count_tokens(body: CountTokensRequest, settings: ConversationSettings, model: ServedModel) -> int:
-    """The tokens of the prompt. Raises `InvalidRequest`."""
-    return await _Handler(body, GenerationRequest.model_validate({}), settings, None).count_tokens(model)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.serving.constraint_fields import JsonText
 from proa_gateway.serving.conversation import MAX_MESSAGES
 from proa_gateway.serving.fields import TemplateValue, Text, known_types
 from proa_gateway.serving.generation_request import Count, Effort, ModelName, Probability
-from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.ignored_fields import Refused
+from proa_gateway.serving.structured_outputs import JsonText
 from proa_gateway.serving.tools import MAX_TOOLS, ToolName
 
 MAX_BLOCKS = 1024  # of a message
@@ -229,3 +229,56 @@ class MessagesRequest(CountTokensRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     metadata: Metadata | None = None
+
+
+# Responses, for the OpenAPI document. `render.py` writes them without these classes.
+
+
+class TextContent(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingContent(BaseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessageUsage(BaseModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(BaseModel):
+    """A message that is not streamed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextContent | ThinkingContent | ToolUseContent]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+_EVENTS = "Events from `message_start` to `message_stop`, or an `error`; each names its type."
+MESSAGE_RESPONSE: dict[str, Any] = {
+    "model": Message,
+    "description": "The message.",
+    "content": {"text/event-stream": {"schema": {"type": "string", "description": _EVENTS}}},
+}

@@ -16,16 +16,16 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
-from proa_gateway.serving.answer import CollectedChoice, EventOutlet, StreamedChoice
+from proa_gateway.serving.choices import Output
 from proa_gateway.serving.envelope import Prompt, Usage
-from proa_gateway.serving.message_format import MessageFormat
-from proa_gateway.serving.message_sinks import MessageCollector, MessageStream
 
 Fields = dict[str, Any]
 
 
 class MessagesChoice:
-    """The `MessageChoice` of `/v1/messages`. The official client assembles `event`s to what `final` returns."""
+    """The official client assembles `event`s to what `final` returns."""
+
+    text_frame = None
 
     def __init__(self, head: Fields, *, includes_reasoning: bool) -> None:
         """`head`: the message's fields that are known before its content."""
@@ -145,22 +145,20 @@ def _parsed(arguments: str) -> Any:
     return value if isinstance(value, dict) else {"arguments": value}
 
 
-class MessagesAnswer:
-    """The `Answer` of a message: it has one choice."""
+class MessagesRenderer:
+    """The `Renderer` of a message: it has one choice."""
 
+    follows_output = False
     wants_tokens = False
 
-    def __init__(self, choice: MessagesChoice, message_format: MessageFormat | None, request_id: str) -> None:
-        """`message_format`: None: all text is content. `request_id`: for errors."""
-        self._choice = choice
-        self._message_format = message_format
+    def __init__(self, model: str, request_id: str, id: str, created: int, *, includes_reasoning: bool) -> None:
+        """`request_id`: for errors."""
+        head = {"id": id, "type": "message", "role": "assistant", "model": model}
+        self._choice = MessagesChoice(head, includes_reasoning=includes_reasoning)
         self._request_id = request_id
 
-    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> StreamedChoice:
-        return MessageStream(self._choice, self._message_format, outlet)
-
-    def collect(self, index: int, prompt: Prompt) -> CollectedChoice:
-        return MessageCollector(self._choice, self._message_format)
+    def choice(self, index: int, prompt: Prompt) -> MessagesChoice:
+        return self._choice
 
     def last_events(self, usage: Usage) -> bytes:
         return event_of("message_delta", delta=self._choice.stop, usage=usage_of(usage)) + event_of("message_stop")
@@ -168,5 +166,5 @@ class MessagesAnswer:
     def error_events(self, error: GatewayError) -> bytes:
         return error_event(error, self._request_id)
 
-    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        return orjson.dumps({**choices[0].final(), "usage": usage_of(usage)})
+    def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        return orjson.dumps({**self._choice.final(outputs[0].events, outputs[0].delta), "usage": usage_of(usage)})

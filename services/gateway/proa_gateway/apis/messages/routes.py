@@ -4,10 +4,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from proa_gateway.apis.messages.job import MessagesHandler, count_tokens
-from proa_gateway.apis.messages.protocol import REFUSED, CountTokensRequest, MessagesRequest
-from proa_gateway.apis.messages.response_schema import MESSAGE_RESPONSE, TokenCount
-from proa_gateway.apis.respond import ERRORS, admitted, generate, on_ignored
+from proa_gateway.apis.messages.job import count_tokens, messages_call
+from proa_gateway.apis.messages.protocol import (
+    MESSAGE_RESPONSE,
+    REFUSED,
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+)
+from proa_gateway.apis.respond import ERRORS, admitted, respond, settings_of
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.messages_errors import ErrorBody
@@ -18,14 +23,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for sta
 
 @messages_router.post("/v1/messages", responses={**_ERRORS, 200: MESSAGE_RESPONSE})
 async def create_message(body: MessagesRequest, request: Request) -> Response:
-    settings = gateway_of(request).conversation_settings
-    return generate(MessagesHandler(body, settings, request.state.request_id, on_ignored(request)), request)
+    return respond(messages_call(body, settings_of(request), request.state.request_id), request)
 
 
 @messages_router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=_ERRORS)
 async def count_message_tokens(body: CountTokensRequest, request: Request) -> dict[str, int]:
     """The tokens of the prompt that a message with the same fields would have."""
     gateway = gateway_of(request)
-    request.state.response_headers += gateway.extra_fields.check(body.extra_fields, REFUSED)
+    request.state.response_headers += gateway.notices.check_extra(body.extra_fields, REFUSED)
     with admitted(request, body.model) as model:
-        return {"input_tokens": await count_tokens(body, gateway.conversation_settings, model)}
+        return {"input_tokens": await count_tokens(body, gateway.settings, model)}

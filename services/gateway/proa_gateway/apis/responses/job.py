@@ -1,9 +1,10 @@
-"""Responses requests as the conversations that all APIs of chats share."""
+"""Responses: their requests as the conversations that all APIs of chats share."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from proa.contract import SamplingParams, TokenLogprobs
+from proa.contract import TokenLogprobs
 from proa_gateway.apis.responses.items import (
     CallItem,
     CallOutputItem,
@@ -15,14 +16,69 @@ from proa_gateway.apis.responses.items import (
 )
 from proa_gateway.apis.responses.output import LogprobsOf, OutputItems
 from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
-from proa_gateway.apis.responses.render import Keep, ResponsesAnswer, ResponsesChoice, new_response
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.apis.responses.render import Keep, ResponsesRenderer, new_response
 from proa_gateway.serving.content import Part
-from proa_gateway.serving.conversation import ChatMessage, Conversation
-from proa_gateway.serving.conversation_handler import ConversationHandler, ConversationSettings
-from proa_gateway.serving.envelope import Prompt
-from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields
+from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader, PreparedChat
+from proa_gateway.serving.job import ApiSettings, Endpoint
 from proa_gateway.serving.tools import MAX_CALLS
+
+RESPONSES = Endpoint("/v1/responses", "chat", "resp_", REFUSED)
+
+
+def responses_call(
+    body: ResponsesRequest, history: Sequence[Item], settings: ApiSettings, keep: Keep
+) -> ConversationCall:
+    """`history`: the items before those of the body. `keep` gets the response when it has ended, and one in the
+    background also when it has started. Raises `InvalidRequest`."""
+    request = body.generation_request()
+    return ConversationCall(
+        endpoint=RESPONSES,
+        fields=request,
+        session_id=body.session_id or body.prompt_cache_key or body.user,
+        extra_fields=body.extra_fields,
+        settings=settings,
+        reader=ConversationReader(
+            conversation=conversation_of(body, history),
+            request=request,
+            settings=settings,
+            param="input",
+            max_tokens=body.max_output_tokens,
+            reasoning_fields=_reasoning_fields(body),
+        ),
+        renderer=lambda chat: partial(_renderer, body, chat, settings, keep),
+        param="input",
+        logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
+    )
+
+
+def _reasoning_fields(body: ResponsesRequest) -> ReasoningFields:
+    effort = body.reasoning.effort if body.reasoning else None
+    return ReasoningFields(None if effort is None else effort != "none", "reasoning.effort", "reasoning.effort")
+
+
+def _renderer(
+    body: ResponsesRequest, chat: PreparedChat, settings: ApiSettings, keep: Keep, id: str, created: int
+) -> ResponsesRenderer:
+    response = new_response(body, id=id, created=created, model=chat.model.name, params=chat.params)
+    if body.background:
+        keep(response)
+    items = OutputItems(
+        includes_reasoning=body.include_reasoning is not False,
+        logprobs=_logprobs_of(body, chat, settings) if body.wants_logprobs else None,
+        call_names=[function.call_name for function in body.functions],
+    )
+    return ResponsesRenderer(response, items, keep, is_streamed=bool(body.stream), wants_tokens=body.wants_logprobs)
+
+
+def _logprobs_of(body: ResponsesRequest, chat: PreparedChat, settings: ApiSettings) -> LogprobsOf:
+    chat_logprobs = body.chat_logprobs(chat.model.tokenizer.vocabulary, as_ids=settings.tokens_as_ids)
+
+    def render(entries: Sequence[TokenLogprobs]) -> list[Fields]:
+        content: list[Fields] = chat_logprobs(entries)["content"]
+        return content
+
+    return render
 
 
 def conversation_of(body: ResponsesRequest, history: Sequence[Item]) -> Conversation:
@@ -97,76 +153,3 @@ def _is_unfinished(item: Item) -> bool:
 
 def _message(role: str, content: str | list[Part], **fields: object) -> ChatMessage:
     return ChatMessage.model_validate({"role": role, "content": content, **fields})
-
-
-class ResponsesHandler(ConversationHandler):
-    """The `EndpointHandler` of `/v1/responses`."""
-
-    route: ClassVar[str] = "/v1/responses"
-    operation: ClassVar[str] = "chat"
-    id_prefix: ClassVar[str] = "resp_"
-    prompt_param: ClassVar[str] = "input"
-    refused: ClassVar[Mapping[str, Refused]] = REFUSED
-
-    def __init__(
-        self,
-        body: ResponsesRequest,
-        history: Sequence[Item],
-        settings: ConversationSettings,
-        keep: Keep,
-        on_ignored: Callable[[Sequence[str]], None],
-    ) -> None:
-        """`history`: the items before those of the body. `keep` gets the response when it has ended, and one in the
-        background also when it has started."""
-        super().__init__(
-            body.generation_request(),
-            conversation_of(body, history),
-            settings,
-            max_tokens=body.max_output_tokens,
-            logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
-            on_ignored=on_ignored,
-        )
-        self._body = body
-        self.keep = keep
-        self._params = SamplingParams()
-
-    @property
-    def extra_fields(self) -> Mapping[str, Any]:
-        return self._body.extra_fields
-
-    @property
-    def session_id(self) -> str | None:
-        return self._body.session_id or self._body.prompt_cache_key or self._body.user
-
-    def sampling_params(self, model: ServedModel) -> list[SamplingParams]:
-        params = super().sampling_params(model)
-        self._params = params[0]
-        return params
-
-    async def tokenize(self, model: ServedModel, *, limit: int | None = None) -> list[Prompt]:
-        effort = self.conversation.reasoning_effort
-        thinking = None if effort is None else effort != "none"
-        self._fit_reasoning(model, thinking, thinking_field="reasoning.effort", effort_field="reasoning.effort")
-        return await super().tokenize(model, limit=limit)
-
-    def answer(self, id: str, created: int, model: ServedModel, prompts: Sequence[Prompt]) -> ResponsesAnswer:
-        response = new_response(self._body, id=id, created=created, model=model.name, params=self._params)
-        if self._body.background:
-            self.keep(response)
-        wants_logprobs = self._body.wants_logprobs
-        items = OutputItems(
-            includes_reasoning=self.conversation.includes_reasoning,
-            logprobs=self._logprobs_of(model) if wants_logprobs else None,
-            call_names=[function.call_name for function in self._body.functions],
-        )
-        message_format = self.message_format(model, prompts[0])
-        return ResponsesAnswer(ResponsesChoice(response, items), message_format, self.keep, wants_tokens=wants_logprobs)
-
-    def _logprobs_of(self, model: ServedModel) -> LogprobsOf:
-        chat_logprobs = self._request.chat_logprobs(model.tokenizer.vocabulary)
-
-        def render(entries: Sequence[TokenLogprobs]) -> list[Fields]:
-            content: list[Fields] = chat_logprobs(entries)["content"]
-            return content
-
-        return render

@@ -2,21 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import orjson
 
-from proa.contract import SamplingParams, TokenLogprobs
+from proa.contract import SamplingParams
 from proa_gateway.apis.responses.items import Fields
 from proa_gateway.apis.responses.output import Event, OutputItems
 from proa_gateway.apis.responses.protocol import ResponsesRequest
 from proa_gateway.errors import GatewayError
 from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.events import MessageEvent
-from proa_gateway.serving.answer import CollectedChoice, EventOutlet, StreamedChoice
+from proa_gateway.serving.choices import Output
 from proa_gateway.serving.envelope import Prompt, Usage
-from proa_gateway.serving.message_format import MessageFormat
-from proa_gateway.serving.message_sinks import MessageOutput, MessageStream
 
 
 def new_response(
@@ -95,90 +92,65 @@ def _usage(usage: Usage) -> Fields:
     }
 
 
-class ResponsesChoice:
-    """The `EventRenderer` of `/v1/responses`. `finish_reason`: of the output, once it has ended."""
+Keep = Callable[[Fields], None]
+"""Stores a response."""
 
-    def __init__(self, response: Fields, items: OutputItems) -> None:
-        """`response`: without output, in progress."""
-        self.response = response
-        self.items = items
-        self.finish_reason: str | None = None
+
+class ResponsesRenderer:
+    """The `Renderer` of a response: it has one choice, which this is too. Events are numbered. The output's items are
+    built from the same events whether they are streamed or not."""
+
+    follows_output = True
+    text_frame = None
+
+    def __init__(
+        self, response: Fields, items: OutputItems, keep: Keep, *, is_streamed: bool, wants_tokens: bool
+    ) -> None:
+        """`response`: without output, in progress. `keep` gets the response when it has ended."""
+        self._response = response
+        self._items = items
+        self._keep = keep
+        self._finish_reason: str | None = None
         self._num_events = 0
+        self._is_streamed = is_streamed
+        self.wants_tokens = wants_tokens
+
+    def choice(self, index: int, prompt: Prompt) -> "ResponsesRenderer":
+        return self
 
     def opening(self, usage: Usage) -> bytes:
-        return self.render(
-            ("response.created", {"response": self.response}), ("response.in_progress", {"response": self.response})
+        return self._render(
+            ("response.created", {"response": self._response}), ("response.in_progress", {"response": self._response})
         )
 
     def event(self, events: Sequence[MessageEvent], delta: Delta, usage: Usage | None) -> bytes:
-        return self.render(*self.add(events, delta))
+        self._finish_reason = delta.finish_reason
+        added = self._items.add(events, delta)
+        return self._render(*added) if self._is_streamed else b""
 
-    def add(self, events: Sequence[MessageEvent], delta: Delta) -> list[Event]:
-        self.finish_reason = delta.finish_reason
-        return self.items.add(events, delta)
+    def last_events(self, usage: Usage) -> bytes:
+        response = self._ended(usage)
+        return self._render((f"response.{response['status']}", {"response": response}))
 
-    def render(self, *events: Event) -> bytes:
+    def error_events(self, error: GatewayError) -> bytes:
+        last = self._items.close("incomplete")
+        response = failed(self._response, error, self._items.items)
+        self._keep(response)
+        return self._render(*last, ("response.failed", {"response": response}))
+
+    def body(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        return orjson.dumps(self._ended(usage))
+
+    def _ended(self, usage: Usage) -> Fields:
+        is_complete = self._finish_reason != "length"
+        response = ended(self._response, self._items.items, usage, complete=is_complete)
+        self._keep(response)
+        return response
+
+    def _render(self, *events: Event) -> bytes:
         return b"".join(self._event(kind, fields) for kind, fields in events)
 
     def _event(self, kind: str, fields: Fields) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
-
-
-Keep = Callable[[Fields], None]
-"""Stores a response."""
-
-
-class ResponsesAnswer:
-    """The `Answer` of a response: it has one choice."""
-
-    def __init__(
-        self, choice: ResponsesChoice, message_format: MessageFormat | None, keep: Keep, *, wants_tokens: bool
-    ) -> None:
-        """`message_format`: None: all text is content. `keep` gets the response when it has ended."""
-        self._choice = choice
-        self._message_format = message_format
-        self._keep = keep
-        self.wants_tokens = wants_tokens
-
-    def stream(self, index: int, prompt: Prompt, outlet: EventOutlet) -> StreamedChoice:
-        return MessageStream(self._choice, self._message_format, outlet)
-
-    def collect(self, index: int, prompt: Prompt) -> CollectedChoice:
-        return _Collector(self._choice, self._message_format)
-
-    def last_events(self, usage: Usage) -> bytes:
-        response = self._ended(usage)
-        return self._choice.render((f"response.{response['status']}", {"response": response}))
-
-    def error_events(self, error: GatewayError) -> bytes:
-        choice = self._choice
-        last = choice.items.close("incomplete")
-        response = failed(choice.response, error, choice.items.items)
-        self._keep(response)
-        return choice.render(*last, ("response.failed", {"response": response}))
-
-    def body(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        return orjson.dumps(self._ended(usage))
-
-    def _ended(self, usage: Usage) -> Fields:
-        choice = self._choice
-        response = ended(choice.response, choice.items.items, usage, complete=choice.finish_reason != "length")
-        self._keep(response)
-        return response
-
-
-class _Collector(MessageOutput):
-    """The `CollectedChoice` of a response. The same items as in a stream are built; their events are dropped."""
-
-    def __init__(self, choice: ResponsesChoice, message_format: MessageFormat | None) -> None:
-        super().__init__(self, message_format)
-        self._choice = choice
-        self.prompt_logprobs: Sequence[TokenLogprobs] = ()
-
-    def events(self, events: Sequence[MessageEvent], delta: Delta) -> None:
-        self._choice.add(events, delta)
-
-    def final(self) -> dict[str, Any]:
-        return self._choice.response

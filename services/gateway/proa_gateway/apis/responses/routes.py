@@ -7,18 +7,19 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.apis.respond import ERRORS, admitted, generate, generation, on_ignored
+from proa_gateway.apis.respond import ERRORS, admitted, respond, responding, settings_of
 from proa_gateway.apis.responses.background import generate_unseen
 from proa_gateway.apis.responses.items import Fields, Item
-from proa_gateway.apis.responses.job import ResponsesHandler
+from proa_gateway.apis.responses.job import responses_call
 from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
-from proa_gateway.apis.responses.render import cancelled, new_response
+from proa_gateway.apis.responses.render import Keep, cancelled, new_response
 from proa_gateway.apis.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS, InputTokens
 from proa_gateway.apis.responses.store import OwnersResponses, page
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
+from proa_gateway.serving.conversation_call import ConversationCall
 
 responses_router = APIRouter(route_class=JsonRoute)
 _ERRORS = error_responses(400, 401, 404)
@@ -34,20 +35,19 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
             message = "The input, with that of previous responses, is too large to be stored, as background needs."
             raise InvalidRequest(message, param="input")
         body, keep = body.model_copy(update={"store": False}), _discard
-    settings = gateway_of(request).conversation_settings
-    handler = ResponsesHandler(body, history, settings, keep, on_ignored(request))
-    return _start(handler, body, request) if body.background else generate(handler, request)
+    call = responses_call(body, history, settings_of(request), keep)
+    return _start(call, keep, body, request) if body.background else respond(call, request)
 
 
 @responses_router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
 async def count_input_tokens(body: ResponsesRequest, request: Request) -> Response:
     """The tokens of the prompt that a response with the same fields would have."""
     gateway = gateway_of(request)
-    request.state.response_headers += gateway.extra_fields.check(body.extra_fields, REFUSED)
+    request.state.response_headers += gateway.notices.check_extra(body.extra_fields, REFUSED)
     history = _history(_stored(request), body)
-    handler = ResponsesHandler(body, history, gateway.conversation_settings, _discard, on_ignored(request))
+    call = responses_call(body, history, gateway.settings, _discard)
     with admitted(request, body.model) as model:
-        count = await handler.count_tokens(model)
+        count = len(await call.reader.count(model))
     return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
@@ -96,22 +96,22 @@ def _history(stored: OwnersResponses, body: ResponsesRequest) -> list[Item]:
     return stored.history(body.previous_response_id) if body.previous_response_id else []
 
 
-def _start(handler: ResponsesHandler, body: ResponsesRequest, request: Request) -> Response:
+def _start(call: ConversationCall, keep: Keep, body: ResponsesRequest, request: Request) -> Response:
     """Answer with the queued response, and generate it in the background."""
     if not body.keeps_response:
         raise InvalidRequest("background can only be used when `store` is true.", param="background")
     if body.stream:
         message = "stream is not supported with background: fetch the response until it has ended."
         raise UnsupportedField(message, param="stream")
-    handler.validate()
-    respond = generation(handler, request)
-    id, background = handler.id_prefix + request.state.request_id, gateway_of(request).background
+    call.check()
+    serve = responding(call, request)
+    id, background = call.endpoint.id_prefix + request.state.request_id, gateway_of(request).background
     if (_owner(request), id) in background:
         raise InvalidRequest(f"The response {id!r} is being generated: use another request id.", param="request_id")
     queued = new_response(body, id=id, created=int(time.time()), model=body.model or "")
-    handler.keep(queued)
+    keep(queued)
     answer = _json(_stored(request).response(id))
-    background.start((_owner(request), id), generate_unseen(respond, queued, handler.keep))
+    background.start((_owner(request), id), generate_unseen(serve, queued, keep))
     return answer
 
 

@@ -1,8 +1,8 @@
-"""ScoreHandler and RerankHandler: scores of pairs of texts, in their order or sorted."""
+"""Scores of pairs of texts, in their order or sorted."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 import orjson
 
@@ -13,96 +13,77 @@ from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.streaming import Content
 from proa_gateway.output.pooled import PooledValues
 from proa_gateway.pooling.fields import REFUSED_IN_SCORES
-from proa_gateway.pooling.inputs import Limit, PooledInput, fitting_texts, limit_of
-from proa_gateway.pooling.serving import Envelope
-from proa_gateway.serving.refused_fields import Refused
+from proa_gateway.pooling.inputs import Limit, fitting_texts, limit_of
+from proa_gateway.pooling.job import PooledCall, PooledEnvelope, PooledWork, pooled_call
+from proa_gateway.serving.job import ApiSettings, Endpoint
 
+SCORE = Endpoint("/score", "score", "score-", REFUSED_IN_SCORES)
+RERANK = Endpoint("/rerank", "rerank", "score-", REFUSED_IN_SCORES)
 MAX_CHARACTERS: Final = 32 * 2**20  # of all pairs
+RenderScores = Callable[[Sequence[float], PooledEnvelope], Content]
 
 
-class _ScoringHandler(ABC):
-    id_prefix: ClassVar[str] = "score-"
-    refused: ClassVar[Mapping[str, Refused]] = REFUSED_IN_SCORES
-    input_param: str
-
-    def __init__(self, request: ScoringFields, first: list[str], second: list[str]) -> None:
-        self._request = request
-        self._first = first
-        self._second = second
-        self._scorer: Scorer | None = None
-
-    @property
-    def request(self) -> ScoringFields:
-        return self._request
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self._first) + len(self._second)
-
-    async def inputs(self, model: ServedModel) -> list[PooledInput]:
-        self._scorer = choose_scorer(model, self._request)
-        first = await self._fitting(self._first, self._request.max_tokens_per_query, model)
-        second = await self._fitting(self._second, self._request.max_tokens_per_doc, model)
-        num_characters = sum(map(len, second)) + len(first[0]) * (len(second) if len(first) == 1 else 1)
-        if num_characters > MAX_CHARACTERS:
-            message = f"The pairs have {num_characters} characters; the limit is {MAX_CHARACTERS}."
-            raise InvalidRequest(message, param=self.input_param)
-        return await self._scorer.inputs(first, second)
-
-    async def _fitting(self, texts: list[str], num_tokens: int | None, model: ServedModel) -> list[str]:
-        limit = limit_of(self._request, model.info)
-        if num_tokens:
-            limit = Limit(min(num_tokens, limit.max_tokens or num_tokens))
-        fitting = await fitting_texts(texts, model, limit, model.info.max_model_len, self.input_param)
-        return await shortened(list(fitting), num_tokens, model)
-
-    async def content(self, outputs: Sequence[PooledValues], envelope: Envelope) -> Content:
-        assert self._scorer is not None  # `inputs` was called
-        return self._response(await self._scorer.scores(outputs), envelope)
-
-    @abstractmethod
-    def _response(self, scores: list[float], envelope: Envelope) -> Content: ...
+def score_call(body: ScoreRequest, settings: ApiSettings) -> PooledCall:
+    first, second = body.sides
+    param = body.side_names[1]
+    read = partial(_read_pairs, body, first, second, param, render_scores)
+    return pooled_call(SCORE, body, settings, read, num_inputs=len(first) + len(second), param=param)
 
 
-class ScoreHandler(_ScoringHandler):
-    """The `PoolingHandler` of `/score`."""
-
-    route: ClassVar[str] = "/score"
-    operation: ClassVar[str] = "score"
-
-    def __init__(self, request: ScoreRequest) -> None:
-        super().__init__(request, *request.sides)
-        self.input_param = request.side_names[1]
-
-    def _response(self, scores: list[float], envelope: Envelope) -> Content:
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        return envelope.list_of(orjson.dumps(data))
+def rerank_call(body: RerankRequest, settings: ApiSettings) -> PooledCall:
+    """The documents with the highest scores come first."""
+    read = partial(_read_pairs, body, [body.query], body.documents, "documents", partial(render_ranking, body))
+    return pooled_call(RERANK, body, settings, read, num_inputs=1 + len(body.documents), param="documents")
 
 
-class RerankHandler(_ScoringHandler):
-    """The `PoolingHandler` of `/rerank`: the documents with the highest scores first."""
+async def _read_pairs(
+    body: ScoringFields, first: list[str], second: list[str], param: str, render: RenderScores, model: ServedModel
+) -> PooledWork:
+    scorer = choose_scorer(model, body)
+    first = await _fitting(first, body.max_tokens_per_query, body, model, param)
+    second = await _fitting(second, body.max_tokens_per_doc, body, model, param)
+    num_characters = sum(map(len, second)) + len(first[0]) * (len(second) if len(first) == 1 else 1)
+    if num_characters > MAX_CHARACTERS:
+        message = f"The pairs have {num_characters} characters; the limit is {MAX_CHARACTERS}."
+        raise InvalidRequest(message, param=param)
+    return PooledWork(await scorer.inputs(first, second), partial(_render, scorer, len(first), render))
 
-    route: ClassVar[str] = "/rerank"
-    operation: ClassVar[str] = "rerank"
-    input_param = "documents"
 
-    def __init__(self, request: RerankRequest) -> None:
-        super().__init__(request, [request.query], request.documents)
-        self._num_results = request.top_n or len(request.documents)
-        self._has_documents = request.return_documents is not False
+async def _fitting(
+    texts: list[str], num_tokens: int | None, body: ScoringFields, model: ServedModel, param: str
+) -> list[str]:
+    """The texts, without what is cut off in any case."""
+    limit = limit_of(body, model.info)
+    if num_tokens:
+        limit = Limit(min(num_tokens, limit.max_tokens or num_tokens))
+    fitting = await fitting_texts(texts, model, limit, model.info.max_model_len, param)
+    return await shortened(list(fitting), num_tokens, model)
 
-    def _response(self, scores: list[float], envelope: Envelope) -> Content:
-        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
-        num_tokens = envelope.usage.prompt_tokens
-        body = {
-            "id": envelope.id,
-            "model": envelope.model,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-            "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": num_tokens}},
-            "results": [self._result(index, scores[index]) for index in order[: self._num_results]],
-        }
-        return Content(orjson.dumps(body))
 
-    def _result(self, index: int, score: float) -> dict[str, Any]:
-        document = {"document": {"text": self._second[index], "multi_modal": None}} if self._has_documents else {}
-        return {"index": index, **document, "relevance_score": score}
+async def _render(
+    scorer: Scorer, num_first: int, render: RenderScores, outputs: Sequence[PooledValues], envelope: PooledEnvelope
+) -> Content:
+    return render(await scorer.scores(outputs, num_first), envelope)
+
+
+def render_scores(scores: Sequence[float], envelope: PooledEnvelope) -> Content:
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    return envelope.list_of(orjson.dumps(data))
+
+
+def render_ranking(body: RerankRequest, scores: Sequence[float], envelope: PooledEnvelope) -> Content:
+    def result(index: int) -> dict[str, Any]:
+        document = {"document": {"text": body.documents[index], "multi_modal": None}}
+        shown = document if body.return_documents is not False else {}
+        return {"index": index, **shown, "relevance_score": scores[index]}
+
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    num_tokens = envelope.usage.prompt_tokens
+    response = {
+        "id": envelope.id,
+        "model": envelope.model,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": num_tokens}},
+        "results": [result(index) for index in order[: body.top_n or len(body.documents)]],
+    }
+    return Content(orjson.dumps(response))

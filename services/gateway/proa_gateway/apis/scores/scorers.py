@@ -43,7 +43,9 @@ class Scorer(Protocol):
         """The engine requests for the scores of the texts. `first` has one text, or as many as `second`."""
         ...
 
-    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]: ...
+    async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
+        """The score of each pair. `outputs`: of the engine requests. `num_first`: how many texts `first` had."""
+        ...
 
 
 def choose_scorer(model: ServedModel, request: ScoringFields) -> Scorer:
@@ -88,7 +90,7 @@ class CrossEncoder:
         )
         return [PooledInput(each.token_ids, self._params(each.second_start)) for each in encoded]
 
-    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
+    async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
         return [_single(output) for output in outputs]
 
     def _params(self, second_start: int | None) -> PoolingParams:
@@ -125,7 +127,7 @@ class YesNoReranker:
         )
         return [PooledInput(token_ids, params) for token_ids in encoded]
 
-    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
+    async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
         differences = []
         for output in outputs:
             no, yes = numbers(output.values).tolist()
@@ -145,19 +147,17 @@ class BiEncoder:
     def __init__(self, model: ServedModel, limit: Limit) -> None:
         self._tokenizer = model.tokenizer
         self._limit = limit
-        self._num_first = 0
 
     async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
         texts = [*first, *second]
-        self._num_first = len(first)
         params = PoolingParams(task=PoolingTask.EMBED, use_activation=True)  # of length 1
         encoded = await self._tokenizer.work_on(
             texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
         )
         return [PooledInput(token_ids, params) for token_ids in encoded]
 
-    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
-        first, second = outputs[: self._num_first], outputs[self._num_first :]
+    async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
+        first, second = outputs[:num_first], outputs[num_first:]
         return await asyncio.to_thread(cosines, first, second)
 
 
@@ -168,20 +168,18 @@ class LateInteraction:
     def __init__(self, model: ServedModel, limit: Limit) -> None:
         self._tokenizer = model.tokenizer
         self._limit = limit
-        self._num_first = 0
 
     async def inputs(self, first: Sequence[str], second: Sequence[str]) -> list[PooledInput]:
         query_prefix, document_prefix = self._tokenizer.late_interaction_prefixes
         texts = [*(query_prefix + text for text in first), *(document_prefix + text for text in second)]
-        self._num_first = len(first)
         params = PoolingParams(task=PoolingTask.TOKEN_EMBED, use_activation=True)  # of length 1
         encoded = await self._tokenizer.work_on(
             texts, lambda tokenizer: encode_texts(tokenizer, texts, self._limit, add_special_tokens=True)
         )
         return [PooledInput(token_ids, params) for token_ids in encoded]
 
-    async def scores(self, outputs: Sequence[PooledValues]) -> list[float]:
-        first, second = outputs[: self._num_first], outputs[self._num_first :]
+    async def scores(self, outputs: Sequence[PooledValues], num_first: int) -> list[float]:
+        first, second = outputs[:num_first], outputs[num_first:]
         return await max_sims(first, second)
 
 

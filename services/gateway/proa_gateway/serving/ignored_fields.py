@@ -1,11 +1,26 @@
-"""Request fields that are refused by name, and those that are accepted although they change nothing.
+"""Request fields that are refused, that change nothing or that are unknown, and warnings about those, in headers.
 
-A field of OpenAI, vLLM or SGLang that would change an answer is either in the request's class (`protocol.py`) or here.
-A field in neither is ignored, and a header of the response names it. docs/openai-fields.md has all of them.
+A field of OpenAI, vLLM or SGLang that would change an answer is either in the request's class or here. A field in
+neither is ignored, and a header of the response names it. docs/openai-fields.md has all of them.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from proa_gateway.errors import InvalidRequest, UnsupportedField
+
+IGNORED_HEADER: Final = b"x-proa-ignored-fields"
+MAX_EXTRA = 1024
+MAX_NAMES = 20  # in the header
+MAX_NAME_CHARACTERS = 64
+WARNINGS_HEADER: Final = b"x-proa-warnings"
+MAX_WARNINGS = 10  # in the header
+MAX_WARNING_CHARACTERS = 200
+MAX_LOGGED = 1000  # texts; clients choose them
+_log = logging.getLogger(__name__)
 
 # Values that leave any field as if it had not been sent.
 _NEUTRAL: tuple[object, ...] = (None, False, [], {}, "")
@@ -113,3 +128,48 @@ NO_EFFECT: Mapping[str, str] = {
     "return_mm_kwargs": "it is about vLLM's render endpoints",
     "rid": "use request_id",
 }
+
+
+class Notices:
+    """Response headers about parts of a request that have no effect. Each text is also logged, once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def check_extra(self, extra: Mapping[str, Any], refused: Mapping[str, Refused]) -> list[tuple[bytes, bytes]]:
+        """The header that names ignored fields. `extra`: fields that the body's class does not have, `refused`: those
+        that would change the answer. Raises `UnsupportedField` for the first of these, `InvalidRequest` for too
+        many."""
+        if len(extra) > MAX_EXTRA:
+            raise InvalidRequest(f"The body has {len(extra)} unknown fields; the limit is {MAX_EXTRA}.")
+        unknown: list[str] = []
+        for name, value in extra.items():
+            rule = refused.get(name)
+            if rule is not None and not rule.accepts(value):
+                raise UnsupportedField(f"{name} is not supported: {rule.reason}.", param=name)
+            if rule is None and name not in NO_EFFECT:
+                unknown.append(name)
+        return self.ignored(unknown)
+
+    def ignored(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
+        """The header that names these fields, if there are any."""
+        short = [name[:MAX_NAME_CHARACTERS] for name in names]
+        self._log_new("ignored the unknown request field %r; later requests with it are not logged", short)
+        value = ", ".join(quote(name, safe=".", errors="replace") for name in short[:MAX_NAMES])
+        return [(IGNORED_HEADER, value.encode())] if value else []
+
+    def warnings(self, warnings: Sequence[str]) -> list[tuple[bytes, bytes]]:
+        """The header with these warnings in printable ASCII, if there are any."""
+        short = [_printable(warning[:MAX_WARNING_CHARACTERS]) for warning in warnings[:MAX_WARNINGS]]
+        self._log_new("%s; later requests with it are not logged", short)
+        return [(WARNINGS_HEADER, "; ".join(short).encode())] if short else []
+
+    def _log_new(self, message: str, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(text)
+                _log.warning(message, text)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if " " <= character <= "~" else ascii(character)[1:-1] for character in text)

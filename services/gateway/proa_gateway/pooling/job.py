@@ -1,0 +1,160 @@
+"""Pooled requests: engines compute values from prompts instead of generating tokens."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from proa.contract import PoolingTask, SamplingParams
+from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.http.streaming import Content, ResponseWriter
+from proa_gateway.output.pooled import PooledOutput, PooledValues
+from proa_gateway.pooling.fields import PoolingFields
+from proa_gateway.pooling.inputs import PooledInput, check_inputs, divide
+from proa_gateway.pooling.values import combine
+from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.job import ApiCall, ApiSettings, Endpoint, Job, ServedRequest
+
+MAX_RUNNING = 256
+"""Engine requests of one HTTP request at the same time: those of others need not wait behind thousands of inputs."""
+SENT_IN_A_TURN = 16
+"""Engine requests that are sent between two turns of the event loop: 2 ms."""
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+"""Values of one response, as float32. Numbers in JSON take five times as much."""
+
+_NO_SAMPLING = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class PooledEnvelope:
+    """What is around the results. `created`: Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+
+    @property
+    def fields(self) -> dict[str, str | int]:
+        return {"id": self.id, "object": "list", "created": self.created, "model": self.model}
+
+    def list_of(self, data: bytes) -> Content:
+        """The response of vLLM's form whose `data` is this JSON."""
+        usage = orjson.dumps(self.usage.to_dict())
+        return Content(orjson.dumps(self.fields)[:-1] + b',"data":' + data + b',"usage":' + usage + b"}")
+
+
+Render = Callable[[Sequence[PooledValues], PooledEnvelope], Awaitable[Content]]
+"""Makes the response from the values of each input. Raises `GenerationFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledWork:
+    """What an endpoint makes of a body for its model."""
+
+    inputs: Sequence[PooledInput]
+    render: Render
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledCall(ApiCall):
+    """`num_inputs`: at least as many as engine requests. `param`: the body's field that errors about inputs name.
+    `read` raises `InvalidRequest`."""
+
+    fields: PoolingFields
+    settings: ApiSettings
+    num_inputs: int
+    param: str
+    read: Callable[[ServedModel], Awaitable[PooledWork]]
+
+    def check(self) -> None:
+        limit = self.settings.max_pooling_inputs
+        if self.num_inputs > limit:
+            message = f"{self.num_inputs} inputs are above the limit of {limit} in one request."
+            raise InvalidRequest(message, param=self.param)
+
+    async def prepare(self, model: ServedModel) -> "PooledJob":
+        work = await self.read(model)
+        check_inputs(work.inputs, model.info, self.param)
+        limit, num_tokens = self.settings.max_pooling_tokens, sum(len(each.token_ids) for each in work.inputs)
+        if num_tokens > limit:
+            message = f"{num_tokens} tokens are above the limit of {limit} in one request."
+            raise InvalidRequest(message, param=self.param)
+        num_bytes = 4 * sum(_num_values(each, model) for each in work.inputs)
+        if num_bytes > MAX_RESULT_BYTES:
+            message = f"The values take {num_bytes} bytes; the limit of one response is {MAX_RESULT_BYTES}."
+            raise InvalidRequest(message, param=self.param)
+        return PooledJob(prompts=[Prompt(each.token_ids) for each in work.inputs], work=work)
+
+
+def pooled_call(
+    endpoint: Endpoint,
+    fields: PoolingFields,
+    settings: ApiSettings,
+    read: Callable[[ServedModel], Awaitable[PooledWork]],
+    *,
+    num_inputs: int,
+    param: str,
+) -> PooledCall:
+    return PooledCall(
+        endpoint=endpoint,
+        fields=fields,
+        session_id=fields.session_id or fields.user,
+        extra_fields=fields.extra_fields,
+        num_prompts=min(num_inputs, MAX_RUNNING),  # those that run at the same time
+        settings=settings,
+        num_inputs=num_inputs,
+        param=param,
+        read=read,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledJob(Job):
+    work: PooledWork
+
+    def check(self, model: ServedModel) -> None:
+        """All inputs were checked when they were read."""
+
+    async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
+        assert served.model is not None
+        divided = [divide(each, served.model.info) for each in self.work.inputs]
+        parts = [part for each in divided for part in each]
+        values = await combine(divided, await _compute(parts, served, generation))
+        envelope = PooledEnvelope(served.id, int(served.created), served.model.name, served.usage)
+        await writer.send(await self.work.render(values, envelope))
+
+
+async def _compute(inputs: Sequence[PooledInput], served: ServedRequest, generation: Generation) -> list[PooledOutput]:
+    """Return the outputs in the order of their inputs. Raises the error of the first that failed."""
+    outputs: list[PooledOutput] = []
+    while True:
+        room = MAX_RUNNING - generation.num_running
+        for each in inputs[len(outputs) : len(outputs) + min(room, SENT_IN_A_TURN)]:
+            prompt = Prompt(each.token_ids)
+            request = served.engine_request(
+                len(outputs), prompt, sampling_params=_NO_SAMPLING, pooling_params=each.params
+            )
+            outputs.append(generation.add_pooled(request, served.hints[0]))
+        generation.start()
+        if len(outputs) < len(inputs) and room > SENT_IN_A_TURN:
+            await asyncio.sleep(0)
+        elif generation.finished:
+            return outputs
+        else:
+            await generation.wait()
+
+
+def _num_values(each: PooledInput, model: ServedModel) -> int:
+    params, info = each.params, model.info
+    match params.task:
+        case PoolingTask.CLASSIFY | PoolingTask.TOKEN_CLASSIFY:
+            size = max(1, len(info.labels))
+        case PoolingTask.TOKEN_LOGPROBS:
+            size = len(params.score_token_ids)
+        case _:
+            size = params.dimensions or info.embedding_size
+    return size * (len(each.token_ids) if params.task.is_by_token else 1)

@@ -1,0 +1,208 @@
+"""Requests of the APIs of chats. `ConversationReader` makes the prompt, `ConversationCall` the job.
+
+An API of chats brings a `Conversation`, its sampling fields by OpenAI's names, and the renderer of the response.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from proa.chat_template import ChatTemplate, ChatTemplateError
+from proa.contract import SamplingParams
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import InvalidRequest, UnsupportedField
+from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
+from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
+from proa_gateway.serving.conversation import Conversation, ReasoningFields
+from proa_gateway.serving.envelope import Prompt
+from proa_gateway.serving.generation_job import GenerationCall, GenerationJob, MakeRenderer
+from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.job import ApiSettings
+from proa_gateway.serving.message_format import MessageFormat, has_reasoning
+from proa_gateway.serving.plain_text import plain_conversation
+from proa_gateway.serving.prompt_images import image_parts, images_kept, load_images
+from proa_gateway.serving.prompt_text import MAX_COUNTED_TOKENS, check_text_fits, cut_text
+from proa_gateway.serving.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
+from proa_gateway.serving.tools import check_tools
+from proa_gateway.tokenizer import MARK
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConversation:
+    """`conversation`: with the reasoning fields that the model's template uses. `ignored_fields`: paths of the
+    others."""
+
+    prompt: Prompt
+    conversation: Conversation
+    ignored_fields: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationReader:
+    """`request`: its fields about tokens. `param`: path of the messages in the body, for errors. `max_tokens`: of the
+    output, for which truncation leaves room. `reasoning_fields`: those that clients send to any model."""
+
+    conversation: Conversation
+    request: GenerationRequest
+    settings: ApiSettings
+    param: str = "messages"
+    max_tokens: int | None = None
+    reasoning_fields: ReasoningFields | None = None
+
+    def check(self) -> None:
+        """Check what needs no model. Raises `InvalidRequest`."""
+        conversation = self.conversation
+        check_max_tokens(self.request.max_tokens)
+        if conversation.continues_message and conversation.opens_message:
+            message = "add_generation_prompt and continue_final_message cannot both be true."
+            raise InvalidRequest(message, param="add_generation_prompt")
+        if conversation.chat_template is not None and not self.settings.trusts_template:
+            message = "chat_template is not supported: the gateway runs without --trust-request-chat-template."
+            raise UnsupportedField(message, param="chat_template")
+        check_tools(conversation.tools, conversation.tool_choice)
+        if conversation.prompt_tools and not conversation.separates_reasoning:
+            message = "separate_reasoning is not supported with tools: the answer is then always parsed."
+            raise UnsupportedField(message, param="separate_reasoning")
+
+    async def count(self, model: ServedModel) -> Sequence[int]:
+        """The token ids of a prompt that no engine gets. Raises `InvalidRequest`."""
+        self.check()
+        read = await self.read(model, limit=max(MAX_COUNTED_TOKENS, model.info.max_model_len))
+        return read.prompt.token_ids
+
+    async def read(self, model: ServedModel, *, limit: int | None = None) -> ReadConversation:
+        """`limit`: tokens of the prompt; None: those of the model's context. Raises `InvalidRequest`, `Overloaded`."""
+        template, settings, request = self._template(model), self.settings, self.request
+        conversation, ignored = self.conversation, unused_variables(self.conversation, template)
+        if self.reasoning_fields is not None:
+            conversation, unused = fit_reasoning(conversation, template, self.reasoning_fields)
+            ignored = [*unused, *ignored]
+        parts = image_parts(conversation.messages, self.param)
+        images = await load_images(parts, model, settings.images, param=self.param)
+        written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
+        text = render_prompt(written, template, settings.content_format, placeholder=images.placeholder)
+        # The text has its special tokens already: the template writes them.
+        special = request.add_special_tokens or False
+        expanded = images.expand(text)
+        if request.truncate_prompt_tokens is None:
+            await check_text_fits(expanded, model, limit or model.info.max_model_len, self.param)
+        elif images.input is None:
+            expanded = cut_text(expanded, request, model)
+        if settings.plain_texts:
+            token_ids = await model.tokenizer.encode_marked(expanded, add_special_tokens=special)
+            expanded, text = expanded.replace(MARK, ""), text.replace(MARK, "")
+        else:
+            token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
+        placed = images.place(token_ids)
+        kept = truncated(token_ids, request, model, max_tokens=self.max_tokens)
+        if len(kept) < len(token_ids):
+            expanded = await model.tokenizer.detokenize(kept)
+            placed = images_kept(placed, len(token_ids), len(kept), request.truncation_side or "left")
+        add_generation_prompt = partial(
+            generation_prompt,
+            conversation,
+            template,
+            text,
+            settings.content_format,
+            placeholder=images.placeholder,
+        )
+        prompt = Prompt(kept, expanded, placed, self._message_format(model, add_generation_prompt))
+        return ReadConversation(prompt, conversation, ignored)
+
+    def _message_format(self, model: ServedModel, added_text: Callable[[], str]) -> MessageFormat | None:
+        """How the outputs are parsed. `added_text` returns the end of the prompt that begins the answer."""
+        conversation, model_format = self.conversation, self.settings.formats.of(model)
+        if model_format is None:
+            return None
+        separates_reasoning = has_reasoning(model_format.tool_format) and conversation.separates_reasoning
+        if not conversation.prompt_tools and not separates_reasoning:
+            return None
+        has_tags = model_format.tool_format.reasoning is not None
+        return model_format.for_request(
+            conversation.prompt_tools,
+            model_format.reasoning_after(added_text()) if has_tags else Reasoning.CLOSED,
+            parallel_calls=conversation.parallel_tool_calls,
+            constrains_content=self.request.constraint is not None,
+        )
+
+    def _template(self, model: ServedModel) -> ChatTemplate:
+        source = self.conversation.chat_template
+        if source is not None:
+            try:
+                return model.tokenizer.compile_template(source)
+            except ChatTemplateError as error:
+                raise InvalidRequest(f"chat_template: {error}", param="chat_template") from error
+        template = model.tokenizer.template_for(tools=bool(self.conversation.prompt_tools))
+        if template is None:
+            raise InvalidRequest(f"The model {model.name!r} has no chat template: use /v1/completions.", param="model")
+        return template
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """What a renderer needs of a conversation's job. `params`: with the model's defaults."""
+
+    model: ServedModel
+    prompt: Prompt
+    params: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationCall(GenerationCall):
+    """`renderer` makes the response's renderer. `param`: the body's field that has the prompt, for errors. `logprobs`:
+    how many likeliest tokens log probabilities have; None: there are none."""
+
+    reader: ConversationReader
+    renderer: Callable[[PreparedChat], MakeRenderer]
+    param: str = "messages"
+    logprobs: int | None = None
+    continuous_usage: bool = False
+
+    def check(self) -> None:
+        GenerationCall.check(self)
+        self.reader.check()
+
+    async def prepare(self, model: ServedModel) -> GenerationJob:
+        params = sampling_params(
+            self.fields,
+            model,
+            max_tokens=self.reader.max_tokens,
+            logprobs=num_logprobs("top_logprobs", self.logprobs, model.info),
+            prompt_logprobs=self.fields.prompt_logprobs,
+        )
+        self._check_tools(model)
+        read = await self.reader.read(model)
+        return GenerationJob(
+            request=self.fields,
+            param=self.param,
+            prompts=[read.prompt],
+            ignored_fields=read.ignored_fields,
+            constraint=OutputConstraint.of(self.fields.constraint, _message_constraint(read)),
+            params=params,
+            text_stream=lambda prompt: text_stream(self.fields, model),
+            renderer=self.renderer(PreparedChat(model, read.prompt, params[0])),
+            continuous_usage=self.continuous_usage,
+        )
+
+    def _check_tools(self, model: ServedModel) -> None:
+        model_format = self.settings.formats.of(model)
+        if self.reader.conversation.prompt_tools and (model_format is None or not model_format.has_calls):
+            message = f"tools is not supported: the format of {model.name!r} is unknown; --tool-call-parser names one."
+            raise UnsupportedField(message, param="tools")
+
+
+def _message_constraint(read: ReadConversation) -> MessageConstraint | None:
+    conversation, message_format = read.conversation, read.prompt.message_format
+    if message_format is None:
+        if conversation.thinking_token_budget is not None:
+            raise UnsupportedField(NO_BUDGET, param=BUDGET)
+        return None
+    return MessageConstraint(
+        message_format.compiled.tool_format,
+        conversation.prompt_tools,
+        "auto" if conversation.tool_choice == "none" else conversation.tool_choice,
+        conversation.parallel_tool_calls,
+        message_format.reasoning,
+        conversation.thinking_token_budget,
+    )

@@ -1,0 +1,213 @@
+"""Generation: requests whose outputs are text. Each choice of each prompt is one request to an engine.
+
+Tokens do not pass through the coroutines here: each sequence's `Choice` writes or collects them. The coroutines only
+wait for the first token, for a slow client and for the end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proa.contract import EventType, SamplingParams
+from proa.text import TextStream
+from proa_gateway.engines.generation import Generation
+from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.errors import GatewayError, InvalidRequest
+from proa_gateway.http.streaming import ResponseWriter
+from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Renderer
+from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.job import ApiCall, ApiSettings, Job, ServedRequest
+from proa_gateway.serving.sampling import check_context
+
+MakeRenderer = Callable[[str, int], Renderer]
+"""Makes a response's renderer from its id and the time of its creation, in Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationCall(ApiCall):
+    fields: GenerationRequest  # whatever the API calls them
+    settings: ApiSettings
+
+    @property
+    def num_choices(self) -> int:
+        return self.fields.n or 1
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.fields.stream)
+
+    def check(self) -> None:
+        request, limit = self.fields, self.settings.max_choices
+        if self.num_prompts * self.num_choices > limit:
+            raise InvalidRequest(f"n times the number of prompts must not be above {limit}.", param="n")
+        if request.stream_options is not None and not request.stream:
+            raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+        if request.stream and request.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+        request.check()
+        _ = request.constraint  # raises if there are several
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationJob(Job):
+    """`param`: the body's field that has the prompt, for errors. `params`: one for each choice of a prompt.
+    `text_stream`: turns the output of a prompt into text; None: the output is discarded, only the prompt is scored.
+    `continuous_usage`: every event of a stream has the usage."""
+
+    request: GenerationRequest
+    param: str
+    params: Sequence[SamplingParams]
+    text_stream: Callable[[Prompt], TextStream | None]
+    renderer: MakeRenderer
+    continuous_usage: bool = False
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.params[0].max_tokens
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        return self.params[0].prompt_logprobs is None  # these need every prompt token computed
+
+    @property
+    def trace_attributes(self) -> dict[str, Any]:
+        request, params = self.request, self.params[0]
+        return {
+            "stream": bool(request.stream),
+            "n": request.n or 1,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k or None,
+            "seed": request.seed,
+            "frequency_penalty": request.frequency_penalty,
+            "presence_penalty": request.presence_penalty,
+            "stop": request.stop or (),
+        }
+
+    def check(self, model: ServedModel) -> None:
+        for prompt in self.prompts:
+            if not prompt.token_ids:
+                raise InvalidRequest("The prompt has no tokens.", param=self.param)
+            check_context(len(prompt.token_ids), self.max_tokens, model, self.param)
+
+    async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
+        renderer = self.renderer(served.id, int(served.created))
+        run = self._stream if self.request.stream else self._complete
+        await run(renderer, served, generation, writer)
+
+    async def _stream(
+        self, renderer: Renderer, served: ServedRequest, generation: Generation, writer: ResponseWriter
+    ) -> None:
+        """Stream events. Raises `GatewayError` before the first token, while the status can still be an error's; later
+        errors are events."""
+        choices = [
+            ChoiceStream(
+                prompt.message_format,
+                renderer.choice(index, prompt),
+                writer,
+                interval=max(served.config.stream_interval, self.request.stream_interval or 1),
+                on_blocked=generation.wake,
+                usage=(lambda: served.usage) if self.continuous_usage else None,
+            )
+            for index, prompt in enumerate(self._prompts)
+        ]
+        self._start(choices, renderer, served, generation)
+        await generation.wait()
+        await writer.start_events(write_timeout=served.config.deadlines.slow_reader)
+        usage = replace(served.usage, completion_tokens=0)
+        if opening := b"".join(choice.opening(usage) for choice in choices):
+            writer.write(opening)
+        try:
+            await _flush(writer, choices)
+            while not generation.finished:
+                await generation.wait()
+                await _flush(writer, choices)
+            last = renderer.last_events(_final_usage(served))
+        except GatewayError as error:
+            served.error = error
+            await _flush(writer, choices)
+            last = renderer.error_events(error)
+        await writer.end(last)
+
+    async def _complete(
+        self, renderer: Renderer, served: ServedRequest, generation: Generation, writer: ResponseWriter
+    ) -> None:
+        """Write one body, once all sequences have ended. Raises `GatewayError`."""
+        choices = [
+            ChoiceCollector(prompt, renderer.choice(index, prompt) if renderer.follows_output else None)
+            for index, prompt in enumerate(self._prompts)
+        ]
+        self._start(choices, renderer, served, generation)
+        while not generation.finished:
+            await generation.wait()
+        await writer.send_json(renderer.body([choice.output() for choice in choices], _final_usage(served)))
+
+    @property
+    def _prompts(self) -> list[Prompt]:
+        """One for each choice."""
+        return [prompt for prompt in self.prompts for _ in self.params]
+
+    def _start(
+        self, choices: Sequence[Choice], renderer: Renderer, served: ServedRequest, generation: Generation
+    ) -> None:
+        """Send one engine request for each choice, which gets its output."""
+        served.choices = choices
+        for index, (prompt, choice) in enumerate(zip(self._prompts, choices, strict=True)):
+            prompt_index, choice_index = divmod(index, len(self.params))
+            params = self.params[choice_index]
+            params.grammar = served.grammar
+            generation.add(
+                served.engine_request(index, prompt, sampling_params=params),
+                served.hints[prompt_index],
+                self.text_stream(prompt),
+                choice.sink,
+                wants_tokens=renderer.wants_tokens,
+                markers=choice.markers,
+            )
+        generation.start()
+
+
+async def _flush(writer: ResponseWriter, choices: Sequence[ChoiceStream]) -> None:
+    """Write what is pending, as fast as the client reads. Raises `TimeoutError`."""
+    while True:
+        await writer.drain()
+        for choice in choices:
+            choice.flush()
+        if not writer.blocked:
+            return
+
+
+def _final_usage(served: ServedRequest) -> Usage:
+    """With the request's times if they are wanted; several sequences have different ones."""
+    usage, sequences = served.usage, served.sequences
+    if not served.config.enable_per_request_metrics or len(sequences) > 1:
+        return usage
+    return replace(usage, metrics=request_times(sequences[0].times, sequences[0].num_tokens))
+
+
+def request_times(times: Mapping[EventType, float], num_tokens: int) -> dict[str, float | None]:
+    """vLLM's times of a request: milliseconds, and tokens a second. `times`: of the engine's events, in seconds. None:
+    an event did not come; an engine sends none for the end of an output that the gateway ends, such as at a stop
+    string.
+
+    The queue is the engine's. The first token counts from the first step, so both together are the engine's time to it.
+    `tokens_per_second` counts from there too.
+    """
+    generation = _between(times, EventType.FIRST_TOKEN, EventType.FINISHED)
+    inference = _between(times, EventType.SCHEDULED, EventType.FINISHED)
+    metrics = {
+        "time_to_first_token_ms": _between(times, EventType.SCHEDULED, EventType.FIRST_TOKEN),
+        "generation_time_ms": generation,
+        "queue_time_ms": _between(times, EventType.QUEUED, EventType.SCHEDULED),
+        "tokens_per_second": num_tokens / inference * 1000 if inference else None,
+    }
+    if generation is not None and num_tokens > 1:
+        metrics["mean_itl_ms"] = generation / (num_tokens - 1)
+    return metrics
+
+
+def _between(times: Mapping[EventType, float], start: EventType, end: EventType) -> float | None:
+    """Milliseconds. After a failover the events are of different clocks."""
+    return max(0.0, times[end] - times[start]) * 1000 if start in times and end in times else None
