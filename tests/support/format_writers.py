@@ -6,17 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
-from proa_gateway.parsing.formats.gemma import FUNCTIONGEMMA, GEMMA4
-from proa_gateway.parsing.formats.glm import GLM45, GLM47
-from proa_gateway.parsing.formats.harmony import HARMONY
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.formats.kimi_k2 import KIMI_K2
-from proa_gateway.parsing.formats.llama3_json import LLAMA3_JSON
-from proa_gateway.parsing.formats.minimax_m2 import MINIMAX_M2
-from proa_gateway.parsing.formats.mistral import MISTRAL, MISTRAL_V11, MISTRAL_V13
-from proa_gateway.parsing.formats.pythonic import LFM2, OLMO3, PYTHONIC
-from proa_gateway.parsing.formats.qwen3_coder import QWEN3_CODER
+from proa_gateway.parsing.formats import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    FUNCTIONGEMMA,
+    GEMMA4,
+    GLM45,
+    GLM47,
+    HARMONY,
+    HERMES,
+    KIMI_K2,
+    LFM2,
+    LLAMA3_JSON,
+    MINIMAX_M2,
+    MISTRAL,
+    MISTRAL_V11,
+    MISTRAL_V13,
+    OLMO3,
+    PYTHONIC,
+    QWEN3_CODER,
+)
 
 Call = tuple[str, Mapping[str, object]]  # name and arguments
 Write = Callable[[Sequence[Call]], str]

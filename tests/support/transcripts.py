@@ -14,9 +14,8 @@ from proa_gateway.errors import GatewayError
 from proa_gateway.output.deltas import Delta, EngineSequence
 from proa_gateway.output.text import OutputProcessor
 from proa_gateway.parsing.compiled_format import compile_format
-from proa_gateway.parsing.consumer import MessageConsumer
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.parser import ResponseParser
+from proa_gateway.parsing.parser import MessageConsumer, ResponseParser
 from support.messages import Message, MessageCollector
 from support.thorough import THOROUGH
 from support.tokenizers import byte_level_tokenizer

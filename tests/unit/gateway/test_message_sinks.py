@@ -26,8 +26,8 @@ from proa_gateway.parsing.events import (
     ReasoningDelta,
     merged,
 )
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.parsing.formats import HERMES
+from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream
 from proa_gateway.serving.envelope import Envelope, Prompt, Usage
 from proa_gateway.serving.message_format import MessageFormat, ModelFormat

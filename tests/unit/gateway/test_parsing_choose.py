@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.parsing.choose import choose_format
-from proa_gateway.parsing.format import Envelope, Json, ObjectLiteral, Tagged
-from proa_gateway.parsing.formats import FORMATS
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.response_template import format_of_response_template
+from proa_gateway.parsing.choose import choose_format, format_of_response_template
+from proa_gateway.parsing.format import CallObject, Json, ObjectLiteral, Tagged
+from proa_gateway.parsing.formats import FORMATS, HERMES
 
 HERMES_TEMPLATE = (
     """{{- content.split('</think>') }}{{- '<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
@@ -70,7 +68,7 @@ def test_response_template_of_a_known_format_is_that_format() -> None:
 def test_response_template_with_an_envelope() -> None:
     found = format_of_response_template(response_template(ENVELOPE_CALLS))
     assert found is not None
-    assert isinstance(found.arguments, Envelope)
+    assert isinstance(found.arguments, CallObject)
     assert found.call == '<tool_call>{"name": "$name", "arguments": $arguments}</tool_call>'
     assert found.reasoning == ("<think>", "</think>")
 

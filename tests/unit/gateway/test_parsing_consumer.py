@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from proa.contract import TokenLogprobs
 from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.compiled_format import compile_format
-from proa_gateway.parsing.consumer import MessageConsumer
 from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, ReasoningDelta
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.parser import ResponseParser
+from proa_gateway.parsing.formats import HERMES
+from proa_gateway.parsing.parser import MessageConsumer, ResponseParser
 from support.messages import Message, MessageCollector
 
 TOKENS = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proa_gateway.parsing.envelope_reader import EnvelopeReader
-from proa_gateway.parsing.format import Envelope
-from proa_gateway.parsing.json_reader import JsonReader
-from proa_gateway.parsing.json_scanner import JsonScanner
+from proa_gateway.parsing.arguments_reader import JsonReader
+from proa_gateway.parsing.call_reader import CallObjectReader
+from proa_gateway.parsing.format import CallObject
+from proa_gateway.parsing.json_text import JsonScanner
 
-ENVELOPE = Envelope(name="name", arguments="arguments", aliases=("parameters",))
+ENVELOPE = CallObject(name="name", arguments="arguments", aliases=("parameters",))
 SPACE = st.text(" \n\t\r", max_size=3)
 
 
@@ -34,7 +34,7 @@ def json_texts(draw: st.DrawFn, strategy: st.SearchStrategy[object]) -> str:
     return json.dumps(draw(strategy), ensure_ascii=draw(st.booleans()), separators=separators, indent=indent)
 
 
-def read(reader: JsonReader | EnvelopeReader, text: str, cuts: Sequence[int]) -> tuple[str, str]:
+def read(reader: JsonReader | CallObjectReader, text: str, cuts: Sequence[int]) -> tuple[str, str]:
     """What the reader writes of the text, cut at these positions, and what is left of it."""
     written = ""
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
@@ -103,7 +103,7 @@ def test_envelope_has_its_keys_in_any_order(
     order.shuffle(fields)
     text = ",".join(f"{space}{json.dumps(field)}{space}:{space}{value}{space}" for field, value in fields)
     for needs_arguments in (False, True):
-        reader = EnvelopeReader(ENVELOPE, needs_arguments=needs_arguments)
+        reader = CallObjectReader(ENVELOPE, needs_arguments=needs_arguments)
         assert read(reader, f"{space}{{{text}}} rest", cuts) == (arguments, " rest")
         assert reader.name == name
 
@@ -111,13 +111,13 @@ def test_envelope_has_its_keys_in_any_order(
 @given(st.text('{}[]",:\\ name\nxu0', max_size=40), st.lists(st.integers(0, 1000)))
 def test_broken_envelopes_are_read_alike_however_they_are_cut(text: str, cuts: list[int]) -> None:
     text = '{"name": "f", "arguments": ' + text
-    cut, whole = (EnvelopeReader(ENVELOPE, needs_arguments=False) for _ in range(2))
+    cut, whole = (CallObjectReader(ENVELOPE, needs_arguments=False) for _ in range(2))
     assert read(cut, text, cuts) == read(whole, text, [])
     assert (cut.name, cut.is_complete) == (whole.name, whole.is_complete)
 
 
 def test_name_is_known_before_the_arguments_unless_they_are_needed() -> None:
-    early, late = (EnvelopeReader(ENVELOPE, needs_arguments=needs) for needs in (False, True))
+    early, late = (CallObjectReader(ENVELOPE, needs_arguments=needs) for needs in (False, True))
     for reader in (early, late):
         reader.feed('{"name": "f"')
     assert (early.name, late.name) == ("f", None)
@@ -126,7 +126,7 @@ def test_name_is_known_before_the_arguments_unless_they_are_needed() -> None:
 
 
 def test_a_long_string_passes_in_the_pieces_in_which_it_comes() -> None:
-    reader = EnvelopeReader(ENVELOPE, needs_arguments=False)
+    reader = CallObjectReader(ENVELOPE, needs_arguments=False)
     reader.feed('{"name": "f", "arguments": {"a": "')
     pieces = ["</tool_call> {[", "é" * 1000, "}]:, "] * 100
     assert [reader.feed(piece) for piece in pieces] == pieces

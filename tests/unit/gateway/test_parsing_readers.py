@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proa_gateway.parsing.arguments_reader import ArgumentsReader
 from proa_gateway.parsing.literal_reader import LiteralReader, LiteralSyntax
-from proa_gateway.parsing.reader import ArgumentsReader
-from proa_gateway.parsing.tagged_reader import TaggedReader
-from proa_gateway.parsing.tags import Tags
+from proa_gateway.parsing.tagged_reader import TaggedReader, Tags
 
 XML = Tags.of("<parameter=$key>\n$value\n</parameter>\n")
 PAIRS = Tags.of("<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n")

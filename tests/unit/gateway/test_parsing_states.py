@@ -4,10 +4,8 @@ import pytest
 
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.events import ContentDelta
-from proa_gateway.parsing.format import Envelope, Json, NamedIds, PythonCall, ToolFormat
-from proa_gateway.parsing.formats.harmony import HARMONY
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.formats.mistral import MISTRAL_V11, MISTRAL_V13
+from proa_gateway.parsing.format import CallObject, Json, NamedIds, PythonCall, ToolFormat
+from proa_gateway.parsing.formats import HARMONY, HERMES, MISTRAL_V11, MISTRAL_V13
 from proa_gateway.parsing.parser import ResponseParser
 from support.transcripts import Transcript, check_transcript, parse
 
@@ -18,7 +16,7 @@ OBJECTS = ToolFormat(
     "objects",
     (),
     '{"name": "$name", "parameters": $arguments}',
-    Envelope("name", "parameters"),
+    CallObject("name", "parameters"),
     reasoning=("<think>", "</think>"),
     between="; ",
     also_opens=("<|python_tag|>",),

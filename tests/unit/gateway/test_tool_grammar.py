@@ -5,12 +5,9 @@ import pytest
 from proa.contract import Grammar
 from proa.grammar import GrammarError, check
 from proa_engine.core.grammar import GrammarCursor
-from proa_gateway.parsing.format import PythonCall, ToolFormat
-from proa_gateway.parsing.formats.harmony import HARMONY
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.formats.pythonic import PYTHONIC
-from proa_gateway.parsing.grammar import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
-from proa_gateway.parsing.tool import FunctionTool, NamedTool, ToolChoice
+from proa_gateway.parsing.format import FunctionTool, NamedTool, PythonCall, ToolChoice, ToolFormat
+from proa_gateway.parsing.formats import HARMONY, HERMES, PYTHONIC
+from proa_gateway.parsing.grammars.message import Reasoning, answer_grammar, reasoning_grammar, tool_grammar
 from support.format_writers import WRITERS, Writer
 from support.tool_grammars import FormatTokenizer, TestMatcher, accepts_message, format_tokenizer
 

@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from proa.grammar import check
-from proa_gateway.parsing.grammar import Reasoning, tool_grammar
-from proa_gateway.parsing.tool import FunctionTool
+from proa_gateway.parsing.format import FunctionTool
+from proa_gateway.parsing.grammars.message import Reasoning, tool_grammar
 from support.format_writers import WRITERS, Writer
 from support.thorough import seeds
 from support.tool_grammars import format_tokenizer, parse_message, random_message

@@ -1,10 +1,9 @@
 """CallsReader: reads calls that follow each other, from the opening of their section or of the first to other text."""
 
 from proa_gateway.parsing.call_reader import CallReader, Schemas
-from proa_gateway.parsing.compiled_format import CompiledFormat, State
+from proa_gateway.parsing.compiled_format import Action, CompiledFormat, State, Terminal
 from proa_gateway.parsing.events import MessageEvent
-from proa_gateway.parsing.json_scanner import JsonScanner
-from proa_gateway.parsing.terminals import Action, Terminal
+from proa_gateway.parsing.json_text import JsonScanner
 
 
 class CallsReader:

@@ -1,12 +1,187 @@
-"""CompiledFormat: a tool format for one tokenizer, as the states of a parser."""
+"""CompiledFormat: a tool format for one tokenizer, as the states of a parser and what moves it from one to another."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from proa_gateway.parsing.call_template import call_header, call_template, pieces
-from proa_gateway.parsing.format import Channels, Envelope, ObjectLiteral, Tagged, ToolFormat
-from proa_gateway.parsing.terminals import Action, Terminal, Terminals
+from proa_gateway.parsing.format import CallObject, Channels, NamedIds, ObjectLiteral, PythonCall, Tagged, ToolFormat
+
+_PLACE = re.compile(r"\$(name|id|arguments)")
+_NAME = r"(?P<name>[^\n]+?)"
+_IDENTIFIER = r"(?P<name>[^\W\d][\w.\-]*)"
+_IDENTIFIER_BEGINS = re.compile(r"\s*(?:[^\W\d][\w.\-]*)?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands between the token that opens a call and its arguments.
+
+    `whole` has the group `name`, and `id` if the model writes one. `begins` matches all that may still become a header;
+    None if the format's opening makes it certain enough to wait for the end.
+    """
+
+    whole: re.Pattern[str]
+    begins: re.Pattern[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallTemplate:
+    """The pieces before the name and after the arguments. An `CallObject` belongs to neither."""
+
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+
+
+def pieces(text: str, added_tokens: Collection[str]) -> tuple[str, ...]:
+    """Split a text at added tokens, which are pieces, and at line ends. Pieces have no whitespace around them."""
+    tokens = sorted((token for token in added_tokens if token.strip() and token in text), key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})|\n" if tokens else "\n", text)
+    return tuple(part.strip() for part in parts if part and part.strip())
+
+
+def call_template(tool_format: ToolFormat, added_tokens: Collection[str]) -> CallTemplate:
+    call = tool_format.call
+    if isinstance(tool_format.arguments, CallObject):
+        opening, closing = call[: call.index("{")], call[call.rindex("}") + 1 :]
+    else:
+        opening, *_, closing = _PLACE.split(call)
+    return CallTemplate(pieces(opening, added_tokens), pieces(closing, added_tokens))
+
+
+def call_header(tool_format: ToolFormat, opening: Iterable[str], added_tokens: Collection[str]) -> Header | None:
+    """The header of a call after whose first token these pieces come. None for an envelope: its reader has the name."""
+    if isinstance(tool_format.arguments, CallObject):
+        return None
+    call = tool_format.call
+    header = call[call.index("$") : call.index("$arguments")]
+    before, optional, after = header.partition(tool_format.optional) if tool_format.optional else (header, "", "")
+    whole = [_spaced(opening), _pattern(tool_format, before, added_tokens)]
+    if optional:
+        whole.append(f"(?:{_pattern(tool_format, optional, added_tokens)})?")
+    whole.append(_pattern(tool_format, after, added_tokens))
+    if not _PLACE.split(header)[-1].strip():
+        whole.append(f"(?={'|'.join(map(re.escape, _ends(tool_format, added_tokens)))})")
+    is_identifier = isinstance(tool_format.arguments, PythonCall)
+    return Header(re.compile("".join(whole)), _IDENTIFIER_BEGINS if is_identifier else None)
+
+
+def _pattern(tool_format: ToolFormat, text: str, added_tokens: Collection[str]) -> str:
+    """Matches a part of a call, with whitespace around its pieces."""
+    parts = _PLACE.split(text)  # texts and places in turn
+    patterns = [_spaced(pieces(parts[0], added_tokens))] if parts[0] else []
+    for place, after in zip(parts[1::2], parts[2::2], strict=True):
+        patterns += [_place(tool_format, place), _spaced(pieces(after, added_tokens))]
+    return "".join(patterns)
+
+
+def _place(tool_format: ToolFormat, place: str) -> str:
+    if place == "name":
+        return _IDENTIFIER if isinstance(tool_format.arguments, PythonCall) else _NAME
+    if isinstance(tool_format.call_ids, NamedIds) and "$name" not in tool_format.call:
+        template = re.escape(tool_format.call_ids.template)
+        return f"(?P<id>{template.replace(re.escape('$name'), _NAME).replace(re.escape('$index'), '[0-9]+')})"
+    return r"(?P<id>[^\n]+?)"
+
+
+def _spaced(texts: Iterable[str]) -> str:
+    return "".join(rf"\s*{re.escape(text)}" for text in texts) + r"\s*"
+
+
+def _ends(tool_format: ToolFormat, added_tokens: Collection[str]) -> tuple[str, ...]:
+    """What ends a name that has nothing of its own after it: the arguments' first piece, or the call's closing."""
+    closing = call_template(tool_format, added_tokens).closing[:1]
+    if isinstance(tool_format.arguments, Tagged):
+        before_key = tool_format.arguments.template.partition("$key")[0]
+        return (*pieces(before_key, added_tokens)[:1], *closing)
+    return ("{", *closing)
+
+
+class Action(Enum):
+    OPEN_REASONING = auto()
+    CLOSE_REASONING = auto()
+    OPEN_SECTION = auto()
+    CLOSE_SECTION = auto()
+    OPEN_CALL = auto()
+    CLOSE_CALL = auto()
+    OPEN_MESSAGE = auto()
+    OPEN_CHANNEL = auto()
+    OPEN_BODY = auto()
+    DROP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """`text`: the token, or the text that is looked for. `rest`: text that follows it and belongs to it.
+    `header`: of an OPEN_CALL, unless the call is an envelope."""
+
+    action: Action
+    text: str
+    rest: str = ""
+    header: Header | None = None
+
+
+class Terminals:
+    """The terminals of one state. Those that are added tokens are found by id only, the others as text only.
+
+    Whitespace at a text's end is not certain in a state that can be left, since it is dropped there.
+    """
+
+    __slots__ = ("_by_text", "_first", "_holds_space", "_longest", "_special", "_texts", "by_id")
+
+    def __init__(self, terminals: Iterable[Terminal], added_tokens: Mapping[str, int]) -> None:
+        """Of several terminals with the same text, the first counts."""
+        by_text: dict[str, Terminal] = {}
+        for terminal in terminals:
+            by_text.setdefault(terminal.text, terminal)
+        self._holds_space = any(terminal.action is not Action.DROP for terminal in by_text.values())
+        self.by_id = {added_tokens[text]: by_text.pop(text) for text in list(by_text) if text in added_tokens}
+        self._by_text = by_text
+        self._longest = max(map(len, by_text), default=0)
+        self._texts = _any_of(sorted(by_text, key=len, reverse=True))
+        first = sorted({text[0] for text in by_text})
+        self._first = _any_of(first)
+        self._special = _any_of(first, *[r"\s\Z"] * self._holds_space)
+
+    def is_certain(self, text: str) -> bool:
+        """Whether there is no terminal in the text, no part of one, and no space at its end: the common case."""
+        return not self._special.search(text)
+
+    def split(self, text: str) -> tuple[str, Terminal | None, str]:
+        """The text before the first terminal, the terminal, and the text after it. Without a terminal: the text that
+        stays what it is whatever follows, and the rest."""
+        if found := self.search(text):
+            start, terminal = found
+            return text[:start], terminal, text[start + len(terminal.text) :]
+        end = self._num_certain(text)
+        return text[:end], None, text[end:]
+
+    def search(self, text: str) -> tuple[int, Terminal] | None:
+        """The first terminal in the text, and where it begins."""
+        found = self._texts.search(text)
+        return (found.start(), self._by_text[found[0]]) if found else None
+
+    def match(self, text: str) -> Terminal | None:
+        """The terminal at the text's start."""
+        found = self._texts.match(text)
+        return self._by_text[found[0]] if found else None
+
+    def begin_with(self, text: str) -> bool:
+        """Whether more text may make it a terminal."""
+        return any(terminal.startswith(text) for terminal in self._by_text)
+
+    def _num_certain(self, text: str) -> int:
+        end = len(text)
+        for found in self._first.finditer(text, max(0, end - self._longest + 1)):
+            if self.begin_with(text[found.start() :]):
+                end = found.start()
+                break
+        return len(text[:end].rstrip()) if self._holds_space else end
+
+
+def _any_of(texts: Iterable[str], *patterns: str) -> re.Pattern[str]:
+    """Matches one of the texts or patterns; without any, nothing."""
+    return re.compile("|".join([*map(re.escape, texts), *patterns]) or r"(?!)")
 
 
 class State(Enum):
@@ -105,7 +280,7 @@ class _Compiler:
         if not self._calls:
             return []
         texts = [*pieces(self._format.between, self._added), *self._template.closing]
-        if isinstance(self._format.arguments, Envelope):
+        if isinstance(self._format.arguments, CallObject):
             texts.append("}")  # models close braces once too often
         return [Terminal(Action.DROP, text) for text in texts]
 

@@ -1,10 +1,31 @@
-"""ToolFormat: how a family of models writes reasoning and tool calls. Each is a constant in a file of `formats/`.
+"""ToolFormat: how a family of models writes reasoning and tool calls. Each is a constant in `formats.py`.
 
 The parser, the grammar for constrained calls and the choice of a model's format are made from the same description.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """`parameters`: JSON schema of the arguments. `strict`: calls must match it, or the request is refused."""
+
+    name: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The tool that the model must call."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "required"] | NamedTool
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +34,7 @@ class Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class CallObject:
     """The call is a JSON object with these two keys, in any order; its other keys are ignored.
 
     `aliases`: keys that models also write for `arguments`.
@@ -50,7 +71,7 @@ class PythonCall:
     """The arguments are those of a Python call, `city="Rome", days=3`, with Python's literals."""
 
 
-ArgumentsSyntax = Json | Envelope | Tagged | ObjectLiteral | PythonCall
+ArgumentsSyntax = Json | CallObject | Tagged | ObjectLiteral | PythonCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +128,7 @@ class ToolFormat:
     `call`: one call as the model is to write it, with the places `$name`, `$arguments` and, if the model writes an id,
     `$id`. Whitespace around them, and before and after line ends, may differ in what the model writes.
     `optional`: a part of `call`, between its places, that the model may write. The grammar leaves it out.
-    `arguments`: how `$arguments` is written; with an `Envelope`, all from `{` to `}`.
+    `arguments`: how `$arguments` is written; with an `CallObject`, all from `{` to `}`.
     `reasoning`: its opening and its closing.
     `between`: stands between two calls.
     `section`: opening and closing of all the calls.

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from proa_gateway.parsing.json_text import PYTHON_WORDS, escape, held_back, is_number, quoted
-from proa_gateway.parsing.literal_escape import read_escape
+from proa_gateway.parsing.json_text import PYTHON_WORDS, escape, held_back, is_number, quoted, read_escape
 
 _WORDS = PYTHON_WORDS | {word: word for word in PYTHON_WORDS.values()}
 _BRACKETS = {"(": ("[", "]"), "[": ("[", "]"), "{": ("{", "}")}  # and how JSON writes them

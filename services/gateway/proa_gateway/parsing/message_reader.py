@@ -4,10 +4,9 @@ from typing import Final
 
 from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.calls_reader import CallsReader
-from proa_gateway.parsing.compiled_format import CompiledFormat, State
+from proa_gateway.parsing.compiled_format import Action, CompiledFormat, State, Terminal
 from proa_gateway.parsing.events import ContentDelta, MessageEvent, ReasoningDelta
-from proa_gateway.parsing.json_scanner import JsonScanner
-from proa_gateway.parsing.terminals import Action, Terminal
+from proa_gateway.parsing.json_text import JsonScanner
 
 # Characters that are read at once. Text that is no call is read again, so longer texts could take quadratic time.
 _MAX_PART = 4096

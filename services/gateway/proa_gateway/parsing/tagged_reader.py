@@ -1,13 +1,72 @@
 """TaggedReader: arguments that each stand between tags, such as `<parameter=city>\\nOslo\\n</parameter>`."""
 
+import json
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NoReturn
 
-from proa_gateway.parsing.json_text import escape, held_back, quoted
-from proa_gateway.parsing.open_string import OpenString
-from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema
-from proa_gateway.parsing.tagged_value import to_json
-from proa_gateway.parsing.tags import Tags
+from proa_gateway.parsing.json_text import PYTHON_WORDS, OpenString, escape, held_back, quoted
+from proa_gateway.parsing.literal_reader import literal_to_json
+from proa_gateway.parsing.schema_types import TYPES, WORDS, Schema, allowed_types, is_text, property_schema, type_of
+
+_PLACES = re.compile(r"\$(?:key|is_string|value)")
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The text around the key and the value of one argument. The model may leave out whitespace beside tags."""
+
+    open: str
+    after_key: str  # a tag or quote; empty: the key ends at `header_end`
+    header_end: str  # what ends the tag before the value
+    before_value: str  # whitespace, as is `after_value`
+    after_value: str
+    close: str
+
+    @classmethod
+    def of(cls, item: str) -> "Tags":
+        """`item`: one argument as the model is to write it, with `$key` and `$value`, and with `$is_string` where the
+        model writes whether the value is a string, as true or false."""
+        before_key, *between, after_value = _PLACES.split(item)
+        header = between[-1].rstrip()
+        header_end = header[max(header.rfind("<"), 0) :]
+        close = after_value.lstrip()
+        return cls(
+            open=before_key.strip(),
+            after_key="".join(between)[: -len(between[-1])].strip() or header.removesuffix(header_end).strip(),
+            header_end=header_end,
+            before_value=between[-1][len(header) :],
+            after_value=after_value[: len(after_value) - len(close)],
+            close=close.rstrip(),
+        )
+
+
+def to_json(text: str, types: frozenset[str]) -> str:
+    """The text itself if it is JSON of one of the types, else what Python would read, else a string."""
+    if is_text(types):
+        return text if WORDS.get(text) in types else quoted(text)
+    value = text.strip()
+    value = PYTHON_WORDS.get(value, value)
+    if (type_ := _type(value)) is None and value.startswith(("{", "[")):
+        value = literal_to_json(value) or ""
+        type_ = _type(value)
+    if type_ in types or (type_ == "integer" and "number" in types):
+        return value
+    return quoted(text) if type_ is None or "string" in types else value
+
+
+def _type(text: str) -> str | None:
+    """None: the text is not JSON."""
+    try:
+        return type_of(json.loads(text, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)
 
 
 class _State(Enum):

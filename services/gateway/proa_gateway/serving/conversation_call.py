@@ -11,7 +11,7 @@ from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa.contract import SamplingParams
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
-from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
 from proa_gateway.serving.conversation import Conversation, ReasoningFields

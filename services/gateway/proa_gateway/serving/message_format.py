@@ -12,9 +12,8 @@ from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
 from proa_gateway.parsing.format import ToolFormat
-from proa_gateway.parsing.formats import FORMATS
-from proa_gateway.parsing.formats.hermes import HERMES
-from proa_gateway.parsing.grammar import Reasoning
+from proa_gateway.parsing.formats import FORMATS, HERMES
+from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.parsing.parser import ResponseParser
 from proa_gateway.serving.tools import Tool
 from proa_gateway.tokenizer import Tokenizer

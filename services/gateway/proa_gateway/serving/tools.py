@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.fields import TemplateValue, Text
 
 MAX_NAME = 128

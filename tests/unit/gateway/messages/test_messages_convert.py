@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from proa.template_content import TEXT
 from proa_gateway.apis.messages.job import conversation_of, generation_request
 from proa_gateway.apis.messages.protocol import MessagesRequest
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.chat_prompt import template_messages
 from proa_gateway.serving.content import ImagePart
 

@@ -10,7 +10,7 @@ from proa_gateway.apis.responses.job import chat_messages, conversation_of
 from proa_gateway.apis.responses.protocol import ResponsesRequest
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.errors import validation_error_object
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import ImagePart, Part
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}

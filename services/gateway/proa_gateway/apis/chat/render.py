@@ -9,7 +9,7 @@ import orjson
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.output.deltas import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.choices import ChoiceRenderer, Output
 from proa_gateway.serving.content import text_of
 from proa_gateway.serving.conversation_call import PreparedChat

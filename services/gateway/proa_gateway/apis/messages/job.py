@@ -22,7 +22,7 @@ from proa_gateway.apis.messages.protocol import (
 from proa_gateway.apis.messages.render import MessagesRenderer
 from proa_gateway.engines.model_registry import ServedModel
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import ImagePart, joined
 from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from proa_gateway.apis.responses.items import CallName, InputItems
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.parsing.tool import NamedTool
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.fields import NO_UNICODE, TemplateValue, TemplateVariables, Text, known_types
 from proa_gateway.serving.generation_request import Count, Effort, GenerationRequest, Name
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
