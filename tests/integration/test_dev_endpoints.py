@@ -14,7 +14,7 @@ from proa.options import MASK
 from proa_engine.builtin import builtin_model_folder
 from proa_engine.config import EngineConfig
 from proa_engine.executor import make_executor
-from proa_gateway.engines.circuit_breaker import THRESHOLD, BreakerState
+from proa_gateway.engines.client import THRESHOLD, BreakerState
 from support.engine_server import RunningServer, running_server
 from support.gateway import PATIENT, RunningGateway, chat_body, running_gateway, until
 

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from proa.engine.v1.core_pb2 import POOLING_TASK_EMBED
-from proa_gateway.batch import client as batch_client_module
-from proa_gateway.batch.client import GatewayUnreachable, batch_client
-from proa_gateway.batch.lines import Answered
-from proa_gateway.batch.output_file import open_output
-from proa_gateway.batch.progress import Progress
-from proa_gateway.batch.runner import run_batch
+from proa_gateway.batch import run as batch_client_module
+from proa_gateway.batch.files import Answered, open_output
+from proa_gateway.batch.run import GatewayUnreachable, Progress, batch_client, run_batch
 from support.fake_engine import FakeEngine, say
 from support.gateway import chat_body, running_gateway
 from support.processes import free_port

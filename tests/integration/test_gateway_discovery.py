@@ -9,9 +9,8 @@ from kubernetes.client import Configuration
 
 from proa.engine.v1 import service_pb2
 from proa_gateway import gateway as gateway_module
-from proa_gateway.engines import circuit_breaker as breaker
-from proa_gateway.engines.circuit_breaker import THRESHOLD
-from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines import client as breaker
+from proa_gateway.engines.client import THRESHOLD, EngineClient
 from proa_gateway.engines.discovery import EndpointSliceDiscovery
 from support.fake_engine import FakeEngine
 from support.fake_kube_api import FakeKubeApi, endpoint

@@ -12,7 +12,7 @@ import pytest
 
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_gateway.config import Deadlines
-from proa_gateway.engines.circuit_breaker import THRESHOLD, BreakerState
+from proa_gateway.engines.client import THRESHOLD, BreakerState
 from support.fake_engine import FakeEngine, Reply, prompt_ids, say
 from support.gateway import RunningGateway, chat_body, running_gateway
 from support.tokenizers import byte_level_tokenizer

@@ -31,8 +31,7 @@ from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.metrics import EngineMetrics
 from proa_engine.speculative_config import SpeculativeConfig
-from proa_gateway.engines.circuit_breaker import BreakerState
-from proa_gateway.engines.client import EngineClient
+from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.routing.index import PrefixIndex
 from support.fake_executor import FakeExecutor

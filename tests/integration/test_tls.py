@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from proa.engine.v1 import service_pb2, service_pb2_grpc
 from proa.tls import TlsFiles, TlsSource
 from proa_engine.server.serve import StartError
-from proa_gateway.engines.channels import TlsChannels, insecure_channels
+from proa_gateway.engines.discovery import TlsChannels, insecure_channels
 from support.certificates import Certificate, signed
 from support.engine_client import DEADLINE, SessionClient
 from support.engine_server import CLIENT_OPTIONS, LoadedFakeExecutor, RunningServer, running_server

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from proa.contract import Grammar
 from proa_engine.core.grammar import GrammarCursor, Part
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.format import ToolFormat

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from proa.contract import EngineCoreOutput, FinishReason
 from proa.text import TextStream, Vocabulary
 from proa_gateway.errors import GatewayError
-from proa_gateway.output.deltas import Delta, EngineSequence
-from proa_gateway.output.text import OutputProcessor
+from proa_gateway.output.text import Delta, EngineSequence, OutputProcessor
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.format import ToolFormat
 from proa_gateway.parsing.parser import MessageConsumer, ResponseParser

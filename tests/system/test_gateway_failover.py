@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proa.engine.v1 import service_pb2
-from proa_gateway.engines.circuit_breaker import THRESHOLD
+from proa_gateway.engines.client import THRESHOLD
 from support.cable import Cable
 from support.fake_engine import FakeEngine, say
 from support.gateway import PATIENT, RunningGateway, chat_body, events_of, running_gateway, until

@@ -24,11 +24,11 @@ ONLY = {
     "google.protobuf": [PROTOS / "contract/pb.py", ENGINE / "server/convert.py"],
     "grpc": [
         ENGINE / "server",
-        *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "channels.py")),
+        *(GATEWAY / "engines" / name for name in ("convert.py", "session.py", "client.py", "discovery.py")),
     ],
     "PIL": [PROTOS / "image"],
     "llguidance": [PROTOS / "grammar", ENGINE / "grammar"],
-    "aiohttp": [GATEWAY / "batch/client.py", GATEWAY / "images/fetch.py"],
+    "aiohttp": [GATEWAY / "batch/run.py", GATEWAY / "images/fetch.py"],
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",

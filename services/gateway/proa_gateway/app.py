@@ -20,8 +20,7 @@ from proa_gateway.config import GatewayConfig
 from proa_gateway.errors import InvalidApiKey
 from proa_gateway.gateway import Gateway, gateway_of, open_gateway
 from proa_gateway.http.bodies import LargeBodies, RequestBodies
-from proa_gateway.http.errors import error_handlers
-from proa_gateway.http.messages_errors import MessagesMiddleware
+from proa_gateway.http.errors import MessagesMiddleware, error_handlers
 from proa_gateway.http.middleware import AccessLogMiddleware, RequestIdMiddleware, RootPath
 from proa_gateway.operators.dev import dev_router
 from proa_gateway.operators.lora import lora_router

@@ -63,7 +63,7 @@ def _run_batch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
     try:
         config = from_arguments(BatchConfig, arguments)
         _prepare(arguments.log_level)
-        from proa_gateway.batch.command import run  # slow to import, like the server
+        from proa_gateway.batch.run import run
 
         sys.exit(run(config))
     except (OSError, ValueError) as error:

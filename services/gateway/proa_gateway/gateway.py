@@ -17,11 +17,15 @@ from proa.tls import TlsSource
 from proa_gateway.admission.auth import ApiKeyStore, Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
-from proa_gateway.engines.channels import TlsChannels, insecure_channels
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.discovery import Discovery, EndpointSliceDiscovery, StaticDiscovery
-from proa_gateway.engines.lora_registry import LoraRegistry
-from proa_gateway.engines.model_registry import ModelRegistry
+from proa_gateway.engines.discovery import (
+    Discovery,
+    EndpointSliceDiscovery,
+    StaticDiscovery,
+    TlsChannels,
+    insecure_channels,
+)
+from proa_gateway.engines.models import LoraRegistry, ModelRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import NotAnOperator
 from proa_gateway.http.bodies import LargeBodies

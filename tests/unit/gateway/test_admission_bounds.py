@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.admission.bounds import AdmissionBounds, Bound
-from proa_gateway.admission.fair_queue import QueuedRequest, from_last
+from proa_gateway.admission.fair_queue import AdmissionBounds, Bound, QueuedRequest, from_last
 from proa_gateway.errors import Overloaded
 
 UNLIMITED = 10**9

@@ -1,6 +1,6 @@
 """CircuitBreaker: when it opens, what closes it, and how long it stays open."""
 
-from proa_gateway.engines.circuit_breaker import FIRST_COOLDOWN, LAST_COOLDOWN, THRESHOLD, BreakerState, CircuitBreaker
+from proa_gateway.engines.client import FIRST_COOLDOWN, LAST_COOLDOWN, THRESHOLD, BreakerState, CircuitBreaker
 
 
 def opened(now: float = 0.0) -> CircuitBreaker:

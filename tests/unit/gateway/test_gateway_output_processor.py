@@ -8,8 +8,7 @@ import pytest
 from proa.contract import EngineCoreOutput, FinishReason, TokenLogprobs
 from proa.text import TextStream, Vocabulary
 from proa_gateway.errors import GatewayError, InternalError
-from proa_gateway.output.deltas import Delta, EngineSequence
-from proa_gateway.output.text import OutputProcessor
+from proa_gateway.output.text import Delta, EngineSequence, OutputProcessor
 from support.tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proa_gateway.engines.circuit_breaker import THRESHOLD, BreakerState
+from proa_gateway.engines.client import THRESHOLD, BreakerState
 from proa_gateway.errors import EngineUnavailable
 from proa_gateway.routing.hints import RoutingHints
 from support.fake_engine import FakeEngine

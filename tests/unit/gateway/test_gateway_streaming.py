@@ -10,7 +10,7 @@ from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.apis.completions.render import CompletionChoice, CompletionForm
 from proa_gateway.http.streaming import ResponseWriter
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta
 from proa_gateway.serving.choices import ChoiceCollector, ChoiceRenderer, ChoiceStream, Output
 from proa_gateway.serving.envelope import Envelope, Prompt, Usage

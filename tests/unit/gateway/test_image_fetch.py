@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from proa.image.error import ImageError
 from proa_gateway.errors import Overloaded
-from proa_gateway.images.domains import AllowedDomain
+from proa_gateway.images.config import AllowedDomain
 from proa_gateway.images.fetch import MAX_HOST_FETCHES, ImageFetcher, PublicResolver
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

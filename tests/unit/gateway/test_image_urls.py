@@ -5,9 +5,8 @@ from base64 import b64encode, urlsafe_b64encode
 import pytest
 
 from proa.image.error import ImageError
-from proa_gateway.images.addresses import is_public
-from proa_gateway.images.data_url import read_data_url
-from proa_gateway.images.domains import AllowedDomain, check_url
+from proa_gateway.images.config import AllowedDomain, check_url
+from proa_gateway.images.fetch import is_public, read_data_url
 
 DATA = bytes(range(256)) + b"\xfb\xff\xfe"
 TEXT = b64encode(DATA).decode()

@@ -13,7 +13,7 @@ from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.chat_prompt import render_prompt
 from proa_gateway.serving.content import ContentFormat, ImagePart
-from proa_gateway.serving.prompt_images import image_parts
+from proa_gateway.serving.prompt import image_parts
 from support.tokenizers import byte_level_tokenizer
 
 EITHER = ContentForms(text=True, parts=True)

@@ -15,8 +15,7 @@ from proa.text import TextStream
 from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
-from proa_gateway.output.deltas import Delta, EngineSequence
-from proa_gateway.output.text import OutputProcessor
+from proa_gateway.output.text import Delta, EngineSequence, OutputProcessor
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,
@@ -29,9 +28,9 @@ from proa_gateway.parsing.events import (
 from proa_gateway.parsing.formats import HERMES
 from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream
+from proa_gateway.serving.conversation import Tool
 from proa_gateway.serving.envelope import Envelope, Prompt, Usage
 from proa_gateway.serving.message_format import MessageFormat, ModelFormat
-from proa_gateway.serving.tools import Tool
 from proa_gateway.tokenizer import Tokenizer
 from support.asgi import AsgiServer
 from support.chat import tool_tokenizer, tool_tokenizer_files

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from proa.contract import TokenLogprobs
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.compiled_format import compile_format
 from proa_gateway.parsing.events import CallEnded, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.formats import HERMES

@@ -7,9 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.admission.bounds import AdmissionBounds
 from proa_gateway.admission.control import engine_capacity
-from proa_gateway.admission.fair_queue import QueuedRequest
+from proa_gateway.admission.fair_queue import AdmissionBounds, QueuedRequest
 from proa_gateway.admission.request_queue import RequestQueue
 from proa_gateway.errors import EngineUnavailable, Overloaded, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics

@@ -10,8 +10,7 @@ from proa_gateway.cli import main
 from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
-from proa_gateway.routing.policies import POLICIES, Policy, make_policy
-from proa_gateway.routing.score import Weights, best, is_overloaded
+from proa_gateway.routing.policies import POLICIES, Policy, Weights, best, is_overloaded, make_policy
 
 CHAIN = HashChain(b"root", 16)
 BLOCKS = [b"%d" % number for number in range(8)]

@@ -1,7 +1,7 @@
 """Which images are sent with pixels."""
 
 from proa.contract import Image
-from proa_gateway.engines.sent_images import MIN_BYTES, SentImages
+from proa_gateway.engines.session import MIN_BYTES, SentImages
 
 
 def image(name: bytes, num_bytes: int = 1) -> Image:

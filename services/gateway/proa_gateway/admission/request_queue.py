@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from proa_gateway.admission.bounds import AdmissionBounds
-from proa_gateway.admission.fair_queue import FairQueue, QueuedRequest
+from proa_gateway.admission.fair_queue import AdmissionBounds, FairQueue, QueuedRequest
 from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, ShuttingDown
 from proa_gateway.observability.metrics import GatewayMetrics
 

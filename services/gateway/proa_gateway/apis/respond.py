@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import RateLimited
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.errors import error_responses

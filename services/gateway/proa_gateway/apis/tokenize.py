@@ -10,19 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.apis.respond import admitted
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
-from proa_gateway.serving.conversation import MAX_MESSAGES, Conversation, Messages
+from proa_gateway.serving.conversation import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Conversation,
+    Messages,
+    Tool,
+    ToolChoiceField,
+    choose_tools,
+)
 from proa_gateway.serving.conversation_call import ConversationReader
 from proa_gateway.serving.fields import TemplateValue, TemplateVariables, Text
 from proa_gateway.serving.generation_request import Effort, GenerationRequest, ModelName, TokenIds
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.prompt_text import MAX_COUNTED_TOKENS, check_text_fits
-from proa_gateway.serving.sampling import check_token_ids
-from proa_gateway.serving.tools import MAX_TOOLS, Tool, ToolChoiceField, choose_tools
+from proa_gateway.serving.prompt import MAX_COUNTED_TOKENS, check_text_fits, check_token_ids
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
 REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {

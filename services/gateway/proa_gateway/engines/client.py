@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import partial
 from typing import TypeVar
 
@@ -15,13 +15,61 @@ import grpc
 from proa.contract import EngineCoreRequest, Hello, LoadedLoras, Lora, SchedulerStats
 from proa_gateway.config import Deadlines
 from proa_gateway.engines import convert
-from proa_gateway.engines.channels import CHANNEL_OPTIONS, OpenChannel, describe_error
-from proa_gateway.engines.circuit_breaker import BreakerState, CircuitBreaker
+from proa_gateway.engines.discovery import CHANNEL_OPTIONS, OpenChannel, describe_error
 from proa_gateway.engines.engine_loras import EngineLoras
-from proa_gateway.engines.model_registry import EngineRefused, ModelRegistry
+from proa_gateway.engines.models import EngineRefused, ModelRegistry
 from proa_gateway.engines.session import OutputSink, Session
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotLoaded
 from proa_gateway.routing.router import Router
+
+THRESHOLD = 5  # failures in a row
+FIRST_COOLDOWN = 1.0  # seconds; doubled each time a probe fails
+LAST_COOLDOWN = 30.0
+
+
+class BreakerState(IntEnum):
+    """The numbers are the values of the metric `proa_gateway_engine_breaker_state`."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class CircuitBreaker:
+    """`now` is the time of any monotonic clock, in seconds."""
+
+    __slots__ = ("_cooldown", "_num_failures", "_open_until")
+
+    def __init__(self) -> None:
+        self._num_failures = 0  # in a row
+        self._cooldown = FIRST_COOLDOWN
+        self._open_until: float | None = None
+
+    def state(self, now: float) -> BreakerState:
+        if self._open_until is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
+
+    def record_sent(self, now: float) -> None:
+        """A request is sent. If it is a probe, no other is allowed for a cooldown; after that the probe may have been
+        aborted, so another one is."""
+        if self._open_until is not None:
+            self._open_until = now + self._cooldown
+
+    def record_success(self) -> None:
+        """The engine answered a request."""
+        if self._num_failures:
+            self._num_failures, self._cooldown, self._open_until = 0, FIRST_COOLDOWN, None
+
+    def record_failure(self, now: float) -> None:
+        """A session was lost with requests on it, or a request was rejected as unavailable."""
+        self._num_failures += 1
+        if self._num_failures < THRESHOLD:
+            return
+        if self._open_until is not None:
+            self._cooldown = min(2 * self._cooldown, LAST_COOLDOWN)
+        self._open_until = now + self._cooldown
+
 
 FIRST_RECONNECT_DELAY = 0.1  # seconds, doubled after each failed attempt
 LAST_RECONNECT_DELAY = 2.0

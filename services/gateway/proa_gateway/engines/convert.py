@@ -21,7 +21,7 @@ from proa.contract.pb import from_pb, write_pb
 from proa.engine.v1 import service_pb2
 from proa.engine.v1.service_pb2_grpc import EngineServiceStub
 from proa_gateway.errors import LoraInvalid, LoraNotFound, LoraNotLoaded
-from proa_gateway.routing.kv_events import KvEventsRefused
+from proa_gateway.routing.router import KvEventsRefused
 
 SessionCall = grpc.aio.StreamStreamCall[service_pb2.SessionRequest, service_pb2.SessionResponse]
 KvEventsCall = grpc.aio.UnaryStreamCall[service_pb2.SubscribeKvEventsRequest, service_pb2.SubscribeKvEventsResponse]

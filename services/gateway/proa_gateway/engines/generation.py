@@ -15,17 +15,15 @@ from functools import partial
 from proa.contract import EngineCoreRequest, Lora
 from proa.text import TextStream
 from proa_gateway.config import Deadlines
-from proa_gateway.engines.attempts import RequestAttempts
+from proa_gateway.engines.attempts import RequestAttempts, RequestDeadlines
 from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.deadlines import RequestDeadlines
-from proa_gateway.engines.lora_registry import LoraRegistry
+from proa_gateway.engines.models import LoraRegistry
 from proa_gateway.engines.pool import EnginePool, Pick
 from proa_gateway.errors import EngineUnavailable, GatewayError, InternalError, LoraNotFound, LoraNotLoaded
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
-from proa_gateway.output.deltas import DeltaSink, EngineSequence
 from proa_gateway.output.pooled import PooledOutput
-from proa_gateway.output.text import OutputProcessor
+from proa_gateway.output.text import DeltaSink, EngineSequence, OutputProcessor
 from proa_gateway.routing.hints import RoutingHints
 
 _log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from proa_gateway.config import Deadlines
 from proa_gateway.engines.attempts import RetryBudget
-from proa_gateway.engines.channels import OpenChannel
 from proa_gateway.engines.client import EngineClient, EngineState
-from proa_gateway.engines.model_registry import ModelRegistry
+from proa_gateway.engines.discovery import OpenChannel
+from proa_gateway.engines.models import ModelRegistry
 from proa_gateway.errors import EngineUnavailable, ModelNotFound
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.routing.router import Router

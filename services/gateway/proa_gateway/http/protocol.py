@@ -9,7 +9,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proa_gateway.errors import GatewayError, HeadersTooLarge, MalformedHttp, RequestTimeout
-from proa_gateway.http import messages_errors
+from proa_gateway.http.errors import anthropic_error, is_of_messages
 from proa_gateway.http.streaming import CONNECTION, ResponseWriter
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # of a request's line and headers
@@ -163,6 +163,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _error_body(self, error: GatewayError) -> dict[str, Any]:
         path = getattr(self, "url", b"").partition(b"?")[0]
-        if path == messages_errors.PATH.encode() or path.startswith(messages_errors.PATH.encode() + b"/"):
-            return messages_errors.error_object(error.status, error.message, secrets.token_hex(16))
+        if is_of_messages(path.decode("latin-1")):
+            return anthropic_error(error.status, error.message, secrets.token_hex(16))
         return error.to_dict()

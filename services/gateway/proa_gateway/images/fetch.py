@@ -1,10 +1,13 @@
-"""ImageFetcher: fetches images from allowed hosts over HTTP, and never from the network that the gateway runs in."""
+"""The bytes of images: from data URLs, or fetched from addresses that the gateway may reach."""
 
 import asyncio
 import socket
+from binascii import Error, a2b_base64
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -12,8 +15,69 @@ from yarl import URL
 
 from proa.image.error import ImageError
 from proa_gateway.errors import Overloaded
-from proa_gateway.images.addresses import is_public
-from proa_gateway.images.domains import AllowedDomain, check_url
+from proa_gateway.images.config import AllowedDomain, check_url
+
+# Named here where versions of Python differ. https://www.iana.org/assignments/iana-ipv4-special-registry
+_SPECIAL_IPV4 = [
+    IPv4Network("100.64.0.0/10"),  # shared by carriers
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("192.88.99.0/24"),  # relays of 6to4
+]
+_GLOBAL_UNICAST = IPv6Network("2000::/3")  # outside: IPv4-mapped, NAT64, link-local, unique local, multicast, …
+_SPECIAL_IPV6 = [
+    IPv6Network("2001::/23"),  # Teredo, …
+    IPv6Network("2001:db8::/32"),
+    IPv6Network("2002::/16"),  # 6to4
+    IPv6Network("3fff::/20"),
+]
+
+
+def is_public(address: str) -> bool:
+    """Raises `ValueError` for what is no address."""
+    parsed = ip_address(address)
+    return _is_public_ipv4(parsed) if isinstance(parsed, IPv4Address) else _is_public_ipv6(parsed)
+
+
+def _is_public_ipv4(address: IPv4Address) -> bool:
+    if address.is_multicast or address.is_reserved or any(address in network for network in _SPECIAL_IPV4):
+        return False
+    return address.is_global
+
+
+def _is_public_ipv6(address: IPv6Address) -> bool:
+    if address not in _GLOBAL_UNICAST or any(address in network for network in _SPECIAL_IPV6):
+        return False
+    return address.is_global
+
+
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def is_data_url(url: str) -> bool:
+    return url[:5].lower() == "data:"
+
+
+def read_data_url(url: str, max_bytes: int) -> bytes:
+    """The media type is not read: what the file is decides. Raises `ImageError`."""
+    header, comma, text = url[5:].partition(",")
+    if not comma or header.rpartition(";")[2].strip().lower() != "base64":
+        raise ImageError("the data URL is not of the form data:image/png;base64,…")
+    if (num_bytes := len(text) // 4 * 3 - 2) > max_bytes:
+        raise ImageError(f"the image has about {num_bytes} bytes, the limit is {max_bytes}")
+    try:
+        return a2b_base64(text, strict_mode=True)
+    except ValueError:  # Error, or a character that is not ASCII
+        return _read_lenient(text)
+
+
+def _read_lenient(text: str) -> bytes:
+    """As clients also send it: with line breaks, escapes, of the URL-safe alphabet, or without padding."""
+    plain = "".join(unquote(text).split()).translate(_URL_SAFE).rstrip("=")
+    try:
+        return a2b_base64(plain + "=" * (-len(plain) % 4), strict_mode=True)
+    except (Error, ValueError):
+        raise ImageError("the data URL's base64 is damaged") from None
+
 
 MAX_REDIRECTS = 3
 MAX_FETCHES = 24  # at the same time, each with up to `max_bytes` in memory; others wait

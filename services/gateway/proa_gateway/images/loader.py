@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, nullcontext
@@ -15,10 +16,39 @@ from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
 from proa.image.error import ImageError
 from proa.image.prepare import num_pixels, prepare_image
 from proa_gateway.errors import InvalidRequest, Overloaded
-from proa_gateway.images.cache import ImageCache, ImageKey
 from proa_gateway.images.config import ImageOptions
-from proa_gateway.images.data_url import is_data_url, read_data_url
+from proa_gateway.images.fetch import is_data_url, read_data_url
 from proa_gateway.observability.telemetry import GatewayTracer
+
+
+@dataclass(frozen=True, slots=True)
+class ImageKey:
+    digest: bytes  # SHA-256 of the file
+    input: ImageInput
+
+
+class ImageCache:
+    """Drops what was used longest ago, to keep within `max_bytes` of pixels."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._images: OrderedDict[ImageKey, Image] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, key: ImageKey) -> Image | None:
+        image = self._images.get(key)
+        if image is not None:
+            self._images.move_to_end(key)
+        return image
+
+    def add(self, key: ImageKey, image: Image) -> None:
+        if key in self._images:
+            return
+        self._images[key] = image
+        self.num_bytes += len(image.pixels)
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= len(self._images.popitem(last=False)[1].pixels)
+
 
 T = TypeVar("T")
 

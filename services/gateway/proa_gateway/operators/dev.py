@@ -13,11 +13,11 @@ from fastapi.encoders import jsonable_encoder
 
 from proa.options import masked
 from proa_gateway.engines import convert
-from proa_gateway.engines.operator_calls import call_engines
 from proa_gateway.errors import UnsupportedField
 from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
+from proa_gateway.operators.calls import call_engines
 
 dev_router = APIRouter(
     route_class=JsonRoute,  # with --enable-dev-endpoints

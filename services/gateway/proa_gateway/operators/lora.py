@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from proa_gateway.engines.lora_calls import load_on_engines, unload_from_engines
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
+from proa_gateway.operators.calls import load_on_engines, unload_from_engines
 from proa_gateway.serving.fields import Text, at_most
 from proa_gateway.serving.generation_request import ModelName
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proa.contract import EngineCoreOutput, EventType, FinishReason
 from proa_gateway.errors import EngineUnavailable, GatewayError, GenerationFailed
-from proa_gateway.output.deltas import FinishName, SequenceListener
+from proa_gateway.output.text import FinishName, SequenceListener
 
 _VALUE_SIZE = 4  # bytes of a float32
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
 
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ sink."""
 
 from collections.abc import Sequence
 
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.channel_reader import ChannelReader
 from proa_gateway.parsing.compiled_format import CompiledFormat, State

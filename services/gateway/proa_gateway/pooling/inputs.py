@@ -11,16 +11,14 @@ from typing import Final, Literal, TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from proa.contract import ModelInfo, PoolingParams, PoolingTask
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField, UnsupportedTask
 from proa_gateway.pooling.fields import InputFields, TruncatedFields
 from proa_gateway.serving.conversation import Conversation
 from proa_gateway.serving.conversation_call import ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.prompt_images import image_parts
-from proa_gateway.serving.prompt_text import CUT_SLACK, check_text_fits
-from proa_gateway.serving.sampling import check_token_ids
+from proa_gateway.serving.prompt import CUT_SLACK, check_text_fits, check_token_ids, image_parts
 
 T = TypeVar("T")
 GROUP_CHARACTERS: Final = 262_144

@@ -8,7 +8,7 @@ import orjson
 
 from proa.contract import PoolingTask, SamplingParams
 from proa_gateway.engines.generation import Generation
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.streaming import Content, ResponseWriter
 from proa_gateway.output.pooled import PooledOutput, PooledValues

@@ -12,8 +12,7 @@ from itertools import compress
 from proa.contract import CheckpointRule
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.pending_blocks import PendingBlocks
-from proa_gateway.routing.replica_bitmaps import ReplicaBitmaps
-from proa_gateway.routing.replica_checkpoints import ReplicaCheckpoints
+from proa_gateway.routing.replicas import ReplicaBitmaps, ReplicaCheckpoints
 
 MAX_BLOCKS = 1_000_000
 """Maximum number of distinct confirmed blocks over all replicas, evicted by least recent use (approximately), and of

@@ -16,7 +16,7 @@ import orjson
 
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
-from proa_gateway.output.deltas import Delta, DeltaSink
+from proa_gateway.output.text import Delta, DeltaSink
 from proa_gateway.parsing.events import ContentDelta, MessageEvent, merged
 from proa_gateway.parsing.parser import MessageConsumer
 from proa_gateway.serving.envelope import Prompt, Usage

@@ -1,15 +1,171 @@
 """Conversation: what a model is to answer, made from the body of any API of chats."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from proa_gateway.errors import InvalidRequest
+from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import Content
 from proa_gateway.serving.fields import TemplateValue, Text, Unsupported
 from proa_gateway.serving.generation_request import Effort
-from proa_gateway.serving.tools import MAX_CALLS, Tool, ToolChoice
+
+MAX_NAME = 128
+MAX_TOOLS = 1024  # OpenAI has 128
+MAX_CALLS = 1024  # of a message
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
+
+
+class FunctionDefinition(BaseModel):
+    """`parameters`: JSON schema of the arguments, an object; None: no arguments. `strict`: calls must match it."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, TemplateValue]
+
+    name: ToolName
+    description: Text | None = None
+    parameters: dict[Text, TemplateValue] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A function in the form of chat completions. Other APIs' tools are converted to it."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, TemplateValue]
+
+    type: Literal["function"]
+    function: FunctionDefinition
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_sent(cls, value: Any, handler: ModelWrapValidatorHandler["Tool"]) -> "Tool":
+        tool = handler(value)
+        if isinstance(value, dict):
+            tool._sent = value
+        return tool
+
+    def for_template(self) -> dict[str, Any]:
+        """As it was sent, its order of keys included, but without `strict`, which is for the gateway."""
+        function = {key: value for key, value in self._sent["function"].items() if key != "strict"}
+        return {**self._sent, "function": function}
+
+    def with_texts(self, change: Callable[[Any], Any]) -> "Tool":
+        """A copy for the chat template. `change`: of the JSON that was sent."""
+        tool = self.model_copy()
+        tool._sent = change(self._sent)
+        return tool
+
+
+ToolMode = Literal["none", "auto", "required"]
+ToolChoice = ToolMode | NamedTool
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTools:
+    """The model gets to know only the tools of these names."""
+
+    mode: ToolMode
+    names: frozenset[str]
+
+
+def _tool_choice(value: object) -> ToolChoice | AllowedTools | None:
+    if value is None or value in get_args(ToolMode):
+        return cast(ToolMode | None, value)
+    match value:
+        case {"type": "function"}:
+            return NamedTool(_name(value))
+        case {"type": "allowed_tools", "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*tools]}}:
+            return AllowedTools(cast(ToolMode, mode), frozenset(map(_name, tools)))
+    raise wrong_tool_choice(value, _NAME)
+
+
+def wrong_tool_choice(value: object, name: str) -> PydanticCustomError:
+    """The error of a `tool_choice` in no known form. `name`: the form that names a function."""
+    match value:
+        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
+            message = "has the type {kind}: only the types function and allowed_tools are supported"
+            return PydanticCustomError("unsupported_parameter", message, {"kind": repr(kind[:40])})
+    return PydanticCustomError("invalid_value", f'must be "none", "auto", "required", {name} or allowed_tools')
+
+
+_NAME = '{"type": "function", "function": {"name": …}}'
+
+
+def _name(tool: object) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise PydanticCustomError("invalid_value", f"must have {_NAME} for each tool that it names")
+
+
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["allowed_tools"]},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _NAMED}},
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
+ToolChoiceField = Annotated[
+    ToolChoice | AllowedTools | None,
+    PlainValidator(_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": list(get_args(ToolMode))}, _NAMED, _ALLOWED, {"type": "null"}]}),
+]
+"""`tool_choice` of chat completions."""
+
+
+def choose_tools(tools: Sequence[Tool], choice: ToolChoice | AllowedTools) -> tuple[Sequence[Tool], ToolChoice]:
+    """The tools that the model gets to know, and which of them it may or must call.
+
+    Raises `InvalidRequest` for an allowed tool that is not in `tools`.
+    """
+    if not isinstance(choice, AllowedTools):
+        return tools, choice
+    allowed = [tool for tool in tools if tool.function.name in choice.names]
+    if missing := choice.names - {tool.function.name for tool in allowed}:
+        message = f"tool_choice allows the tool {min(missing)!r}, which is not in tools."
+        raise InvalidRequest(message, param="tool_choice")
+    return allowed, choice.mode
+
+
+def check_tools(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
+    """Raises `InvalidRequest`."""
+    names = [tool.function.name for tool in tools]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidRequest(f"The tools must have different names; {twice[0]!r} is there twice.", param="tools")
+    if not tools and tool_choice not in ("none", "auto"):
+        raise InvalidRequest("tool_choice is only allowed when tools are specified.", param="tool_choice")
+    if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
+        message = f"tool_choice names the tool {tool_choice.name!r}, which is not in tools."
+        raise InvalidRequest(message, param="tool_choice")
+
 
 MAX_MESSAGES = 4096  # of a conversation
 

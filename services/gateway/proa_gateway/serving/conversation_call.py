@@ -9,22 +9,28 @@ from functools import partial
 
 from proa.chat_template import ChatTemplate, ChatTemplateError
 from proa.contract import SamplingParams
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
-from proa_gateway.serving.conversation import Conversation, ReasoningFields
+from proa_gateway.serving.conversation import Conversation, ReasoningFields, check_tools
 from proa_gateway.serving.envelope import Prompt
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob, MakeRenderer
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.message_format import MessageFormat, has_reasoning
 from proa_gateway.serving.plain_text import plain_conversation
-from proa_gateway.serving.prompt_images import image_parts, images_kept, load_images
-from proa_gateway.serving.prompt_text import MAX_COUNTED_TOKENS, check_text_fits, cut_text
-from proa_gateway.serving.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream, truncated
-from proa_gateway.serving.tools import check_tools
+from proa_gateway.serving.prompt import (
+    MAX_COUNTED_TOKENS,
+    check_text_fits,
+    cut_text,
+    image_parts,
+    images_kept,
+    load_images,
+    truncated,
+)
+from proa_gateway.serving.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream
 from proa_gateway.tokenizer import MARK
 
 

@@ -11,14 +11,14 @@ from typing import Any
 from proa.contract import EventType, SamplingParams
 from proa.text import TextStream
 from proa_gateway.engines.generation import Generation
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Renderer
 from proa_gateway.serving.envelope import Prompt, Usage
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiCall, ApiSettings, Job, ServedRequest
-from proa_gateway.serving.sampling import check_context
+from proa_gateway.serving.prompt import check_context
 
 MakeRenderer = Callable[[str, int], Renderer]
 """Makes a response's renderer from its id and the time of its creation, in Unix seconds."""

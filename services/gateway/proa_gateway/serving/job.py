@@ -17,13 +17,13 @@ from proa.contract import EngineCoreRequest, Grammar, PoolingParams, SamplingPar
 from proa_gateway.admission.auth import Caller
 from proa_gateway.config import GatewayConfig
 from proa_gateway.engines.generation import Generation
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import EngineUnavailable, GatewayError, QueueTimeout, RateLimited, ShuttingDown
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.images.loader import ImageLoader
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
-from proa_gateway.output.deltas import EngineSequence
+from proa_gateway.output.text import EngineSequence
 from proa_gateway.routing.hints import RoutingHints
 from proa_gateway.serving.choices import Choice
 from proa_gateway.serving.constraints import OutputConstraint

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.parsing.call_reader import Schemas
 from proa_gateway.parsing.choose import choose_format
 from proa_gateway.parsing.compiled_format import CompiledFormat, compile_format
@@ -15,7 +15,7 @@ from proa_gateway.parsing.format import ToolFormat
 from proa_gateway.parsing.formats import FORMATS, HERMES
 from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.parsing.parser import ResponseParser
-from proa_gateway.serving.tools import Tool
+from proa_gateway.serving.conversation import Tool
 from proa_gateway.tokenizer import Tokenizer
 
 

@@ -11,9 +11,10 @@ from typing import TypeVar
 from proa.contract import ModelInfo, SamplingParams
 from proa.sampling import choice_key
 from proa.text import TextStream
-from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedTask
+from proa_gateway.engines.models import ServedModel
+from proa_gateway.errors import InvalidRequest, UnsupportedTask
 from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.prompt import check_token_ids
 from proa_gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -75,45 +76,10 @@ def text_stream(request: GenerationRequest, model: ServedModel, *, context: Sequ
     )
 
 
-def truncated(
-    token_ids: Sequence[int], request: GenerationRequest, model: ServedModel, *, max_tokens: int | None
-) -> Sequence[int]:
-    """The prompt's ids that `truncate_prompt_tokens` keeps. Raises `InvalidRequest`."""
-    limit, kept = model.info.max_model_len, request.truncate_prompt_tokens
-    if kept is None:
-        return token_ids
-    if kept > limit:
-        message = f"truncate_prompt_tokens must not be above the model's context length of {limit}, got {kept}."
-        raise InvalidRequest(message, param="truncate_prompt_tokens")
-    if kept < 0:
-        kept = max(1, limit - (max_tokens or 1))
-    return token_ids[:kept] if request.truncation_side == "right" else token_ids[max(0, len(token_ids) - kept) :]
-
-
 def check_max_tokens(max_tokens: int | None, *, echo: bool = False) -> None:
     if max_tokens == 0 and not echo:
         message = "max_tokens must be at least 1; 0 is for completions with echo, which then score their prompt."
         raise InvalidRequest(message, param="max_tokens")
-
-
-def check_context(num_prompt_tokens: int, max_tokens: int | None, model: ServedModel, param: str) -> None:
-    """Raises `ContextOverflow`. `param` names the field that holds the prompt."""
-    limit = model.info.max_model_len
-    if num_prompt_tokens + (max_tokens or 1) <= limit:
-        return
-    message = (
-        f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt_tokens} tokens"
-    )
-    if max_tokens is not None:
-        message += f", and {max_tokens} more are requested for the completion: {num_prompt_tokens + max_tokens} in all"
-    raise ContextOverflow(f"{message}. Please reduce the length of the prompt or of the completion.", param=param)
-
-
-def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> None:
-    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-        if not 0 <= token_id < model.vocab_size:
-            message = f"{param}: token id {token_id} is out of vocabulary: the model has {model.vocab_size} tokens."
-            raise InvalidRequest(message, param=param)
 
 
 def num_logprobs(param: str, value: int | None, model: ModelInfo) -> int | None:

@@ -7,10 +7,9 @@ from starlette.requests import HTTPConnection
 from proa_gateway.admission.auth import Caller
 from proa_gateway.admission.control import AdmissionControl
 from proa_gateway.config import GatewayConfig
-from proa_gateway.engines.deadlines import request_timeout
+from proa_gateway.engines.attempts import request_timeout
 from proa_gateway.engines.generation import Generation
-from proa_gateway.engines.lora_registry import LoraRegistry
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import LoraRegistry, ServedModel
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.observability.metrics import GatewayMetrics

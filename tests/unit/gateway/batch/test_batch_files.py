@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from proa_gateway.batch.lines import (
+from proa_gateway.batch.files import (
     Answered,
     BatchRequest,
     BatchResponse,
     LineError,
     error_line,
     num_output_tokens,
+    open_output,
     read_requests,
     response_line,
 )
-from proa_gateway.batch.output_file import open_output
 
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}
 REQUEST = BatchRequest("a", "/v1/chat/completions", {"messages": []})

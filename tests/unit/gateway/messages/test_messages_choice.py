@@ -9,7 +9,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from proa_gateway.apis.messages.render import MessagesChoice, event_of, usage_of
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

@@ -4,7 +4,7 @@ from typing import Any
 
 from proa.contract import TokenLogprobs
 from proa_gateway.apis.responses.output import OutputItems
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

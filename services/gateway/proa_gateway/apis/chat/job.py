@@ -6,14 +6,13 @@ from functools import partial
 
 from proa_gateway.apis.chat.protocol import BatchChatCompletionRequest, ChatCompletionRequest
 from proa_gateway.apis.chat.render import BatchRenderer, ChatRenderer
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.conversation import Conversation
+from proa_gateway.serving.conversation import Conversation, choose_tools
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.tools import choose_tools
 
 CHAT = Endpoint("/v1/chat/completions", "chat", "chatcmpl-", REFUSED_IN_CHAT)
 BATCH = replace(CHAT, route="/v1/chat/completions/batch")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.conversation import MAX_MESSAGES, Messages
+from proa_gateway.serving.conversation import MAX_MESSAGES, MAX_TOOLS, Messages, Tool, ToolChoiceField
 from proa_gateway.serving.fields import TemplateValue, TemplateVariables, Text
 from proa_gateway.serving.generation_request import (
     MAX_THINKING_TOKENS,
@@ -16,7 +16,6 @@ from proa_gateway.serving.generation_request import (
     NumLogprobs,
 )
 from proa_gateway.serving.openai_schema import Choice, Chunk, Response, TokenLogprobs
-from proa_gateway.serving.tools import MAX_TOOLS, Tool, ToolChoiceField
 
 
 class ChatFields(GenerationRequest):

@@ -7,7 +7,7 @@ from typing import Any, cast
 import orjson
 
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.choices import ChoiceRenderer, Output

@@ -8,8 +8,8 @@ import orjson
 
 from proa.text import Vocabulary
 from proa_gateway.apis.completions.protocol import CompletionRequest
-from proa_gateway.engines.model_registry import ServedModel
-from proa_gateway.output.deltas import Delta
+from proa_gateway.engines.models import ServedModel
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta, MessageEvent
 from proa_gateway.serving.choices import Output
 from proa_gateway.serving.envelope import Envelope, Prompt, Usage, prompt_fields

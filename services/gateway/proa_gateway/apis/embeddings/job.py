@@ -15,7 +15,7 @@ from proa_gateway.apis.embeddings.protocol import (
     ValueFields,
 )
 from proa_gateway.apis.embeddings.render import ValueNames, render_chunks, render_classes, render_cohere, render_values
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.pooling.encoder import MAX_DESCRIBED
 from proa_gateway.pooling.fields import (

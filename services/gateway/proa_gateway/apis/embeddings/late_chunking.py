@@ -12,7 +12,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from proa_gateway.apis.embeddings.protocol import EmbeddingRequest
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.output.pooled import PooledValues
 from proa_gateway.pooling.inputs import Limit, fitting_texts

@@ -10,7 +10,7 @@ import orjson
 from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
 from proa_gateway.errors import GatewayError
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta, MessageEvent
 from proa_gateway.serving.choices import Output
 from proa_gateway.serving.envelope import Prompt, Usage

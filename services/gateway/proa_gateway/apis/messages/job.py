@@ -20,15 +20,14 @@ from proa_gateway.apis.messages.protocol import (
     ToolUseBlock,
 )
 from proa_gateway.apis.messages.render import MessagesRenderer
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import ImagePart, joined
-from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields
+from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, Tool, ToolChoice
 from proa_gateway.serving.conversation_call import ConversationCall, ConversationReader
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.tools import Tool, ToolChoice
 
 MESSAGES = Endpoint("/v1/messages", "chat", "msg_", REFUSED)
 

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 
 from proa_gateway.errors import GatewayError
-from proa_gateway.http.messages_errors import error_event
-from proa_gateway.output.deltas import Delta
+from proa_gateway.http.errors import error_event
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

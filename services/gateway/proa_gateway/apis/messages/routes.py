@@ -15,10 +15,10 @@ from proa_gateway.apis.messages.protocol import (
 from proa_gateway.apis.respond import ERRORS, admitted, respond, settings_of
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
-from proa_gateway.http.messages_errors import ErrorBody
+from proa_gateway.http.errors import AnthropicErrorBody
 
 messages_router = APIRouter(route_class=JsonRoute)
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in ERRORS}
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": AnthropicErrorBody} for status in ERRORS}
 
 
 @messages_router.post("/v1/messages", responses={**_ERRORS, 200: MESSAGE_RESPONSE})

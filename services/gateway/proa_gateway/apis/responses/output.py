@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from proa.contract import TokenLogprobs
 from proa_gateway.apis.responses.items import CallName, Fields, Status, new_id, output_text
-from proa_gateway.output.deltas import Delta
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import (
     ArgumentsDelta,
     CallEnded,

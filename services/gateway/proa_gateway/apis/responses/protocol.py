@@ -11,11 +11,19 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.apis.responses.items import CallName, InputItems
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
+from proa_gateway.serving.conversation import (
+    MAX_NAME,
+    MAX_TOOLS,
+    Tool,
+    ToolChoice,
+    ToolMode,
+    ToolName,
+    wrong_tool_choice,
+)
 from proa_gateway.serving.fields import NO_UNICODE, TemplateValue, TemplateVariables, Text, known_types
 from proa_gateway.serving.generation_request import Count, Effort, GenerationRequest, Name
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.serving.structured_outputs import ResponseFormat
-from proa_gateway.serving.tools import MAX_NAME, MAX_TOOLS, Tool, ToolChoice, ToolMode, ToolName, wrong_tool_choice
 
 
 @dataclass(frozen=True, slots=True)

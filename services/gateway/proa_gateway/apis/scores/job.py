@@ -8,7 +8,7 @@ import orjson
 
 from proa_gateway.apis.scores.protocol import RerankRequest, ScoreRequest, ScoringFields
 from proa_gateway.apis.scores.scorers import Scorer, choose_scorer, shortened
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.http.streaming import Content
 from proa_gateway.output.pooled import PooledValues

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from proa.contract import PoolingParams, PoolingTask
 from proa_gateway.apis.scores.protocol import ScoringFields
-from proa_gateway.engines.model_registry import ServedModel
+from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GenerationFailed, UnsupportedTask
 from proa_gateway.output.pooled import PooledValues
 from proa_gateway.pooling.inputs import (

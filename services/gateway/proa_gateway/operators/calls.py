@@ -1,15 +1,34 @@
-"""Operators' loads and unloads of adapters, on all engines of a model."""
+"""Calls to all engines of a model: operators' calls, and loading adapters."""
 
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 from proa.contract import Lora
 from proa_gateway.engines import convert
-from proa_gateway.engines.client import EngineClient
-from proa_gateway.engines.lora_registry import LoraRegistry
+from proa_gateway.engines.client import EngineCall, EngineClient
+from proa_gateway.engines.models import LoraRegistry
 from proa_gateway.engines.pool import EnginePool
 from proa_gateway.errors import EngineUnavailable, InvalidRequest, LoraNotFound, LoraNotLoaded
+
+T = TypeVar("T")
+
+
+async def call_engines(pool: EnginePool, model: str | None, call: EngineCall[T]) -> dict[str, T]:
+    """The answers by address. All engines are called, also if one fails; then the first error is raised.
+
+    Raises `ModelNotFound`, `EngineUnavailable` and `InvalidRequest`.
+    """
+    engines = pool.connected(model)
+    answers = await asyncio.gather(*(engine.call(call) for engine in engines), return_exceptions=True)
+    results: dict[str, T] = {}
+    for engine, answer in zip(engines, answers, strict=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        results[engine.address] = answer
+    return results
+
 
 UNLOAD_SECONDS = 10.0  # engines answer at once
 

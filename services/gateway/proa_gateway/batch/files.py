@@ -1,9 +1,12 @@
-"""Lines of batch files, as in OpenAI's batch API: requests, and what is written for each."""
+"""The files of a batch: its lines with requests, and the file with the responses."""
 
+import os
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -118,3 +121,33 @@ def _line(custom_id: str | None, response: dict[str, Any] | None, error: dict[st
     id = f"batch_req_{secrets.token_hex(12)}"
     value = {"id": id, "custom_id": custom_id, "response": response, "error": error}
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
+@contextmanager
+def open_output(path: Path) -> Iterator[tuple[BinaryIO, Answered]]:
+    """The file, for lines to append, and what it has. A last line that was cut off is removed. Raises `ValueError` if
+    the file is not the output of a batch."""
+    if not path.is_file():  # new, or no file but a pipe
+        with path.open("wb") as file:
+            yield file, Answered()
+        return
+    with path.open("rb+") as file:
+        answered = Answered()
+        os.truncate(path, _read(path, answered))
+        file.seek(0, os.SEEK_END)
+        yield file, answered
+
+
+def _read(path: Path, answered: Answered) -> int:
+    """Add all whole lines. Return their size in bytes."""
+    size = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                answered.add(line)
+            except (ValueError, LookupError, TypeError):
+                raise ValueError(f"{path}: line {number} is not the output of a batch") from None
+            size += len(line)
+    return size

@@ -1,0 +1,151 @@
+"""A prompt's text and images to token ids. A text that cannot fit is refused, or cut, before it is encoded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, Literal
+
+from proa.contract import Image, ImageInput, ModelInfo
+from proa.image.placeholders import expand_placeholders, place_images
+from proa_gateway.engines.models import ServedModel
+from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField
+from proa_gateway.images.loader import ImageLoader, ImageSource
+from proa_gateway.serving.content import ImagePart
+from proa_gateway.serving.conversation import ChatMessage
+from proa_gateway.serving.generation_request import GenerationRequest
+
+MAX_COUNTED_TOKENS: Final = 1_048_576
+"""Of a text that is only counted, or whose tokens are returned."""
+CUT_SLACK: Final = 1024  # characters around a cut, whose tokens depend on it
+
+
+async def check_text_fits(text: str, model: ServedModel, limit: int, param: str) -> None:
+    """Raises `ContextOverflow` for a text that certainly has more than `limit` tokens. Others may too."""
+    if await model.tokenizer.has_more_tokens(text, limit):
+        message = f"The prompt's {len(text)} characters are more than {limit} tokens"
+        context = " of this model's maximum context length" if limit == model.info.max_model_len else ""
+        raise ContextOverflow(f"{message}{context}. Please reduce its length.", param=param)
+
+
+def cut_text(text: str, request: GenerationRequest, model: ServedModel) -> str:
+    """Without what `truncate_prompt_tokens` cuts off in any case."""
+    if request.truncate_prompt_tokens is None:
+        return text
+    kept = request.truncate_prompt_tokens if request.truncate_prompt_tokens >= 0 else model.info.max_model_len
+    size = min(kept, model.info.max_model_len) * model.tokenizer.longest_token + CUT_SLACK
+    return text[:size] if request.truncation_side == "right" else text[-size:]
+
+
+async def encode_text(
+    text: str, request: GenerationRequest, model: ServedModel, *, add_special_tokens: bool, param: str
+) -> Sequence[int]:
+    """All token ids of a text without truncation, else at least those that are kept. Raises `ContextOverflow`."""
+    if request.truncate_prompt_tokens is None:
+        await check_text_fits(text, model, model.info.max_model_len, param)
+    else:
+        text = cut_text(text, request, model)
+    return await model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """The prepared images of one prompt, in their order; maybe none. `param`: the field that errors about their places
+    name."""
+
+    images: Sequence[Image]
+    input: ImageInput | None
+    param: str
+
+    @property
+    def placeholder(self) -> str:
+        """What a chat template writes for an image."""
+        return self.input.placeholder if self.input is not None else ""
+
+    def expand(self, text: str) -> str:
+        """The rendered prompt with the images' tokens. Raises `InvalidRequest` if it has a placeholder too many, as one
+        in a message's text, or the chat template left out an image."""
+        if self.input is None:
+            return text
+        try:
+            return expand_placeholders(text, [image.num_tokens for image in self.images], self.input)
+        except ValueError as error:
+            raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
+
+    def place(self, token_ids: Sequence[int]) -> tuple[Image, ...]:
+        """Raises `InvalidRequest` if the prompt has tokens of images at other places, as of a message's text."""
+        if self.input is None:
+            return ()
+        try:
+            return place_images(token_ids, self.images, self.input)
+        except ValueError as error:
+            raise InvalidRequest(f"{self.param}: {error}.", param=self.param) from error
+
+
+def image_parts(messages: Sequence[ChatMessage], param: str) -> Iterator[ImagePart]:
+    """In their order, each with the field that errors name. `param`: of the messages."""
+    for index, message in enumerate(messages):
+        for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ImagePart):
+                yield part if part.param else replace(part, param=f"{param}[{index}].content[{part_index}]")
+
+
+async def load_images(
+    parts: Iterator[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
+) -> PromptImages:
+    """`loader` None: no images are read. `param`: of the messages. Raises `InvalidRequest`, and `Overloaded`."""
+    first = next(parts, None)
+    if first is None:
+        return PromptImages((), None, param)
+    image_input = model.info.images
+    if image_input is None or loader is None:
+        message = f"{first.param}: the model {model.name!r} does not read images."
+        raise UnsupportedField(message, param=first.param)
+    sources = (ImageSource(part.url, part.param) for part in chain((first,), parts))
+    return PromptImages(await loader.load(sources, image_input), image_input, param)
+
+
+def images_kept(
+    images: Sequence[Image], num_tokens: int, num_kept: int, side: Literal["left", "right"]
+) -> tuple[Image, ...]:
+    """The images of a prompt that is cut from `num_tokens` to `num_kept` tokens at this side. Raises `InvalidRequest`
+    if tokens of an image are cut off."""
+    start = num_tokens - num_kept if side == "left" else 0
+    if any(image.offset < start or image.end > start + num_kept for image in images):
+        message = "truncate_prompt_tokens would cut off an image: send fewer or smaller images, or keep more tokens."
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    return tuple(replace(image, offset=image.offset - start) for image in images)
+
+
+def truncated(
+    token_ids: Sequence[int], request: GenerationRequest, model: ServedModel, *, max_tokens: int | None
+) -> Sequence[int]:
+    """The prompt's ids that `truncate_prompt_tokens` keeps. Raises `InvalidRequest`."""
+    limit, kept = model.info.max_model_len, request.truncate_prompt_tokens
+    if kept is None:
+        return token_ids
+    if kept > limit:
+        message = f"truncate_prompt_tokens must not be above the model's context length of {limit}, got {kept}."
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    if kept < 0:
+        kept = max(1, limit - (max_tokens or 1))
+    return token_ids[:kept] if request.truncation_side == "right" else token_ids[max(0, len(token_ids) - kept) :]
+
+
+def check_context(num_prompt_tokens: int, max_tokens: int | None, model: ServedModel, param: str) -> None:
+    """Raises `ContextOverflow`. `param` names the field that holds the prompt."""
+    limit = model.info.max_model_len
+    if num_prompt_tokens + (max_tokens or 1) <= limit:
+        return
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt_tokens} tokens"
+    )
+    if max_tokens is not None:
+        message += f", and {max_tokens} more are requested for the completion: {num_prompt_tokens + max_tokens} in all"
+    raise ContextOverflow(f"{message}. Please reduce the length of the prompt or of the completion.", param=param)
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> None:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= token_id < model.vocab_size:
+            message = f"{param}: token id {token_id} is out of vocabulary: the model has {model.vocab_size} tokens."
+            raise InvalidRequest(message, param=param)
