@@ -4,13 +4,14 @@ The host lays a step out as if every draft token in flight had been accepted; `D
 requests' true ends on the device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from proa_engine.worker.columns import Rows, Samples
 from proa_engine.worker.decode_graphs import pad_rows
-from proa_engine.worker.input_batch import BatchEdits, InputBatch
-from proa_engine.worker.sampling_inputs import Rows, Samples
+from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.staging import IntArray, Packer
 
 
@@ -51,20 +52,20 @@ def lay_out_drafts(
     rows: Rows,
     sampling: IntArray,
     num_planned: IntArray,
-    edits: BatchEdits,
+    new_requests: Sequence[tuple[int, int]],
     moves: TokenMoves | None,
     packer: Packer,
 ) -> tuple[DraftInputs, Samples]:
     """The drafts of a step, and the samples of its rows `sampling`: one after each draft token and one after the token
-    before them."""
+    before them. `new_requests`: slots and lengths in tokens of those that the step adds."""
     num_samples = num_planned[sampling] + 1
     sample_rows = np.repeat(sampling, num_samples)
     first_samples = np.cumsum(num_samples) - num_samples
     num_before = np.arange(sample_rows.size) - np.repeat(first_samples, num_samples)
     joined = None
-    if edits.token_rows:
-        lengths = np.array([row.size for row in edits.token_rows], np.int64)
-        joined = packer.add(np.array(edits.param_slots, np.int64)), packer.add(lengths)
+    if new_requests:
+        slots, lengths = np.array(new_requests, np.int64).T
+        joined = packer.add(slots), packer.add(lengths)
     inputs = DraftInputs(
         num_planned=num_planned.tolist(),
         joined=joined,

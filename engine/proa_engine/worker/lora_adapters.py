@@ -1,16 +1,19 @@
 """LoraAdapters: this rank's loaded adapters in host memory, and the slots of the device that they are copied into."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from proa_engine.core.lora_store import LoraInvalid
-from proa_engine.core.types import LoraSlot
+from proa_engine.core.types import NO_LORA, LoraSlot, NewRequestData
 from proa_engine.layers.lora import LoraProducts
 from proa_engine.models.folders import resolve_lora
 from proa_engine.models.lora_checkpoint import digest, open_lora, unchanged
+from proa_engine.worker.columns import Columns, Rows, Write
+from proa_engine.worker.staging import IntArray, Packer
 
 EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
 Prepared = list[object]  # by product
@@ -73,6 +76,34 @@ class LoraAdapters:
                 adapters.prepare([checkpoint.read(segment) for segment in product])
                 for adapters, product in zip(self._products.adapters, segments, strict=True)
             ]
+
+
+class LoraColumns(Columns):
+    def __init__(self, adapters: LoraAdapters, max_num_seqs: int) -> None:
+        self.adapters = adapters
+        self._slots = np.full(max_num_seqs, NO_LORA, np.int64)  # of the device, where the requests' adapters are
+        self._fills: list[LoraFill] = []  # not done yet
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        self._slots[slot] = NO_LORA if request.lora is None else request.lora.slot
+        if request.lora is not None:
+            self._fills += self.adapters.assign(request.lora)
+
+    def pack_edits(self, packer: Packer) -> Write | None:
+        fills, self._fills = self._fills, []
+        if not fills:
+            return None
+
+        def write(_arrays: Sequence[torch.Tensor]) -> None:
+            for fill in fills:
+                fill()
+
+        return write
+
+    def lay_out(self, rows: Rows) -> IntArray | None:
+        """The slots of the rows' adapters, [rows]; None if no row has one."""
+        slots = self._slots[rows.slots]
+        return slots if slots.max() >= 0 else None
 
 
 def _fill(products: LoraProducts, slot: int, prepared: Prepared) -> None:

@@ -69,7 +69,7 @@ def make_model_runner(
         batch,
         max_logprobs=config.num_top_logprobs(model_config.vocab_size),
         parallel=parallel,
-        graphs=DecodeGraphs(shapes, device, has_states=batch.has_states) if shapes else None,
+        graphs=DecodeGraphs(shapes, device, has_states=batch.states is not None) if shapes else None,
         drafter=Drafter(config.speculative_config, batch) if config.speculative_config else None,
         small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
         pooler=Pooler(model, heads, sums),

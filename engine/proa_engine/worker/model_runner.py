@@ -16,15 +16,14 @@ from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.drafter import Drafter
-from proa_engine.worker.image_encodings import EncoderWork, ImageEncodings
+from proa_engine.worker.image_encodings import ImageEncodings
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.pooler import Pooler
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler
-from proa_engine.worker.sampling_inputs import SamplingInputs
 from proa_engine.worker.small_steps import SmallSteps
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import StepInputs, TokenRows
+from proa_engine.worker.step_inputs import SamplingInputs, StepInputs, TokenRows
 from proa_engine.worker.token_masks import ship_masks
 from proa_engine.worker_spans import WorkerTracer
 
@@ -85,10 +84,7 @@ class ModelRunner:
         """Update the host side of the batch and lay out the step; None if it computes no tokens."""
         if self._tracer is not None:
             self._tracer.update(scheduler_output)
-        inputs = self._input_builder.build(scheduler_output)
-        if inputs is not None and (scheduler_output.freed_images or scheduler_output.encoder_inputs):
-            inputs.encoder_work = EncoderWork(scheduler_output.freed_images, scheduler_output.encoder_inputs)
-        return inputs
+        return self._input_builder.build(scheduler_output)
 
     def is_small(self, inputs: StepInputs) -> bool:
         """Whether the step, on a CPU, is too small to be worth waking another thread."""
@@ -102,7 +98,8 @@ class ModelRunner:
             self._encodings.update(inputs.encoder_work)
         with self._small_steps.one_thread(inputs.num_tokens):
             arrays = list(self._staging.ship(inputs.arrays))
-            self._batch.apply(inputs.edits, arrays)
+            for write in inputs.edits.writes:
+                write(arrays)
             if self._drafter is not None:
                 self._drafter.begin(inputs, arrays)
             rows = inputs.rows
@@ -185,7 +182,7 @@ class ModelRunner:
         blocks = batch.block_tables.flatten(1).index_select(1, arrays[rows.block_positions]).long()
         num_blocks = -(-rows.max_seq_len // batch.block_size)
         if batch.loras is not None:
-            batch.loras.use(None if rows.lora_slots is None else arrays[rows.lora_slots])
+            batch.loras.adapters.use(None if rows.lora_slots is None else arrays[rows.lora_slots])
         block_tables = batch.block_tables[:, :, :num_blocks].index_select(1, arrays[rows.slots])
         slot_mappings = blocks * batch.block_size + arrays[rows.block_offsets]
         images, ends = self._images(rows, arrays)
@@ -222,10 +219,9 @@ class ModelRunner:
             self._drafter.propose(rows[:3])
         batch, num_rows, width = self._batch, rows.shape[1], shape.width
         if batch.loras is not None:
-            batch.loras.use(rows[-1].repeat_interleave(width) if shape.has_loras else None)
-        inputs = decode_inputs(
-            rows[:3], batch.token_ids, batch.block_tables, batch.block_size, width, batch.position_deltas
-        )
+            batch.loras.adapters.use(rows[-1].repeat_interleave(width) if shape.has_loras else None)
+        deltas = batch.images.position_deltas if batch.images is not None else None
+        inputs = decode_inputs(rows[:3], batch.token_ids, batch.block_tables, batch.block_size, width, deltas)
         starts = torch.arange(0, (num_rows + 1) * width, width, dtype=torch.int32, device=rows.device)
         metadata = AttentionMetadata(
             query_start_loc=starts,
@@ -233,7 +229,7 @@ class ModelRunner:
             tables=table_rows(inputs.block_tables, inputs.slot_mappings),
             num_decodes=num_rows,
             decode_width=width,
-            states=StateRows(rows[3].int(), rows[4].int(), starts, starts) if batch.has_states else None,
+            states=StateRows(rows[3].int(), rows[4].int(), starts, starts) if batch.states is not None else None,
         )
         return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
 

@@ -1,13 +1,14 @@
 """Which hidden states of a step are pooled, and for which requests. Host work; the results are staged index arrays."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from proa.contract import PoolingParams, PoolingTask
+from proa_engine.core.types import NewRequestData
 from proa_engine.models.pooling_config import PoolingKind
-from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.sampling_inputs import Rows
+from proa_engine.worker.columns import Columns, Rows
 from proa_engine.worker.staging import IntArray, Packer
 
 
@@ -64,58 +65,75 @@ class _Group:
         )
 
 
-def pooling_inputs(rows: Rows, batch: InputBatch, packer: Packer) -> PoolingInputs | None:
-    """None if the step neither returns nor sums anything of a pooled request."""
-    groups: dict[tuple[object, ...], _Group] = {}
-    parts: list[IntArray] = []  # of the sums
-    slots: list[int] = []
-    is_first: list[int] = []
-    for row, slot in enumerate(rows.slots.tolist()):
-        params = batch.pooling.get(slot)
-        if params is None:
-            continue
-        kind = batch.pooling_kinds[params.task]
-        start, num_prompt_tokens = int(rows.starts[row]), int(batch.num_prompt_tokens[slot])
-        hidden_rows = np.arange(rows.query_start_loc[row], rows.query_start_loc[row + 1])
-        if kind is PoolingKind.MEAN or (kind is PoolingKind.FIRST and start == 0):
-            parts.append(hidden_rows[:1] if kind is PoolingKind.FIRST else hidden_rows)
-            slots.append(slot)
-            is_first.append(int(start == 0))
-        if kind is not PoolingKind.ALL and rows.ends[row] < num_prompt_tokens:
-            continue
-        key = (params.task, params.dimensions, params.use_activation)
-        group = groups.setdefault(key, _Group(params))
-        name, num_values = rows.request_ids[row], len(params.score_token_ids)
-        if kind is PoolingKind.ALL:
-            group.requests.append((name, start, hidden_rows.size, num_values))
-            group.rows.append(hidden_rows)
-            continue
-        group.requests.append((name, 0, 1, num_values))
-        if kind is PoolingKind.LAST:
-            group.rows.append(hidden_rows[-1:])
-        else:
-            group.rows.append(np.array([slot]))
-            group.counts.append(num_prompt_tokens if kind is PoolingKind.MEAN else 1)
-        if num_values:
-            group.token_ids.append(params.score_token_ids)
-    if not (groups or parts):
-        return None
-    return PoolingInputs(_pack_sums(parts, slots, is_first, packer), [group.pack(packer) for group in groups.values()])
+class PoolingColumns(Columns):
+    """`kinds`: by task, which hidden states are pooled."""
 
+    def __init__(self, kinds: Mapping[PoolingTask, PoolingKind]) -> None:
+        self._kinds = kinds
+        self._params: dict[int, PoolingParams] = {}  # only slots of pooled requests
 
-def token_types(rows: Rows, positions: IntArray, batch: InputBatch, packer: Packer) -> int | None:
-    """Staged index of each token's type: 1 in the second text of a pair. None if the step has no pair.
+    def add(self, slot: int, request: NewRequestData) -> None:
+        if request.pooling_params is not None:
+            self._params[slot] = request.pooling_params
 
-    `positions` [tokens] are those of the tokens in their requests.
-    """
-    pooling = [batch.pooling.get(slot) for slot in rows.slots.tolist()]
-    starts = [None if params is None else params.second_segment_start for params in pooling]
-    if all(start is None for start in starts):
-        return None
-    never = batch.token_width
-    first = np.array([never if start is None else start for start in starts], np.int64)
-    counts = np.diff(rows.query_start_loc)
-    return packer.add((positions >= np.repeat(first, counts)).astype(np.int64))
+    def remove(self, slot: int) -> None:
+        self._params.pop(slot, None)
+
+    def lay_out(self, rows: Rows, num_prompt_tokens: IntArray, packer: Packer) -> PoolingInputs | None:
+        """`num_prompt_tokens` [rows]. None if the step neither returns nor sums anything of a pooled request."""
+        if not self._params:
+            return None
+        groups: dict[tuple[object, ...], _Group] = {}
+        parts: list[IntArray] = []  # of the sums
+        slots: list[int] = []
+        is_first: list[int] = []
+        for row, slot in enumerate(rows.slots.tolist()):
+            params = self._params.get(slot)
+            if params is None:
+                continue
+            kind = self._kinds[params.task]
+            start, num_tokens = int(rows.starts[row]), int(num_prompt_tokens[row])
+            hidden_rows = np.arange(rows.query_start_loc[row], rows.query_start_loc[row + 1])
+            if kind is PoolingKind.MEAN or (kind is PoolingKind.FIRST and start == 0):
+                parts.append(hidden_rows[:1] if kind is PoolingKind.FIRST else hidden_rows)
+                slots.append(slot)
+                is_first.append(int(start == 0))
+            if kind is not PoolingKind.ALL and rows.ends[row] < num_tokens:
+                continue
+            key = (params.task, params.dimensions, params.use_activation)
+            group = groups.setdefault(key, _Group(params))
+            name, num_values = rows.request_ids[row], len(params.score_token_ids)
+            if kind is PoolingKind.ALL:
+                group.requests.append((name, start, hidden_rows.size, num_values))
+                group.rows.append(hidden_rows)
+                continue
+            group.requests.append((name, 0, 1, num_values))
+            if kind is PoolingKind.LAST:
+                group.rows.append(hidden_rows[-1:])
+            else:
+                group.rows.append(np.array([slot]))
+                group.counts.append(num_tokens if kind is PoolingKind.MEAN else 1)
+            if num_values:
+                group.token_ids.append(params.score_token_ids)
+        if not (groups or parts):
+            return None
+        return PoolingInputs(
+            _pack_sums(parts, slots, is_first, packer), [group.pack(packer) for group in groups.values()]
+        )
+
+    def token_types(self, rows: Rows, positions: IntArray, packer: Packer) -> int | None:
+        """Staged index of each token's type, [tokens]: 1 in the second text of a pair. None if the step has no pair.
+
+        `positions` [tokens] are those of the tokens in their requests.
+        """
+        pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
+        starts = [None if params is None else params.second_segment_start for params in pooling]
+        if all(start is None for start in starts):
+            return None
+        never = int(positions.max()) + 1
+        first = np.array([never if start is None else start for start in starts], np.int64)
+        counts = np.diff(rows.query_start_loc)
+        return packer.add((positions >= np.repeat(first, counts)).astype(np.int64))
 
 
 def _pack_sums(parts: list[IntArray], slots: list[int], is_first: list[int], packer: Packer) -> Sums | None:

@@ -18,7 +18,8 @@ from proa_engine.kernels.draw_tokens import draw_tokens
 from proa_engine.kernels.sampling_params import LIMITS, Operation
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.sampling_inputs import RowSet, SamplingInputs
+from proa_engine.worker.sampling_inputs import RowSet
+from proa_engine.worker.step_inputs import SamplingInputs
 from proa_engine.worker.token_masks import TokenMasks
 from proa_engine.worker.token_rules import PackedRules
 
@@ -82,11 +83,11 @@ class Sampler:
         slots, positions = arrays[inputs.slots], arrays[inputs.positions]
         if not logits.is_cpu:
             has_limits = any(inputs.needs[operation].count for operation in LIMITS)
-            return draw_tokens(logits, self._batch.params, slots, positions, has_limits=has_limits)
+            return draw_tokens(logits, self._batch.sampling.params, slots, positions, has_limits=has_limits)
         random = inputs.random
         if random.count == 0:
             return sampling.greedy(logits)
-        params = self._batch.params.index_select(0, _take(slots, random, arrays))  # [random rows, NUM_COLUMNS]
+        params = self._batch.sampling.params.index_select(0, _take(slots, random, arrays))  # [random rows, NUM_COLUMNS]
         scaled = _take(logits, random, arrays) / params[:, columns.TEMPERATURE, None].float()
         for operation in LIMITS:
             rows = inputs.needs[operation]
@@ -103,7 +104,7 @@ class Sampler:
 
     def _penalize(self, logits: Tensor, inputs: SamplingInputs, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
         slots = _take(arrays[inputs.slots], rows, arrays)
-        part, params = _take(logits, rows, arrays), self._batch.params.index_select(0, slots)
+        part, params = _take(logits, rows, arrays), self._batch.sampling.params.index_select(0, slots)
         sampling.apply_penalties(
             part,
             self._batch.token_ids[:, : inputs.max_num_tokens][slots].long(),

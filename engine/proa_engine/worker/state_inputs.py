@@ -8,8 +8,7 @@ from torch import Tensor
 
 from proa_engine.core.types import StateSteps
 from proa_engine.kernels.state_rows import StateRows
-from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.sampling_inputs import Rows
+from proa_engine.worker.columns import Rows
 from proa_engine.worker.staging import IntArray, Packer
 
 
@@ -46,26 +45,33 @@ class Segments:
         )
 
 
-def cut_into_segments(rows: Rows, states: Mapping[str, StateSteps], batch: InputBatch) -> Segments:
-    """The segments of a step. A row that `states` does not name has one, which reads and writes its own slot.
+class StateColumns:
+    """Of recurrent layers. Steps name new slots (`StateSteps`), so there is nothing to add. `slots` [slots of the
+    batch]: where each request's state is."""
 
-    Afterwards each row's own slot is the one that its last segment writes.
-    """
-    read = batch.state_slots[rows.slots]
-    if not states:
-        return Segments(read, read, np.arange(read.size + 1), rows.query_start_loc)
-    write: list[int] = []
-    ends: list[int] = []
-    counts: list[int] = []
-    for row, request_id in enumerate(rows.request_ids):
-        first, start = int(rows.query_start_loc[row]), int(rows.starts[row])
-        steps = states.get(request_id)
-        cuts: Sequence[tuple[int, int]] = ((int(rows.ends[row]), int(read[row])),)
-        if steps is not None:
-            read[row], cuts = steps.read, steps.cuts
-            batch.state_slots[rows.slots[row]] = cuts[-1][1]
-        assert cuts[-1][0] == rows.ends[row], "the last cut is at the end of the chunk"
-        ends += [first + position - start for position, _ in cuts]
-        write += [slot for _, slot in cuts]
-        counts.append(len(cuts))
-    return Segments(read, np.array(write, np.int64), np.cumsum([0, *counts]), np.array([0, *ends], np.int64))
+    def __init__(self, max_num_seqs: int) -> None:
+        self.slots = np.zeros(max_num_seqs, np.int64)
+
+    def lay_out(self, rows: Rows, states: Mapping[str, StateSteps]) -> Segments:
+        """The segments of a step. A row that `states` does not name has one, which reads and writes its own slot.
+
+        Afterwards each row's own slot is the one that its last segment writes.
+        """
+        read = self.slots[rows.slots]
+        if not states:
+            return Segments(read, read, np.arange(read.size + 1), rows.query_start_loc)
+        write: list[int] = []
+        ends: list[int] = []
+        counts: list[int] = []
+        for row, request_id in enumerate(rows.request_ids):
+            first, start = int(rows.query_start_loc[row]), int(rows.starts[row])
+            steps = states.get(request_id)
+            cuts: Sequence[tuple[int, int]] = ((int(rows.ends[row]), int(read[row])),)
+            if steps is not None:
+                read[row], cuts = steps.read, steps.cuts
+                self.slots[rows.slots[row]] = cuts[-1][1]
+            assert cuts[-1][0] == rows.ends[row], "the last cut is at the end of the chunk"
+            ends += [first + position - start for position, _ in cuts]
+            write += [slot for _, slot in cuts]
+            counts.append(len(cuts))
+        return Segments(read, np.array(write, np.int64), np.cumsum([0, *counts]), np.array([0, *ends], np.int64))

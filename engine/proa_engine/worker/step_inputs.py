@@ -8,24 +8,37 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proa_engine.core.types import SchedulerOutput
+from proa_engine.kernels.sampling_params import Operation
+from proa_engine.worker.columns import Rows, Samples, last_samples
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, pad_rows
 from proa_engine.worker.draft_inputs import DraftInputs, count_drafts, lay_out_drafts, token_moves
 from proa_engine.worker.image_encodings import EncoderWork
-from proa_engine.worker.image_inputs import ImageInputs, image_inputs, reads_images, rotary_positions
-from proa_engine.worker.input_batch import BatchEdits, InputBatch, PackedEdits
-from proa_engine.worker.pooling_inputs import PoolingInputs, pooling_inputs, token_types
-from proa_engine.worker.sampling_inputs import (
-    PromptLogprobRows,
-    Rows,
-    SamplingInputs,
-    last_samples,
-    logprob_token_ids,
-    num_logprobs,
-    prompt_logprob_rows,
-    sampling_inputs,
-)
+from proa_engine.worker.image_inputs import ImageInputs
+from proa_engine.worker.input_batch import InputBatch, PackedEdits
+from proa_engine.worker.logprob_inputs import LogprobTokenIds, PromptLogprobRows
+from proa_engine.worker.pooling_inputs import PoolingInputs
+from proa_engine.worker.sampling_inputs import RowSet
 from proa_engine.worker.staging import IntArray, PackedArrays, Packer
-from proa_engine.worker.state_inputs import Segments, StateInputs, cut_into_segments
+from proa_engine.worker.state_inputs import Segments, StateInputs
+from proa_engine.worker.token_rules import PackedRules
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """The tokens sampled in this step, one row of logits each, and the operations that they need."""
+
+    num_rows: int
+    rows: IntArray  # [num_rows], on the host: the step's row of each sample, ascending
+    hidden_rows: int | None  # staged index; None: a token is sampled after every token of the step
+    slots: int  # staged index
+    positions: int  # staged index: position of the new token in its request
+    write_to: int  # staged index: its flat position in the token table
+    max_num_tokens: int  # most tokens before a sample, for penalties; 0 if no row has any
+    random: RowSet
+    needs: list[RowSet]  # by operation: of all rows, for LIMITS of the random rows
+    logprobs: RowSet
+    logprob_token_ids: LogprobTokenIds | None  # None: no row has any
+    rules: PackedRules | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +96,22 @@ def build_step_inputs(
 
     Afterwards `batch` counts the step's tokens as computed and its samples as tokens.
     """
-    edits = _update_batch(scheduler_output, batch)
+    _update_batch(scheduler_output, batch)
     if scheduler_output.is_empty:
         return None
     rows, counts = _rows(scheduler_output, batch)
     packer = Packer()
     is_sampled = rows.ends >= batch.num_tokens[rows.slots]
     sampled_rows = np.flatnonzero(is_sampled)
-    prompt_logprobs = prompt_logprob_rows(rows, batch, packer)
-    pooling = pooling_inputs(rows, batch, packer) if batch.pooling else None
+    num_prompt_tokens = batch.num_prompt_tokens[rows.slots]
+    prompt_logprobs = batch.logprobs.lay_out_prompts(rows, num_prompt_tokens, batch.token_width, packer)
+    pooling = batch.pooling.lay_out(rows, num_prompt_tokens, packer) if batch.pooling is not None else None
     num_planned = count_drafts(rows, counts, batch) if batch.max_drafts else None
-    lora_slots = _lora_slots(rows, batch)
+    lora_slots = batch.loras.lay_out(rows) if batch.loras is not None else None
+    segments = batch.states.lay_out(rows, scheduler_output.states) if batch.states is not None else None
     shape = None
-    if prompt_logprobs is None and pooling is None and not (batch.images and reads_images(rows, batch)):
+    if prompt_logprobs is None and pooling is None and not (batch.images is not None and batch.images.reads(rows)):
         shape = _graph_shape(counts, num_planned, graphs, has_loras=lora_slots is not None)
-    segments = cut_into_segments(rows, scheduler_output.states, batch) if batch.has_states else None
     token_rows: TokenRows | DecodeRows
     if shape is None:
         token_rows = _token_rows(rows, counts, segments, lora_slots, batch, packer)
@@ -110,35 +124,55 @@ def build_step_inputs(
     drafts, samples = None, last_samples(rows, sampled_rows)
     if num_planned is not None:
         moves = token_moves(rows, counts, num_planned, packer) if shape is None else None
-        drafts, samples = lay_out_drafts(rows, sampled_rows, num_planned, edits, moves, packer)
+        drafts, samples = lay_out_drafts(rows, sampled_rows, num_planned, batch.new_requests, moves, packer)
     sampling = sampling_inputs(rows, samples, batch, packer) if sampled_rows.size else None
-    packed_edits = edits.pack(packer)
+    edits = batch.pack_edits(packer)
     inputs = StepInputs(
         arrays=packer.pack(),
         num_tokens=scheduler_output.total_num_scheduled_tokens,
-        edits=packed_edits,
+        edits=edits,
         request_ids=rows.request_ids,
         is_sampled=is_sampled.tolist(),
-        num_logprobs=num_logprobs(rows, sampled_rows, batch),
-        logprob_token_ids=logprob_token_ids(rows, sampled_rows, batch),
+        num_logprobs=batch.logprobs.num_tops(rows, sampled_rows),
+        logprob_token_ids=batch.logprobs.token_ids(rows, sampled_rows),
         rows=token_rows,
         sampling=sampling,
         is_constrained=bool(scheduler_output.grammar_rows),
         prompt_logprobs=prompt_logprobs,
         drafts=drafts,
         pooling=pooling,
+        encoder_work=encoder_work(scheduler_output),
     )
     batch.num_computed_tokens[rows.slots] = rows.ends
     batch.num_tokens[rows.slots[sampled_rows]] += 1
     return inputs
 
 
-def _lora_slots(rows: Rows, batch: InputBatch) -> IntArray | None:
-    """The slots of the rows' adapters, [rows]; None if no row has one."""
-    if batch.loras is None:
+def encoder_work(scheduler_output: SchedulerOutput) -> EncoderWork | None:
+    """The images that the step encodes before its forward pass, and those whose encodings it frees."""
+    if not scheduler_output.freed_images and not scheduler_output.encoder_inputs:
         return None
-    slots = batch.lora_slots[rows.slots]
-    return slots if slots.max() >= 0 else None
+    return EncoderWork(scheduler_output.freed_images, scheduler_output.encoder_inputs)
+
+
+def sampling_inputs(rows: Rows, samples: Samples, batch: InputBatch, packer: Packer) -> SamplingInputs:
+    slots, positions = rows.slots[samples.rows], samples.positions
+    random, needs = batch.sampling.lay_out(slots, packer)
+    logprobs, token_ids = batch.logprobs.lay_out(slots, packer)
+    return SamplingInputs(
+        num_rows=slots.size,
+        rows=samples.rows,
+        hidden_rows=None if slots.size == rows.query_start_loc[-1] else packer.add(samples.hidden_rows),
+        slots=packer.add(slots),
+        positions=packer.add(positions),
+        write_to=packer.add(slots * batch.token_width + positions),
+        max_num_tokens=int(positions.max()) if needs[Operation.PENALTIES].count else 0,
+        random=random,
+        needs=needs,
+        logprobs=logprobs,
+        logprob_token_ids=token_ids,
+        rules=batch.rules.lay_out(slots, positions, batch.num_prompt_tokens[slots], sizes=batch, packer=packer),
+    )
 
 
 def _graph_shape(
@@ -173,23 +207,21 @@ def _token_rows(
         seq_lens=packer.add(rows.ends),
         states=None if segments is None else segments.pack(packer),
         lora_slots=None if lora_slots is None else packer.add(np.repeat(lora_slots, counts)),
-        token_types=token_types(rows, positions, batch, packer) if batch.pooling else None,
-        images=image_inputs(rows, positions, batch, packer) if batch.images else None,
-        rotary_positions=rotary_positions(rows, positions, batch, packer) if batch.images else None,
+        token_types=batch.pooling.token_types(rows, positions, packer) if batch.pooling is not None else None,
+        images=batch.images.lay_out(rows, positions, packer) if batch.images is not None else None,
+        rotary_positions=batch.images.rotary_positions(rows, positions, packer) if batch.images is not None else None,
     )
 
 
-def _update_batch(scheduler_output: SchedulerOutput, batch: InputBatch) -> BatchEdits:
-    """Remove finished and preempted requests and add new ones on the host; returns the edits for the device."""
-    edits = BatchEdits()
+def _update_batch(scheduler_output: SchedulerOutput, batch: InputBatch) -> None:
+    """Remove finished and preempted requests and add new ones, on the host."""
     for request_id in scheduler_output.finished_request_ids:
         batch.remove(request_id)
     for request_id in scheduler_output.preempted_request_ids:
         batch.remove(request_id)
     for new in scheduler_output.new_requests:
-        batch.add(new, edits)
-    batch.update(scheduler_output.cached_requests, edits)
-    return edits
+        batch.add(new)
+    batch.update(scheduler_output.cached_requests)
 
 
 def _rows(scheduler_output: SchedulerOutput, batch: InputBatch) -> tuple[Rows, IntArray]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.grammar import GrammarMasks
-from proa_engine.worker.sampling_inputs import SamplingInputs
 from proa_engine.worker.staging import PackedArrays, Staging
+from proa_engine.worker.step_inputs import SamplingInputs
 
 
 @dataclass(frozen=True, slots=True)

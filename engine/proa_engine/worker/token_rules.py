@@ -5,12 +5,14 @@ The host turns the rules of the rows that have some into index arrays; the sampl
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from proa.contract import SamplingParams
+from proa_engine.core.types import NewRequestData
+from proa_engine.worker.columns import Columns
 from proa_engine.worker.staging import IntArray, Packer
 
 _ANY = -1  # matches any token: padding before a bad word that is shorter than the longest
@@ -59,6 +61,46 @@ class PackedRules:
     # tokens before them, and the tokens expected there.
     phrases: tuple[int, int, int] | None
     phrase_width: int
+
+
+class RuleColumns(Columns):
+    def __init__(self, eos_token_ids: Collection[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._rules: dict[int, TokenRules] = {}  # only slots that have rules
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        rules = TokenRules.of(request.sampling_params, self._eos_token_ids)
+        if rules is not None:
+            self._rules[slot] = rules
+
+    def remove(self, slot: int) -> None:
+        self._rules.pop(slot, None)
+
+    def lay_out(
+        self, slots: IntArray, positions: IntArray, num_prompt_tokens: IntArray, *, sizes: "TableSizes", packer: Packer
+    ) -> PackedRules | None:
+        """The rules of samples with these slots at these positions; None if no sample has any. [samples] each."""
+        if not self._rules:
+            return None
+        rule_rows = (
+            RuleRow(
+                row=row,
+                history_start=slot * sizes.token_width,
+                num_tokens=int(positions[row]),
+                num_output_tokens=int(positions[row] - num_prompt_tokens[row]),
+                rules=rules,
+            )
+            for row, slot in enumerate(slots.tolist())
+            if (rules := self._rules.get(slot)) is not None
+        )
+        return pack_rules(rule_rows, sizes.vocab_size, packer)
+
+
+class TableSizes(Protocol):
+    """Of the token table and of logits: tokens in a row."""
+
+    token_width: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from proa.contract import SamplingParams
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
+from proa_engine.worker.staging import Staging
 from proa_engine.worker.step_inputs import DecodeRows, StepInputs, TokenRows, build_step_inputs
 from support.runner import FakeCapture, RunnerHarness
 
@@ -25,6 +26,7 @@ def make_batch() -> tuple[InputBatch, DecodeGraphs]:
     batch = InputBatch(
         max_num_seqs=MAX_RUNNING, max_model_len=256, block_size=4, vocab_size=300, eos_token_ids=[2], device=device
     )
+    batch.token_ids.zero_()
     graphs = DecodeGraphs(graph_shapes(MAX_RUNNING), device)
     graphs.capture(lambda rows, shape: torch.zeros(rows.shape[1] * shape.width), FakeCapture())
     return batch, graphs
@@ -55,14 +57,17 @@ def contents(inputs: StepInputs | None) -> dict[str, Any]:
         del fields["sampling"]["needs"], fields["sampling"]["random"], fields["sampling"]["logprobs"]
     if isinstance(inputs.rows, DecodeRows):
         fields["rows"] = inputs.rows.shape, arrays[inputs.rows.rows]
-    edits = inputs.edits
-    fields["edits"] = (
-        [(start, arrays[index]) for start, index in edits.tokens],
-        edits.blocks and [arrays[index] for index in edits.blocks],
-        edits.params and [arrays[index] for index in edits.params],
-    )
-    del fields["arrays"]
+    del fields["arrays"], fields["edits"]
     return fields
+
+
+def tables(batch: InputBatch, inputs: StepInputs | None) -> list[Any]:
+    """What is on the device after the step's edits."""
+    if inputs is not None:
+        arrays = Staging(torch.device("cpu")).ship(inputs.arrays)
+        for write in inputs.edits.writes:
+            write(arrays)
+    return [table.tolist() for table in (batch.token_ids, batch.block_tables, batch.sampling.params)]
 
 
 @pytest.mark.parametrize("kinds", [(PLAIN,), (PLAIN, PENALIZED, SCORED), (PLAIN, RULED)])
@@ -86,9 +91,11 @@ def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingPar
             replace(each, new_token_ids=[9]) if rng.random() < 0.1 else each for each in plan.cached_requests
         ]
         plan.grammar_rows = [0] if rng.random() < 0.5 else []
+        last = builder._last
         inputs, anew = builder.build(plan), build_step_inputs(plan, expected, expected_graphs)
-        num_continued += inputs is not None and builder._last is not None and builder._last.inputs is not inputs
+        num_continued += inputs is not None and builder._last is last is not None
         assert contents(inputs) == contents(anew)
+        assert tables(batch, inputs) == tables(expected, anew)
         assert batch.num_tokens.tolist() == expected.num_tokens.tolist()
         assert batch.num_computed_tokens.tolist() == expected.num_computed_tokens.tolist()
         computed |= {name: len(tokens) for name, (tokens, _, _) in new.items()}

@@ -1,25 +1,17 @@
 """The segments of a step's rows and the slots that they read and write."""
 
 import numpy as np
-import torch
 
 from proa_engine.core.types import NO_STATE, StateSteps
+from proa_engine.worker.columns import Rows
 from proa_engine.worker.decode_graphs import pad_rows
-from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.sampling_inputs import Rows
-from proa_engine.worker.state_inputs import cut_into_segments
+from proa_engine.worker.state_inputs import StateColumns
 
 
-def make_batch() -> InputBatch:
-    return InputBatch(
-        max_num_seqs=4,
-        max_model_len=64,
-        block_size=4,
-        vocab_size=9,
-        eos_token_ids=[],
-        device=torch.device("cpu"),
-        has_states=True,
-    )
+def make_columns() -> StateColumns:
+    columns = StateColumns(4)
+    columns.slots[:] = [7, 8, 9, 10]
+    return columns
 
 
 def rows_of(slots: dict[str, int], starts: list[int], ends: list[int]) -> Rows:
@@ -29,25 +21,22 @@ def rows_of(slots: dict[str, int], starts: list[int], ends: list[int]) -> Rows:
 
 
 def test_rows_without_steps_read_and_write_their_own_slots() -> None:
-    batch = make_batch()
-    batch.state_slots[:] = [7, 8, 9, 10]
-    segments = cut_into_segments(rows_of({"a": 2, "b": 0}, [5, 3], [6, 8]), {}, batch)
+    segments = make_columns().lay_out(rows_of({"a": 2, "b": 0}, [5, 3], [6, 8]), {})
     assert segments.read.tolist() == segments.write.tolist() == [9, 7]
     assert segments.first_segments.tolist() == [0, 1, 2]
     assert segments.segment_start_loc.tolist() == [0, 1, 6]
 
 
 def test_a_chunk_is_cut_at_its_checkpoints_and_later_steps_go_on_from_its_last_slot() -> None:
-    batch = make_batch()
-    batch.state_slots[:] = [7, 8, 9, 10]
+    columns = make_columns()
     rows = rows_of({"a": 2, "b": 0, "c": 1}, [5, 0, 16], [6, 40, 24])
     states = {"b": StateSteps(-1, ((16, 3), (32, 4), (40, 5))), "c": StateSteps(1, ((24, 2),))}
-    segments = cut_into_segments(rows, states, batch)
+    segments = columns.lay_out(rows, states)
     assert segments.read.tolist() == [9, -1, 1]
     assert segments.write.tolist() == [9, 3, 4, 5, 2]
     assert segments.first_segments.tolist() == [0, 1, 4, 5]
     assert segments.segment_start_loc.tolist() == [0, 1, 17, 33, 41, 49]
-    assert batch.state_slots.tolist() == [5, 2, 9, 10]
+    assert columns.slots.tolist() == [5, 2, 9, 10]
 
 
 def test_padding_rows_of_a_graph_have_no_state() -> None:
