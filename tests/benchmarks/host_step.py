@@ -41,7 +41,6 @@ from proa_engine.server.session import Session as EngineSession
 from proa_engine.telemetry import EngineTracer
 from proa_engine.worker.async_output import StepTensors, collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
-from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.step_inputs import StepInputs
 from proa_gateway.apis.chat.render import ChatChoice
@@ -52,6 +51,7 @@ from proa_gateway.serving.choices import ChoiceStream
 from proa_gateway.serving.envelope import Envelope
 from support.chat_forms import plain_form
 from support.fake_executor import FakeModelConfig
+from support.runner import make_batch
 
 PARTS = ("core", "inputs", "wire", "text")
 TOKENIZER = Path(proa_engine.__file__).parent / "builtin/model/tokenizer.json"
@@ -79,13 +79,11 @@ class HostExecutor:
         self._token_ids = torch.full((config.max_num_seqs,), token_id)
         graphs = DecodeGraphs(graph_shapes(config.max_num_seqs), torch.device("cpu"))
         graphs.capture(lambda rows, _: rows, NoCapture())
-        batch = InputBatch(
+        batch = make_batch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=self.max_model_len,
             block_size=config.block_size,
             vocab_size=self.model_config.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            device=torch.device("cpu"),
         )
         self._builder = InputBuilder(batch, graphs)
 

@@ -16,16 +16,46 @@ from proa_engine.models.image_config import ImageConfig
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
-from proa_engine.worker.drafter import Drafter
+from proa_engine.worker.drafts import DraftColumns
 from proa_engine.worker.image_encodings import ImageEncodings
-from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.lora_adapters import LoraAdapters
+from proa_engine.worker.images import ImageColumns
+from proa_engine.worker.input_batch import Features, InputBatch
+from proa_engine.worker.loras import LoraAdapters, LoraColumns
 from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.sampling import SamplingColumns
+from proa_engine.worker.slots import SlotTables
 from proa_engine.worker.step_inputs import StepInputs
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
 EOS = 2
+
+
+def make_batch(
+    *,
+    max_num_seqs: int,
+    max_model_len: int = 256,
+    block_size: int = BLOCK_SIZE,
+    vocab_size: int = VOCAB_SIZE,
+    drafts: SpeculativeConfig | None = None,
+    loras: LoraAdapters | None = None,
+    images: ImageConfig | None = None,
+    encodings: ImageEncodings | None = None,
+) -> InputBatch:
+    tables = SlotTables(
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        vocab_size=vocab_size,
+        device=torch.device("cpu"),
+    )
+    features = Features(
+        sampling=SamplingColumns(tables, [EOS]),
+        images=None if images is None or encodings is None else ImageColumns(tables, images, encodings),
+        drafts=None if drafts is None else DraftColumns(tables, drafts),
+        loras=None if loras is None else LoraColumns(tables, loras),
+    )
+    return InputBatch(tables, features)
 
 
 class FakeModel:
@@ -102,18 +132,11 @@ class RunnerHarness:
         encodings: ImageEncodings | None = None,
     ) -> None:
         self.model = model or FakeModel()
-        self.batch = InputBatch(
-            max_num_seqs=max_num_seqs,
-            max_model_len=256,
-            block_size=BLOCK_SIZE,
-            vocab_size=VOCAB_SIZE,
-            eos_token_ids=[EOS],
-            device=torch.device("cpu"),
-            max_drafts=0 if drafts is None else drafts.num_speculative_tokens,
-            loras=loras,
-            image_config=images,
+        self.batch = make_batch(
+            max_num_seqs=max_num_seqs, drafts=drafts, loras=loras, images=images, encodings=encodings
         )
-        shapes = graph_shapes(max_num_seqs, self.batch.max_drafts, with_loras=loras is not None)
+        max_drafts = 0 if drafts is None else drafts.num_speculative_tokens
+        shapes = graph_shapes(max_num_seqs, max_drafts, with_loras=loras is not None)
         self.runner = ModelRunner(
             self.model,  # type: ignore[arg-type]
             [],
@@ -121,8 +144,6 @@ class RunnerHarness:
             max_logprobs=max_logprobs,
             parallel=parallel,
             graphs=DecodeGraphs(shapes, torch.device("cpu")) if graphs else None,
-            drafter=None if drafts is None else Drafter(drafts, self.batch),
-            encodings=encodings,
         )
         self.capture = FakeCapture()
         if graphs:

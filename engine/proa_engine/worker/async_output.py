@@ -13,7 +13,8 @@ from torch import Tensor
 
 from proa.contract import TokenLogprobs
 from proa_engine.core.types import Drafts, ModelRunnerOutput, PooledRows
-from proa_engine.worker.pooling_inputs import PooledGroup
+from proa_engine.worker.logprobs import LogprobInputs
+from proa_engine.worker.pooling import PooledGroup
 from proa_engine.worker.sampler import LogprobTensors
 from proa_engine.worker.step_inputs import StepInputs
 
@@ -43,7 +44,7 @@ def _collect_tokens(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutp
     prompt_logprobs = _prompt_logprobs(tensors.prompt_logprobs, inputs)
     if tensors.drafts is not None:
         return _collect_accepted(iter(token_ids), tensors.drafts, tensors.logprobs, prompt_logprobs, inputs)
-    logprobs = _logprobs(tensors.logprobs, inputs)
+    logprobs = _logprobs(tensors.logprobs, _logprob_inputs(inputs))
     if len(token_ids) == len(inputs.request_ids) and not (logprobs or prompt_logprobs):
         return ModelRunnerOutput(plain_token_ids=token_ids)
     output = ModelRunnerOutput(plain_token_ids=[], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
@@ -71,16 +72,16 @@ def _collect_accepted(
     assert inputs.drafts is not None
     output = ModelRunnerOutput(plain_token_ids=[], prompt_logprobs=prompt_logprobs)
     draft_counts: Iterator[list[int]] = iter(counts.tolist())
-    logprob_rows = iter(()) if logprobs is None else _rows(logprobs, max(inputs.num_logprobs.values(), default=0))
+    wanted = _logprob_inputs(inputs)
+    logprob_rows = iter(()) if logprobs is None or wanted is None else _rows(logprobs, max(wanted.num_top.values()))
     for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
         accepted, proposed = next(draft_counts) if is_sampled else (0, 0)
         num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
         if planned:
             output.drafts[name] = Drafts(planned, proposed)
-        if is_sampled and (num_top := inputs.num_logprobs.get(name)) is not None:
+        if wanted is not None and (num_top := wanted.num_top.get(name)) is not None:
             rows = list(islice(logprob_rows, num_samples))[:num_kept]
-            named = inputs.logprob_token_ids.get(name, ())
-            output.logprobs[name] = [_cut(row, num_top, named) for row in rows]
+            output.logprobs[name] = [_cut(row, num_top, wanted.named.get(name, ())) for row in rows]
         _add_row(output, name, list(islice(ids, num_samples))[:num_kept])
     return output
 
@@ -137,12 +138,15 @@ def _logprobs_to_host(tensors: LogprobTensors) -> LogprobTensors:
     )
 
 
-def _logprobs(tensors: LogprobTensors | None, inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
-    if tensors is None:
+def _logprob_inputs(inputs: StepInputs) -> LogprobInputs | None:
+    return None if inputs.sampling is None else inputs.sampling.logprobs
+
+
+def _logprobs(tensors: LogprobTensors | None, inputs: LogprobInputs | None) -> dict[str, list[TokenLogprobs]]:
+    if tensors is None or inputs is None:
         return {}
-    rows = _rows(tensors, max(inputs.num_logprobs.values(), default=0))
-    named = inputs.logprob_token_ids
-    return {name: [_cut(next(rows), count, named.get(name, ()))] for name, count in inputs.num_logprobs.items()}
+    rows, named = _rows(tensors, max(inputs.num_top.values())), inputs.named
+    return {name: [_cut(next(rows), count, named.get(name, ()))] for name, count in inputs.num_top.items()}
 
 
 def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:

@@ -1,35 +1,23 @@
-"""Columns: what one feature keeps of a batch's requests, by slot. And the rows of a step, which it is laid out for.
+"""Columns: what one feature keeps of a worker's requests, by slot, and its part of a step.
 
-A batch has the columns of the features that its engine has. So a feature that is off costs nothing, and a new input of
-requests is one class: `add`, `remove` and what it writes on the device, and a `lay_out` that makes a step's inputs.
+Sampling, pooling, images, states, adapters and drafts are features. `InputBatch`, the layout of steps and `ModelRunner`
+loop over the columns of those that the engine has. So a feature that is off costs nothing, and a new input of requests
+is one class.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from proa_engine.core.types import NewRequestData
+from proa_engine.core.types import NewRequestData, StateSteps
+from proa_engine.kernels.state_rows import StateRows
+from proa_engine.layers.attention_metadata import ImageRows
+from proa_engine.worker.decode_graphs import GraphShape
+from proa_engine.worker.slots import Edits
 from proa_engine.worker.staging import IntArray, Packer
-
-Write = Callable[[Sequence[Tensor]], None]
-"""Writes a step's edits to the device's memory. Gets the step's staged arrays."""
-
-
-class Columns(Protocol):
-    """The host side changes when a step's inputs are built, the device side with that step, in stream order."""
-
-    def add(self, slot: int, request: NewRequestData) -> None:
-        """Write all of the slot's state."""
-
-    def remove(self, slot: int) -> None:
-        """Forget the slot's request."""
-        return  # enough where `add` writes everything anew
-
-    def pack_edits(self, packer: Packer) -> Write | None:
-        """Pack what has to be written on the device since the last call. None: nothing."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +29,17 @@ class Rows:
     starts: IntArray
     ends: IntArray
     query_start_loc: IntArray  # [rows + 1]
+    states: Mapping[str, StateSteps]  # by request id; `SchedulerOutput.states`
+
+    @property
+    def counts(self) -> IntArray:
+        """Tokens of each row, [rows]."""
+        return self.ends - self.starts
+
+    def token_positions(self) -> IntArray:
+        """The position of each token in its request, [tokens]."""
+        first = np.repeat(self.query_start_loc[:-1] - self.starts, self.counts)
+        return np.arange(self.query_start_loc[-1]) - first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +54,68 @@ class Samples:
 def last_samples(rows: Rows, sampled: IntArray) -> Samples:
     """One sample for each row in `sampled`, after the row's last token."""
     return Samples(sampled, rows.ends[sampled], rows.query_start_loc[1:][sampled] - 1)
+
+
+@dataclass(slots=True)
+class ForwardInputs:
+    """What features add to a forward pass of T tokens. The fields are those of `AttentionMetadata`."""
+
+    positions: Tensor  # [T] int64, or [3, T] of models with three positions a token
+    query_start_loc: Tensor  # [rows + 1] int32
+    states: StateRows | None = None
+    token_types: Tensor | None = None
+    images: ImageRows | None = None
+    ends: Tensor | None = None
+
+
+class TokenInputs(Protocol):
+    """A feature's part of a step of TokenRows, as staged indices."""
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        """Set the feature's fields. `arrays` are the step's staged arrays. Device work."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """A batch of any kind, token by token: staged indices and what the host knows. [tokens] unless noted."""
+
+    num_decodes: int
+    max_seq_len: int
+    positions: int
+    token_positions: int  # flat in the token table
+    block_positions: int  # flat in each block table: the block of each token
+    block_offsets: int
+    slots: int  # [rows]
+    query_start_loc: int  # [rows + 1]
+    seq_lens: int  # [rows]
+    features: Sequence[TokenInputs]
+
+
+class Columns:
+    """Columns of a feature. Methods that a feature does not override do nothing.
+
+    `add`, `remove` and the layout are host work; a step is either laid out by `lay_out` or, where a CUDA graph is
+    replayed, by `lay_out_decodes`. `fill_decodes` is device work, which is captured.
+    """
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        """Write all of the slot's columns."""
+
+    def remove(self, slot: int) -> None:
+        """Drop what only requests that use the feature have."""
+
+    def can_replay(self, rows: Rows) -> bool:
+        """Whether a graph computes these rows as `lay_out` would."""
+        return True
+
+    def lay_out(self, rows: Rows, packer: Packer) -> TokenInputs | None:
+        """The feature's part of a step; None if no row needs any."""
+        return None
+
+    def lay_out_decodes(self, rows: Rows) -> IntArray | None:
+        """The feature's columns of `pad_rows`, [columns, rows]; None if it has none in this step."""
+        return None
+
+    def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
+        """Set the feature's fields from the columns of `pad_rows`, [columns, rows] int64."""

@@ -19,6 +19,9 @@ from torch import Tensor
 from proa_engine.core.types import NO_LORA, NO_STATE
 from proa_engine.worker.staging import IntArray
 
+STATE_COLUMNS = slice(3, 5)  # of `pad_rows`, in models with states: the slots that are read and written
+_PADDING = -1
+assert _PADDING == NO_STATE == NO_LORA
 _SIZE_STEP = 8  # rows between capture sizes
 # Tokens of the largest graph with drafts. The device computes more tokens for longer than the host launches kernels.
 _MAX_TOKENS = 2048
@@ -64,25 +67,17 @@ def graph_shapes(
 
 
 def pad_rows(
-    slots: IntArray,
-    ends: IntArray,
-    num_tokens: IntArray | int,
-    size: int,
-    states: tuple[IntArray, IntArray] | None = None,
-    lora_slots: IntArray | None = None,
+    slots: IntArray, ends: IntArray, num_tokens: IntArray | int, size: int, others: Sequence[IntArray] = ()
 ) -> IntArray:
-    """[columns * size]: slots, ends and numbers of tokens; with states the slots that are read and written; with
-    adapters their slots, as `DecodeGraphs.replay` takes them. Padding has no tokens, no states and no adapters."""
-    rows = np.zeros((3 + 2 * (states is not None) + (lora_slots is not None), size), np.int64)
+    """[columns * size]: slots, ends and numbers of tokens, then the columns `others` of features, [columns, rows] each,
+    as `DecodeGraphs.replay` takes them. Padding has no tokens, and -1 in the features' columns."""
+    rows = np.zeros((3 + sum(map(len, others)), size), np.int64)
     rows[0, : slots.size] = slots
     rows[1, : slots.size] = ends
     rows[2, : slots.size] = num_tokens
-    if states is not None:
-        rows[3:5] = NO_STATE
-        rows[3:5, : slots.size] = states
-    if lora_slots is not None:
-        rows[-1] = NO_LORA
-        rows[-1, : slots.size] = lora_slots
+    if others:
+        rows[3:] = _PADDING
+        rows[3:, : slots.size] = np.concatenate(others)
     return rows.reshape(-1)
 
 
@@ -114,7 +109,7 @@ class DecodeGraphs:
             num_columns = self._num_columns + shape.has_loras
             rows = self._rows[: num_columns * shape.num_rows].view(num_columns, -1)
             rows.zero_()  # padding of a slot that exists
-            rows[3:] = NO_STATE  # and no adapter
+            rows[3:] = _PADDING
             self._graphs[shape] = capture.capture(lambda rows=rows, shape=shape: decode(rows, shape))  # type: ignore[misc]
 
     def shape_for(self, num_rows: int, most_tokens: int, *, has_loras: bool = False) -> GraphShape | None:

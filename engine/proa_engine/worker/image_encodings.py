@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.types import EncoderInput, SchedulerOutput
-from proa_engine.layers.attention_metadata import ImageRows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import ImageEncoder
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.worker.image_inputs import ImageInputs
+
+
+class ImagePart(NamedTuple):
+    """Neighbouring tokens of an image, counted from its first one."""
+
+    hash: bytes
+    first: int
+    end: int
 
 
 class EncoderWork(NamedTuple):
@@ -66,10 +72,10 @@ class ImageEncodings:
             self._encoded.pop(image_hash, None)
         self._encode(work.images)
 
-    def rows(self, inputs: ImageInputs, arrays: Sequence[Tensor]) -> ImageRows:
-        """A step's tokens of images. `arrays` are its staged arrays."""
-        parts = [self._encoded[part.hash][part.first : part.end] for part in inputs.parts]
-        return ImageRows(arrays[inputs.rows], parts[0] if len(parts) == 1 else torch.cat(parts))
+    def embeddings(self, parts: Sequence[ImagePart]) -> Tensor:
+        """The encoded tokens of these parts, one after the other, [tokens, embedding_width]."""
+        tensors = [self._encoded[part.hash][part.first : part.end] for part in parts]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
     def _encode(self, images: Sequence[EncoderInput]) -> None:
         parallel = self._parallel

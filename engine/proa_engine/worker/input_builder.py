@@ -9,9 +9,11 @@ import numpy as np
 
 from proa_engine.core.types import CachedRequestData, SchedulerOutput
 from proa_engine.worker.decode_graphs import DecodeGraphs
-from proa_engine.worker.input_batch import InputBatch, PackedEdits
+from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.sampling import SamplingInputs
+from proa_engine.worker.slots import Edits, PackedEdits
 from proa_engine.worker.staging import IntArray, PackedArrays, Packer
-from proa_engine.worker.step_inputs import DecodeRows, SamplingInputs, StepInputs, build_step_inputs, encoder_work
+from proa_engine.worker.step_inputs import DecodeRows, StepInputs, build_step_inputs, encoder_work
 
 _CHANGED = {"arrays", "edits", "sampling", "is_constrained", "encoder_work"}  # fields that each step has its own of
 
@@ -54,8 +56,8 @@ class InputBuilder:
             arrays, edits = self._append_edits(changed, arrays)
         if last.sampling.max_num_tokens:
             last.sampling = replace(last.sampling, max_num_tokens=last.sampling.max_num_tokens + 1)
-        self._batch.num_computed_tokens[last.slots] += 1
-        self._batch.num_tokens[last.slots] += 1
+        self._batch.tables.num_computed_tokens[last.slots] += 1
+        self._batch.tables.num_tokens[last.slots] += 1
         return StepInputs(
             **last.unchanged,
             arrays=arrays,
@@ -66,10 +68,10 @@ class InputBuilder:
         )
 
     def _append_edits(self, changed: list[CachedRequestData], arrays: PackedArrays) -> tuple[PackedArrays, PackedEdits]:
-        packer = Packer(arrays)
-        self._batch.update(changed)
-        edits = self._batch.pack_edits(packer)
-        return packer.pack(), edits
+        edits, packer = Edits(), Packer(arrays)
+        self._batch.update(changed, edits)
+        packed = edits.pack(packer)
+        return packer.pack(), packed
 
     def _decodes(self, inputs: StepInputs) -> _Decodes | None:
         """The step as one that may be continued. None if more than positions will change."""

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from proa_engine.core.grammar import GrammarMasks
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
 from proa_engine.kernels.draw_tokens import draw_tokens
 from proa_engine.kernels.sampling_params import LIMITS, Operation
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.sampling_inputs import RowSet
-from proa_engine.worker.step_inputs import SamplingInputs
-from proa_engine.worker.token_masks import TokenMasks
+from proa_engine.worker.logprobs import LogprobInputs
+from proa_engine.worker.sampling import SamplingInputs
+from proa_engine.worker.staging import PackedArrays, RowSet, Staging
 from proa_engine.worker.token_rules import PackedRules
 
 
@@ -45,11 +46,32 @@ class SampledTokens:
     logprobs: LogprobTensors | None  # of the rows that request them
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The masks of a step's constrained rows on the device, as `kernels.token_bitmask` takes them."""
+
+    rows: Tensor  # [masked rows] int64: rows of logits
+    bits: Tensor  # [masked rows, words] int32
+
+
+def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) -> TokenMasks:
+    """Copy a step's masks to its device, without waiting for the copy if their memory is pinned.
+
+    Every masked row must sample exactly one token; other rows may sample several, which verify drafts.
+    """
+    rows = sampling.rows.searchsorted(masks.rows)
+    assert sampling.rows[rows].tolist() == masks.rows, "a masked row samples no token"
+    (on_device,) = staging.ship(PackedArrays(rows, [rows.size]))
+    bits = torch.frombuffer(masks.bits, dtype=torch.int32).view(rows.size, -1)
+    return TokenMasks(on_device, bits.to(on_device.device, non_blocking=True))
+
+
 class Sampler:
     """Every row with log probabilities gets `num_top` top tokens, so that its result does not depend on other rows."""
 
     def __init__(self, batch: InputBatch, num_top: int) -> None:
-        self._batch = batch
+        self._params = batch.features.sampling.params
+        self._tables = batch.tables
         self._num_top = num_top
 
     def sample(
@@ -60,7 +82,7 @@ class Sampler:
         `arrays` are the step's staged arrays.
         """
         penalized = inputs.needs[Operation.PENALTIES]
-        raw = _take(logits, inputs.logprobs, arrays).clone() if inputs.logprobs.count else None
+        raw = None if inputs.logprobs is None else _take(logits, inputs.logprobs.rows, arrays).clone()
         if inputs.rules is not None or penalized.count or logits.is_cpu:
             logits = logits.float().contiguous()  # not contiguous where a sharded vocabulary was cut to its true size
         if inputs.rules is not None:
@@ -72,7 +94,7 @@ class Sampler:
         if masks is not None:
             token_bitmask(logits, masks.rows, masks.bits)
         token_ids = self._choose(logits, inputs, arrays)
-        return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs, arrays))
+        return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
         """For logits [rows, vocab] and token ids [rows] int64."""
@@ -83,11 +105,11 @@ class Sampler:
         slots, positions = arrays[inputs.slots], arrays[inputs.positions]
         if not logits.is_cpu:
             has_limits = any(inputs.needs[operation].count for operation in LIMITS)
-            return draw_tokens(logits, self._batch.sampling.params, slots, positions, has_limits=has_limits)
+            return draw_tokens(logits, self._params, slots, positions, has_limits=has_limits)
         random = inputs.random
         if random.count == 0:
             return sampling.greedy(logits)
-        params = self._batch.sampling.params.index_select(0, _take(slots, random, arrays))  # [random rows, NUM_COLUMNS]
+        params = self._params.index_select(0, _take(slots, random, arrays))  # [random rows, NUM_COLUMNS]
         scaled = _take(logits, random, arrays) / params[:, columns.TEMPERATURE, None].float()
         for operation in LIMITS:
             rows = inputs.needs[operation]
@@ -104,10 +126,10 @@ class Sampler:
 
     def _penalize(self, logits: Tensor, inputs: SamplingInputs, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
         slots = _take(arrays[inputs.slots], rows, arrays)
-        part, params = _take(logits, rows, arrays), self._batch.sampling.params.index_select(0, slots)
+        part, params = _take(logits, rows, arrays), self._params.index_select(0, slots)
         sampling.apply_penalties(
             part,
-            self._batch.token_ids[:, : inputs.max_num_tokens][slots].long(),
+            self._tables.token_ids[:, : inputs.max_num_tokens][slots].long(),
             num_prompt_tokens=params[:, columns.NUM_PROMPT].long(),
             num_tokens=_take(arrays[inputs.positions], rows, arrays),
             repetition=params[:, columns.REPETITION].float(),
@@ -132,19 +154,20 @@ class Sampler:
             flat.index_fill_(0, arrays[rules.forbidden], -math.inf)
         if rules.phrases is not None:
             last, history, expected = (arrays[index] for index in rules.phrases)
-            tokens = self._batch.token_ids.view(-1)[history]
+            tokens = self._tables.flat_token_ids[history]
             completes = ((tokens == expected) | (expected < 0)).view(-1, rules.phrase_width).all(1)
             flat.index_add_(0, last, torch.zeros_like(last, dtype=flat.dtype).masked_fill_(completes, -math.inf))
 
     def _logprobs(
-        self, raw: Tensor | None, token_ids: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]
+        self, raw: Tensor | None, token_ids: Tensor, inputs: LogprobInputs | None, arrays: Sequence[Tensor]
     ) -> LogprobTensors | None:
-        if raw is None:
+        """`raw`: the logits of the rows of `inputs`, before any operation; both None if no row requests any."""
+        if raw is None or inputs is None:
             return None
-        logprobs = self.token_logprobs(raw, _take(token_ids, inputs.logprobs, arrays))
-        if (ids := inputs.logprob_token_ids) is None:
+        logprobs = self.token_logprobs(raw, _take(token_ids, inputs.rows, arrays))
+        if (named := inputs.named_tokens) is None:
             return logprobs
-        return replace(logprobs, named=sampling.named_logprobs(raw.float(), arrays[ids.index].view(-1, ids.width)))
+        return replace(logprobs, named=sampling.named_logprobs(raw.float(), arrays[named.index].view(-1, named.width)))
 
 
 def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:

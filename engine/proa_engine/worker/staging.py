@@ -46,6 +46,20 @@ class Packer:
         return PackedArrays(self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts), self._lengths)
 
 
+@dataclass(frozen=True, slots=True)
+class RowSet:
+    """A subset of some rows: their number and the staged index of their row numbers, None if it is all rows."""
+
+    count: int
+    index: int | None
+
+    @classmethod
+    def of(cls, mask: npt.NDArray[np.bool_], packer: Packer) -> "RowSet":
+        """The rows in which `mask` is true."""
+        count = int(np.count_nonzero(mask))
+        return cls(count, packer.add(np.flatnonzero(mask)) if 0 < count < mask.size else None)
+
+
 class CopyEvent(Protocol):
     """The part of `torch.cuda.Event` that BufferRing uses."""
 

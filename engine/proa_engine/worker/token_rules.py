@@ -1,11 +1,11 @@
-"""Token rules: logit bias, allowed tokens, bad words and the minimum length, as flat positions in a batch's logits.
+"""RuleColumns: logit bias, allowed tokens, bad words and the minimum length, as flat positions in a step's logits.
 
-The host turns the rules of the rows that have some into index arrays; the sampler applies them to all rows at once.
+The host turns the rules of the samples that have some into index arrays; the sampler applies them to all at once.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from proa.contract import SamplingParams
 from proa_engine.core.types import NewRequestData
 from proa_engine.worker.columns import Columns
+from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray, Packer
 
 _ANY = -1  # matches any token: padding before a bad word that is shorter than the longest
@@ -35,7 +36,7 @@ class TokenRules:
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> "TokenRules | None":
-        """The rules of a request; None where it has none."""
+        """The rules of a request; None if it has none."""
         bad_words = params.bad_words_token_ids
         if not (params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens):
             return None
@@ -63,48 +64,8 @@ class PackedRules:
     phrase_width: int
 
 
-class RuleColumns(Columns):
-    def __init__(self, eos_token_ids: Collection[int]) -> None:
-        self._eos_token_ids = eos_token_ids
-        self._rules: dict[int, TokenRules] = {}  # only slots that have rules
-
-    def add(self, slot: int, request: NewRequestData) -> None:
-        rules = TokenRules.of(request.sampling_params, self._eos_token_ids)
-        if rules is not None:
-            self._rules[slot] = rules
-
-    def remove(self, slot: int) -> None:
-        self._rules.pop(slot, None)
-
-    def lay_out(
-        self, slots: IntArray, positions: IntArray, num_prompt_tokens: IntArray, *, sizes: "TableSizes", packer: Packer
-    ) -> PackedRules | None:
-        """The rules of samples with these slots at these positions; None if no sample has any. [samples] each."""
-        if not self._rules:
-            return None
-        rule_rows = (
-            RuleRow(
-                row=row,
-                history_start=slot * sizes.token_width,
-                num_tokens=int(positions[row]),
-                num_output_tokens=int(positions[row] - num_prompt_tokens[row]),
-                rules=rules,
-            )
-            for row, slot in enumerate(slots.tolist())
-            if (rules := self._rules.get(slot)) is not None
-        )
-        return pack_rules(rule_rows, sizes.vocab_size, packer)
-
-
-class TableSizes(Protocol):
-    """Of the token table and of logits: tokens in a row."""
-
-    token_width: int
-    vocab_size: int
-
-
 @dataclass(frozen=True, slots=True)
-class RuleRow:
+class _RuleRow:
     """A row of logits whose request has rules."""
 
     row: int
@@ -114,11 +75,42 @@ class RuleRow:
     rules: TokenRules
 
 
-def pack_rules(rows: Iterable[RuleRow], vocab_size: int, packer: Packer) -> PackedRules | None:
-    """Add the rules of a step's rows to the packer; None if no row has any."""
-    rows = list(rows)
-    if not rows:
-        return None
+class RuleColumns(Columns):
+    """The token rules of the slots that have some."""
+
+    def __init__(self, tables: SlotTables, eos_token_ids: Collection[int]) -> None:
+        self._tables = tables
+        self._eos_token_ids = eos_token_ids
+        self._rules: dict[int, TokenRules] = {}  # by slot
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        rules = TokenRules.of(request.sampling_params, self._eos_token_ids)
+        if rules is not None:
+            self._rules[slot] = rules
+
+    def remove(self, slot: int) -> None:
+        self._rules.pop(slot, None)
+
+    def lay_out_samples(self, slots: IntArray, positions: IntArray, packer: Packer) -> PackedRules | None:
+        """The rules of samples in these slots, at these positions in their requests; None if no slot has any."""
+        if not self._rules:
+            return None
+        tables = self._tables
+        rows = [
+            _RuleRow(
+                row=row,
+                history_start=slot * tables.token_width,
+                num_tokens=int(positions[row]),
+                num_output_tokens=int(positions[row] - tables.num_prompt_tokens[slot]),
+                rules=rules,
+            )
+            for row, slot in enumerate(slots.tolist())
+            if (rules := self._rules.get(slot)) is not None
+        ]
+        return _pack_rules(rows, tables.vocab_size, packer) if rows else None
+
+
+def _pack_rules(rows: list[_RuleRow], vocab_size: int, packer: Packer) -> PackedRules:
     with_bias = [r for r in rows if r.rules.bias_ids.size]
     with_allowed = [r for r in rows if r.rules.allowed_ids.size]
     forbidden = [r.row * vocab_size + ids for r in rows for ids in _forbidden(r)]
@@ -143,7 +135,7 @@ def pack_rules(rows: Iterable[RuleRow], vocab_size: int, packer: Packer) -> Pack
     )
 
 
-def _forbidden(row: RuleRow) -> Iterable[IntArray]:
+def _forbidden(row: _RuleRow) -> Iterable[IntArray]:
     if row.rules.forbidden_ids.size:
         yield row.rules.forbidden_ids
     if row.num_output_tokens < row.rules.min_tokens and row.rules.end_ids.size:
@@ -151,7 +143,7 @@ def _forbidden(row: RuleRow) -> Iterable[IntArray]:
 
 
 def _pack_phrases(
-    phrases: list[tuple[RuleRow, IntArray]], width: int, vocab_size: int, packer: Packer
+    phrases: list[tuple[_RuleRow, IntArray]], width: int, vocab_size: int, packer: Packer
 ) -> tuple[int, int, int]:
     last = _ids(row.row * vocab_size + phrase[-1] for row, phrase in phrases)
     expected = np.full((len(phrases), width), _ANY, np.int64)

@@ -15,11 +15,10 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, no_garbage_collection, pad_rows
-from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import decode_step, prefill_step
 from support.paged_model import nan_caches
-from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness
+from support.runner import BLOCK_SIZE, FakeCapture, RunnerHarness, make_batch
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 
 CPU = torch.device("cpu")
@@ -120,9 +119,7 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
     results = []
     for graphs in (None, DecodeGraphs([GraphShape(4, 1)], CPU)):
         caches = nan_caches(model, num_blocks=8, block_size=16)
-        batch = InputBatch(
-            max_num_seqs=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE, eos_token_ids=[], device=CPU
-        )
+        batch = make_batch(max_num_seqs=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE)
         runner = ModelRunner(model, caches, batch, max_logprobs=0, graphs=graphs)
         if graphs is not None:
             runner.capture_graphs(FakeCapture())

@@ -74,7 +74,7 @@ def test_replayed_positions_follow_the_true_length_after_rejected_draft_tokens()
     assert wide[1].tolist() == [9, 10, 11, 12]
     assert wide[2].seq_lens.tolist() == [13]
     assert one[1].tolist() == [10], "no earlier token equals the last one, so there were no draft tokens"
-    table = harness.batch.block_tables[0, 0]
+    table = harness.batch.tables.block_tables[0, 0]
     expected = [int(table[place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE for place in range(9, 13)]
     assert wide[2].tables[0].slot_mapping.tolist() == expected
 

@@ -140,7 +140,7 @@ def test_positions_follow_the_true_length_after_rejected_draft_tokens() -> None:
     # Of the draft tokens 13, 99 and 10 the first was accepted: ten tokens are known, the last is not computed.
     assert positions.tolist() == [9, 10, 11, 12]
     assert metadata.seq_lens.tolist() == [13]
-    table = harness.batch.block_tables[0, 0]
+    table = harness.batch.tables.block_tables[0, 0]
     expected = [int(table[place // BLOCK_SIZE]) * BLOCK_SIZE + place % BLOCK_SIZE for place in positions.tolist()]
     assert metadata.tables[0].slot_mapping.tolist() == expected
     assert torch.equal(metadata.tables[0].block_table[0, :4], table[:4])

@@ -16,8 +16,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import wire
-from proa_engine.worker.image_encodings import EncoderWork, ImageEncodings, for_rank
-from proa_engine.worker.image_inputs import ImageInputs, ImagePart
+from proa_engine.worker.image_encodings import EncoderWork, ImageEncodings, ImagePart, for_rank
 from proa_engine.worker.image_memory import cpu_encoder_bytes, encoder_cache_bytes, image_of, most_image_tokens
 from proa_engine.worker.warmup import WarmUp
 from support.images import UNIT, WIDTH, FakeEncoder, encoder_input, image_config, span, with_images
@@ -50,7 +49,7 @@ def make_encodings(parallel: ParallelContext | None = None) -> tuple[ImageEncodi
 
 
 def embeddings(encodings: ImageEncodings, *parts: ImagePart) -> Tensor:
-    return encodings.rows(ImageInputs(0, list(parts), None), [torch.zeros(0)]).embeddings
+    return encodings.embeddings(parts)
 
 
 def test_parts_are_concatenated_in_order() -> None:

@@ -18,7 +18,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.image_encodings import ImageEncodings
-from proa_engine.worker.image_inputs import RequestImages, three_positions
+from proa_engine.worker.images import RequestImages, three_positions
 from support.images import IMAGE_TOKEN, UNIT, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import FakeModel, RunnerHarness, StepResult
 
@@ -169,7 +169,7 @@ def test_drafts_behind_images_are_rotated_from_the_true_end(graphs: bool) -> Non
     first = [position, position + 1, position + 2]
     assert model.positions[-1].tolist() == (first if graphs else [first] * 3)
     # The host plans from an upper bound: as if both drafts had been accepted.
-    length = int(harness.runner._drafter._lengths[harness.batch.slots_of(["a"])[0]])  # type: ignore[union-attr]
+    length = int(harness.batch.features.drafts._lengths[harness.batch.slots_of(["a"])[0]])  # type: ignore[union-attr]
     harness.step(known={"a": 19}, scheduled={"a": 3})
     second = [length - 1 + DELTA + index for index in range(3)]
     assert model.positions[-1].tolist() == (second if graphs else [second] * 3)

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from proa.contract import SamplingParams
+from proa_engine.worker.columns import TokenRows
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import DecodeRows, StepInputs, TokenRows, build_step_inputs
-from support.runner import FakeCapture, RunnerHarness
+from proa_engine.worker.step_inputs import DecodeRows, StepInputs, build_step_inputs
+from support.runner import FakeCapture, RunnerHarness, make_batch
 
 MAX_RUNNING = 7
 PLAIN, PENALIZED = SamplingParams(temperature=0), SamplingParams(temperature=0.5, repetition_penalty=1.1, top_k=3)
@@ -21,13 +22,10 @@ RULED = SamplingParams(temperature=1.0, min_tokens=9)
 SCORED = SamplingParams(temperature=0.7, top_p=0.5, logprobs=2, logprob_token_ids=(3, 5))
 
 
-def make_batch() -> tuple[InputBatch, DecodeGraphs]:
-    device = torch.device("cpu")
-    batch = InputBatch(
-        max_num_seqs=MAX_RUNNING, max_model_len=256, block_size=4, vocab_size=300, eos_token_ids=[2], device=device
-    )
-    batch.token_ids.zero_()
-    graphs = DecodeGraphs(graph_shapes(MAX_RUNNING), device)
+def batch_and_graphs() -> tuple[InputBatch, DecodeGraphs]:
+    batch = make_batch(max_num_seqs=MAX_RUNNING)
+    batch.tables.token_ids.zero_()
+    graphs = DecodeGraphs(graph_shapes(MAX_RUNNING), torch.device("cpu"))
     graphs.capture(lambda rows, shape: torch.zeros(rows.shape[1] * shape.width), FakeCapture())
     return batch, graphs
 
@@ -50,11 +48,14 @@ def contents(inputs: StepInputs | None) -> dict[str, Any]:
         assert sampling.hidden_rows is None or isinstance(inputs.rows, TokenRows)
         del fields["sampling"]["hidden_rows"]
         for name, rows in [(f"needs {index}", each) for index, each in enumerate(sampling.needs)] + [
-            ("random", sampling.random),
-            ("logprobs", sampling.logprobs),
+            ("random", sampling.random)
         ]:
             fields[name] = rows.count, None if rows.index is None else arrays[rows.index]
-        del fields["sampling"]["needs"], fields["sampling"]["random"], fields["sampling"]["logprobs"]
+        del fields["sampling"]["needs"], fields["sampling"]["random"]
+        if sampling.logprobs is not None:
+            rows, named = sampling.logprobs.rows, sampling.logprobs.named_tokens
+            fields["sampling"]["logprobs"]["rows"] = rows.count, None if rows.index is None else arrays[rows.index]
+            fields["sampling"]["logprobs"]["named_tokens"] = named and (arrays[named.index], named.width)
     if isinstance(inputs.rows, DecodeRows):
         fields["rows"] = inputs.rows.shape, arrays[inputs.rows.rows]
     del fields["arrays"], fields["edits"]
@@ -64,17 +65,16 @@ def contents(inputs: StepInputs | None) -> dict[str, Any]:
 def tables(batch: InputBatch, inputs: StepInputs | None) -> list[Any]:
     """What is on the device after the step's edits."""
     if inputs is not None:
-        arrays = Staging(torch.device("cpu")).ship(inputs.arrays)
-        for write in inputs.edits.writes:
-            write(arrays)
-    return [table.tolist() for table in (batch.token_ids, batch.block_tables, batch.sampling.params)]
+        inputs.edits.apply(Staging(torch.device("cpu")).ship(inputs.arrays))
+    params = batch.features.sampling.params
+    return [table.tolist() for table in (batch.tables.token_ids, batch.tables.block_tables, params)]
 
 
 @pytest.mark.parametrize("kinds", [(PLAIN,), (PLAIN, PENALIZED, SCORED), (PLAIN, RULED)])
 def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingParams, ...]) -> None:
     rng = random.Random(3)
-    batch, graphs = make_batch()
-    expected, expected_graphs = make_batch()
+    batch, graphs = batch_and_graphs()
+    expected, expected_graphs = batch_and_graphs()
     builder, schedule = InputBuilder(batch, graphs), RunnerHarness().schedule
     computed: dict[str, int] = {}
     num_continued = 0
@@ -96,15 +96,15 @@ def test_a_continued_step_equals_one_that_is_built_anew(kinds: tuple[SamplingPar
         num_continued += inputs is not None and builder._last is last is not None
         assert contents(inputs) == contents(anew)
         assert tables(batch, inputs) == tables(expected, anew)
-        assert batch.num_tokens.tolist() == expected.num_tokens.tolist()
-        assert batch.num_computed_tokens.tolist() == expected.num_computed_tokens.tolist()
+        assert batch.tables.num_tokens.tolist() == expected.tables.num_tokens.tolist()
+        assert batch.tables.num_computed_tokens.tolist() == expected.tables.num_computed_tokens.tolist()
         computed |= {name: len(tokens) for name, (tokens, _, _) in new.items()}
         computed |= {name: count + 1 for name, count in known.items()}
     assert (num_continued > 100) is (RULED not in kinds)
 
 
 def test_steps_in_flight_keep_their_arrays() -> None:
-    batch, graphs = make_batch()
+    batch, graphs = batch_and_graphs()
     builder, schedule = InputBuilder(batch, graphs), RunnerHarness().schedule
     builder.build(schedule({"a": ([1, 2, 3], 3, PLAIN)}))
     steps = [builder.build(schedule(known={"a": count})) for count in (3, 4, 5)]

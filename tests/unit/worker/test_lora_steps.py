@@ -11,7 +11,7 @@ from proa_engine.core.types import LoraSlot
 from proa_engine.kernels.lora import TokenSlots
 from proa_engine.layers.lora import LoraProducts
 from proa_engine.speculative_config import SpeculativeConfig
-from proa_engine.worker.lora_adapters import EMPTY_LORA, LoraAdapters
+from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from support.runner import FakeModel, RunnerHarness
 
 GREEDY = SamplingParams(temperature=0)

@@ -15,11 +15,11 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.worker.async_output import StepTensors
-from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.step_inputs import StepInputs, build_step_inputs
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from support.masks import masks_of
+from support.runner import make_batch
 
 DEADLINE = 10.0
 GROUPS = CacheGroups(num_blocks=8, block_size=4)
@@ -44,9 +44,7 @@ class FakeWorker:
         self.log: list[str] = []
         self.masks: list[GrammarMasks | None] = []
         self.threads: set[int] = set()
-        self.batch = InputBatch(
-            max_num_seqs=2, max_model_len=16, block_size=4, vocab_size=9, eos_token_ids=[], device=self.device
-        )
+        self.batch = make_batch(max_num_seqs=2, max_model_len=16, vocab_size=9)
 
     def init_device(self) -> None:
         pass

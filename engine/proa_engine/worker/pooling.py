@@ -1,14 +1,19 @@
-"""Which hidden states of a step are pooled, and for which requests. Host work; the results are staged index arrays."""
+"""PoolingColumns: which hidden states of a step are pooled for which requests, and their results on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from proa.contract import PoolingParams, PoolingTask
 from proa_engine.core.types import NewRequestData
-from proa_engine.models.pooling_config import PoolingKind
-from proa_engine.worker.columns import Columns, Rows
+from proa_engine.models.base import CausalLM
+from proa_engine.models.pooling_config import PoolingConfig, PoolingKind
+from proa_engine.models.pooling_heads import PoolingHeads
+from proa_engine.worker.columns import Columns, ForwardInputs, Rows
+from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray, Packer
 
 
@@ -41,6 +46,16 @@ class PoolingInputs:
     groups: list[PooledGroup]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenTypes:
+    """The type of each token of a step, [tokens]: 1 in the second text of a pair. A staged index."""
+
+    index: int
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        forward.token_types = arrays[self.index]
+
+
 @dataclass(slots=True)
 class _Group:
     """A `PooledGroup` on the host, while it is made."""
@@ -66,21 +81,42 @@ class _Group:
 
 
 class PoolingColumns(Columns):
-    """`kinds`: by task, which hidden states are pooled."""
+    """The pooled requests, by slot, and the sums of hidden states that earlier chunks of their prompts left."""
 
-    def __init__(self, kinds: Mapping[PoolingTask, PoolingKind]) -> None:
-        self._kinds = kinds
-        self._params: dict[int, PoolingParams] = {}  # only slots of pooled requests
+    def __init__(
+        self, tables: SlotTables, config: PoolingConfig, model: CausalLM, heads: PoolingHeads, hidden_size: int
+    ) -> None:
+        self._tables = tables
+        self._kinds = config.kinds
+        self._model = model
+        self._heads = heads
+        self._params: dict[int, PoolingParams] = {}
+        self._sums: Tensor | None = None  # [slots, hidden_size] float32; None: no task of the model needs them
+        if config.needs_sums:
+            self._sums = torch.zeros(tables.num_slots, hidden_size, device=tables.device)
 
-    def add(self, slot: int, request: NewRequestData) -> None:
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         if request.pooling_params is not None:
             self._params[slot] = request.pooling_params
+            self._tables.num_tokens[slot] += 1  # that no step computes, so that none samples
 
     def remove(self, slot: int) -> None:
         self._params.pop(slot, None)
 
-    def lay_out(self, rows: Rows, num_prompt_tokens: IntArray, packer: Packer) -> PoolingInputs | None:
-        """`num_prompt_tokens` [rows]. None if the step neither returns nor sums anything of a pooled request."""
+    def lay_out(self, rows: Rows, packer: Packer) -> TokenTypes | None:
+        """None if the step has no pair of texts."""
+        if not self._params:
+            return None
+        pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
+        starts = [None if params is None else params.second_segment_start for params in pooling]
+        if all(start is None for start in starts):
+            return None
+        never = self._tables.token_width
+        first = np.array([never if start is None else start for start in starts], np.int64)
+        return TokenTypes(packer.add((rows.token_positions() >= np.repeat(first, rows.counts)).astype(np.int64)))
+
+    def lay_out_results(self, rows: Rows, packer: Packer) -> PoolingInputs | None:
+        """None if the step neither returns nor sums anything of a pooled request."""
         if not self._params:
             return None
         groups: dict[tuple[object, ...], _Group] = {}
@@ -92,13 +128,13 @@ class PoolingColumns(Columns):
             if params is None:
                 continue
             kind = self._kinds[params.task]
-            start, num_tokens = int(rows.starts[row]), int(num_prompt_tokens[row])
+            start, num_prompt_tokens = int(rows.starts[row]), int(self._tables.num_prompt_tokens[slot])
             hidden_rows = np.arange(rows.query_start_loc[row], rows.query_start_loc[row + 1])
             if kind is PoolingKind.MEAN or (kind is PoolingKind.FIRST and start == 0):
                 parts.append(hidden_rows[:1] if kind is PoolingKind.FIRST else hidden_rows)
                 slots.append(slot)
                 is_first.append(int(start == 0))
-            if kind is not PoolingKind.ALL and rows.ends[row] < num_tokens:
+            if kind is not PoolingKind.ALL and rows.ends[row] < num_prompt_tokens:
                 continue
             key = (params.task, params.dimensions, params.use_activation)
             group = groups.setdefault(key, _Group(params))
@@ -112,7 +148,7 @@ class PoolingColumns(Columns):
                 group.rows.append(hidden_rows[-1:])
             else:
                 group.rows.append(np.array([slot]))
-                group.counts.append(num_tokens if kind is PoolingKind.MEAN else 1)
+                group.counts.append(num_prompt_tokens if kind is PoolingKind.MEAN else 1)
             if num_values:
                 group.token_ids.append(params.score_token_ids)
         if not (groups or parts):
@@ -121,19 +157,34 @@ class PoolingColumns(Columns):
             _pack_sums(parts, slots, is_first, packer), [group.pack(packer) for group in groups.values()]
         )
 
-    def token_types(self, rows: Rows, positions: IntArray, packer: Packer) -> int | None:
-        """Staged index of each token's type, [tokens]: 1 in the second text of a pair. None if the step has no pair.
+    def pool(self, inputs: PoolingInputs, arrays: Sequence[Tensor], hidden: Tensor) -> list[Tensor]:
+        """The results of each group, [rows, values] float32, the same on every rank.
 
-        `positions` [tokens] are those of the tokens in their requests.
+        `arrays` are the step's staged arrays, `hidden` [tokens, hidden_size] its hidden states.
         """
-        pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
-        starts = [None if params is None else params.second_segment_start for params in pooling]
-        if all(start is None for start in starts):
-            return None
-        never = int(positions.max()) + 1
-        first = np.array([never if start is None else start for start in starts], np.int64)
-        counts = np.diff(rows.query_start_loc)
-        return packer.add((positions >= np.repeat(first, counts)).astype(np.int64))
+        if inputs.sums is not None:
+            self._add(inputs.sums, arrays, hidden)
+        return [self._results(group, arrays, hidden) for group in inputs.groups]
+
+    def _add(self, sums: Sums, arrays: Sequence[Tensor], hidden: Tensor) -> None:
+        assert self._sums is not None
+        states, slots = hidden.index_select(0, arrays[sums.hidden_rows]).float(), arrays[sums.slots]
+        added = torch.segment_reduce(states, "sum", lengths=arrays[sums.lengths])
+        before = self._sums.index_select(0, slots).masked_fill_(arrays[sums.is_first].bool()[:, None], 0.0)
+        self._sums.index_copy_(0, slots, before + added)
+
+    def _results(self, group: PooledGroup, arrays: Sequence[Tensor], hidden: Tensor) -> Tensor:
+        rows = arrays[group.rows]
+        if group.token_ids is not None:
+            logits = self._model.compute_logits(hidden.index_select(0, rows)).float()
+            chosen = logits.gather(1, arrays[group.token_ids].view(len(rows), -1))
+            return chosen - logits.logsumexp(dim=-1, keepdim=True)
+        if group.counts is None:
+            vectors = hidden.index_select(0, rows).float()
+        else:
+            assert self._sums is not None
+            vectors = self._sums.index_select(0, rows) / arrays[group.counts][:, None]
+        return self._heads(vectors, group.task, dimensions=group.dimensions, use_activation=group.use_activation)
 
 
 def _pack_sums(parts: list[IntArray], slots: list[int], is_first: list[int], packer: Packer) -> Sums | None:

@@ -1,6 +1,8 @@
-"""LoraAdapters: this rank's loaded adapters in host memory, and the slots of the device that they are copied into."""
+"""Adapters: this rank's loaded ones in host memory, the device's slots that they are copied into, and which tokens of
+a step have which. An adapter's slot is not its request's slot: requests share it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from proa_engine.core.types import NO_LORA, LoraSlot, NewRequestData
 from proa_engine.layers.lora import LoraProducts
 from proa_engine.models.folders import resolve_lora
 from proa_engine.models.lora_checkpoint import digest, open_lora, unchanged
-from proa_engine.worker.columns import Columns, Rows, Write
+from proa_engine.worker.columns import Columns, ForwardInputs, Rows
+from proa_engine.worker.decode_graphs import GraphShape
+from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray, Packer
 
 EMPTY_LORA = 0  # id of an adapter that adds nothing, for the warm-up
@@ -78,32 +82,42 @@ class LoraAdapters:
             ]
 
 
-class LoraColumns(Columns):
-    def __init__(self, adapters: LoraAdapters, max_num_seqs: int) -> None:
-        self.adapters = adapters
-        self._slots = np.full(max_num_seqs, NO_LORA, np.int64)  # of the device, where the requests' adapters are
-        self._fills: list[LoraFill] = []  # not done yet
+@dataclass(frozen=True, slots=True)
+class LoraInputs:
+    """The adapters' slots of a step's tokens."""
 
-    def add(self, slot: int, request: NewRequestData) -> None:
+    adapters: LoraAdapters
+    slots: int | None  # staged index: [tokens], NO_LORA: none; None: no token has one
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[torch.Tensor]) -> None:
+        self.adapters.use(None if self.slots is None else arrays[self.slots])
+
+
+class LoraColumns(Columns):
+    """The adapter's slot of each request, on the host."""
+
+    def __init__(self, tables: SlotTables, adapters: LoraAdapters) -> None:
+        self._adapters = adapters
+        self._slots = np.full(tables.num_slots, NO_LORA, np.int64)
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         self._slots[slot] = NO_LORA if request.lora is None else request.lora.slot
         if request.lora is not None:
-            self._fills += self.adapters.assign(request.lora)
+            edits.run(self._adapters.assign(request.lora))
 
-    def pack_edits(self, packer: Packer) -> Write | None:
-        fills, self._fills = self._fills, []
-        if not fills:
-            return None
+    def are_used(self, rows: Rows) -> bool:
+        return bool(self._slots[rows.slots].max() != NO_LORA)
 
-        def write(_arrays: Sequence[torch.Tensor]) -> None:
-            for fill in fills:
-                fill()
+    def lay_out(self, rows: Rows, packer: Packer) -> LoraInputs:
+        if not self.are_used(rows):
+            return LoraInputs(self._adapters, None)
+        return LoraInputs(self._adapters, packer.add(np.repeat(self._slots[rows.slots], rows.counts)))
 
-        return write
+    def lay_out_decodes(self, rows: Rows) -> IntArray | None:
+        return self._slots[rows.slots][None] if self.are_used(rows) else None
 
-    def lay_out(self, rows: Rows) -> IntArray | None:
-        """The slots of the rows' adapters, [rows]; None if no row has one."""
-        slots = self._slots[rows.slots]
-        return slots if slots.max() >= 0 else None
+    def fill_decodes(self, forward: ForwardInputs, columns: torch.Tensor, shape: GraphShape) -> None:
+        self._adapters.use(columns[-1].repeat_interleave(shape.width) if shape.has_loras else None)
 
 
 def _fill(products: LoraProducts, slot: int, prepared: Prepared) -> None:

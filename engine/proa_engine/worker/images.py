@@ -1,35 +1,19 @@
-"""Where images stand in the rows of a step, and the three positions of tokens. Host work; the results are staged index
-arrays."""
+"""ImageColumns: where images stand in the rows of a step, and the three positions of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from proa_engine.core.types import ImageSpan, NewRequestData
+from proa_engine.layers.attention_metadata import ImageRows
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.worker.columns import Columns, Rows, Write
+from proa_engine.worker.columns import Columns, ForwardInputs, Rows
+from proa_engine.worker.image_encodings import ImageEncodings, ImagePart
+from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray, Packer
-
-
-class ImagePart(NamedTuple):
-    """Neighbouring tokens of an image, counted from its first one."""
-
-    hash: bytes
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInputs:
-    """The tokens of a step that stand for images."""
-
-    rows: int  # staged index: [N], their rows among the step's tokens
-    parts: list[ImagePart]  # these N tokens, in order
-    ends: int | None  # staged index: [tokens of the step], as `AttentionMetadata.ends`
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,56 +58,74 @@ def three_positions(images: Sequence[ImageSpan], unit: int) -> IntArray:
     return np.concatenate(parts, axis=1)
 
 
-class ImageColumns(Columns):
-    """`position_deltas` [slots] int64, on the device, for models with three positions: what is added to the places of
-    tokens behind all images. None: the model has one position a token."""
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The tokens of a step that stand for images."""
 
-    def __init__(self, config: ImageConfig, max_num_seqs: int, device: torch.device) -> None:
+    rows: int  # staged index: [N], their rows among the step's tokens
+    parts: list[ImagePart]  # these N tokens, in order
+    ends: int | None  # staged index: [tokens of the step], as `AttentionMetadata.ends`
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInputs:
+    encodings: ImageEncodings
+    tokens: ImageTokens | None
+    # Staged index: [3 * tokens of the step], what is added to the tokens' places for their three positions; None: 0.
+    # Relative, so that it still holds when draft tokens move to their true places.
+    offsets: int | None
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        if self.tokens is not None:
+            forward.images = ImageRows(arrays[self.tokens.rows], self.encodings.embeddings(self.tokens.parts))
+            forward.ends = None if self.tokens.ends is None else arrays[self.tokens.ends].int()
+        if self.offsets is not None:
+            forward.positions = forward.positions + arrays[self.offsets].view(3, -1)
+
+
+class ImageColumns(Columns):
+    """The images of the slots that have some."""
+
+    def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings) -> None:
+        self.encodings = encodings
         self._config = config
-        self._images: dict[int, RequestImages] = {}  # only slots of requests with images
-        self._ends = np.zeros(max_num_seqs, np.int64)  # prompt tokens up to the last image's end
+        self._images: dict[int, RequestImages] = {}  # by slot
+        self._ends = np.zeros(tables.num_slots, np.int64)  # prompt tokens up to the last image's end
+        # [slots] int64, for models with three positions: what is added to the places of tokens behind all images.
         self.position_deltas: Tensor | None = None
         if config.has_three_positions:
-            self.position_deltas = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self._new: list[tuple[int, int]] = []  # slot and delta that are not on the device yet
+            self.position_deltas = torch.zeros(tables.num_slots, dtype=torch.int64, device=tables.device)
 
-    def add(self, slot: int, request: NewRequestData) -> None:
-        self._ends[slot], delta = 0, 0
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        images: RequestImages | None = None
         if request.images:
-            three = self._config.has_three_positions
-            positions = three_positions(request.images, self._config.input.unit) if three else None
+            config = self._config
+            positions = three_positions(request.images, config.input.unit) if config.has_three_positions else None
             images = self._images[slot] = RequestImages(request.images, positions)
-            self._ends[slot], delta = images.end, images.delta
+        self._ends[slot] = 0 if images is None else images.end
         if self.position_deltas is not None:
-            self._new.append((slot, delta))
+            edits.write(self.position_deltas, (slot,), (0 if images is None else images.delta,))
 
     def remove(self, slot: int) -> None:
         self._images.pop(slot, None)
 
-    def pack_edits(self, packer: Packer) -> Write | None:
-        deltas = self.position_deltas
-        if deltas is None or not self._new:
-            return None
-        slots, values = (packer.add(array) for array in np.array(self._new, np.int64).T)
-        self._new.clear()
-
-        def write(arrays: Sequence[Tensor]) -> None:
-            deltas.index_copy_(0, arrays[slots], arrays[values])
-
-        return write
-
-    def reads(self, rows: Rows) -> bool:
-        """Whether a row computes a token of an image, or one before a later image: its positions are not those of a
+    def can_replay(self, rows: Rows) -> bool:
+        """False if a row computes a token of an image, or one before a later image: its positions are not those of a
         decode."""
-        return bool((rows.starts < self._ends[rows.slots]).any())
+        return not self._images or bool((rows.starts >= self._ends[rows.slots]).all())
 
-    def lay_out(self, rows: Rows, positions: IntArray, packer: Packer) -> ImageInputs | None:
-        """None if no token of the step stands for an image. `positions` [tokens] are the tokens' places."""
+    def lay_out(self, rows: Rows, packer: Packer) -> ImageInputs | None:
         if not self._images:
             return None
+        places = rows.token_positions()
+        tokens, offsets = self._tokens(rows, places, packer), self._offsets(rows, places, packer)
+        return None if tokens is None and offsets is None else ImageInputs(self.encodings, tokens, offsets)
+
+    def _tokens(self, rows: Rows, places: IntArray, packer: Packer) -> ImageTokens | None:
+        """None if no token of the step stands for an image. `places` [tokens] are those in their requests."""
         parts: list[ImagePart] = []
         token_rows: list[IntArray] = []
-        ends = positions + 1 if self._config.attends_within else None
+        ends = places + 1 if self._config.attends_within else None
         for row in np.flatnonzero(rows.starts < self._ends[rows.slots]).tolist():
             start, end = int(rows.starts[row]), int(rows.ends[row])
             shift = int(rows.query_start_loc[row]) - start
@@ -139,19 +141,16 @@ class ImageColumns(Columns):
         if not parts:
             return None
         staged_ends = None if ends is None else packer.add(ends)
-        return ImageInputs(packer.add(np.concatenate(token_rows)), parts, staged_ends)
+        return ImageTokens(packer.add(np.concatenate(token_rows)), parts, staged_ends)
 
-    def rotary_positions(self, rows: Rows, positions: IntArray, packer: Packer) -> int | None:
-        """Staged index of the tokens' three positions, [3 * tokens]; None if they are their places in all three.
-
-        `positions` [tokens] are these places.
-        """
-        if self.position_deltas is None or not self._images:
+    def _offsets(self, rows: Rows, places: IntArray, packer: Packer) -> int | None:
+        """`ImageInputs.offsets`: None if no row's request has images, or if the model has one position a token."""
+        if self.position_deltas is None:
             return None
         of_rows = [self._images.get(slot) for slot in rows.slots.tolist()]
         if not any(of_rows):
             return None
-        three = np.tile(positions, (3, 1))
+        offsets = np.zeros((3, places.size), np.int64)
         for row, images in enumerate(of_rows):
             if images is None:
                 continue
@@ -159,6 +158,7 @@ class ImageColumns(Columns):
             first, behind = int(rows.query_start_loc[row]), int(rows.query_start_loc[row + 1])
             start, end = int(rows.starts[row]), images.end
             num_before = min(max(end - start, 0), behind - first)  # tokens up to the last image's end
-            three[:, first : first + num_before] = images.positions[:, start : start + num_before]
-            three[:, first + num_before : behind] += images.delta
-        return packer.add(three.reshape(-1))
+            before = slice(first, first + num_before)
+            offsets[:, before] = images.positions[:, start : start + num_before] - places[before]
+            offsets[:, first + num_before : behind] = images.delta
+        return packer.add(offsets.reshape(-1))

@@ -1,0 +1,85 @@
+"""StateColumns: the slots in which a step's rows read and write the states of recurrent layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from proa_engine.kernels.state_rows import StateRows
+from proa_engine.worker.columns import Columns, ForwardInputs, Rows
+from proa_engine.worker.decode_graphs import STATE_COLUMNS, GraphShape
+from proa_engine.worker.slots import SlotTables
+from proa_engine.worker.staging import IntArray, Packer
+
+
+@dataclass(frozen=True, slots=True)
+class StateInputs:
+    """The tensors of `StateRows` as staged indices."""
+
+    read: int
+    write: int
+    first_segments: int
+    segment_start_loc: int
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        read, write = arrays[self.read].int(), arrays[self.write].int()
+        forward.states = StateRows(read, write, arrays[self.first_segments].int(), arrays[self.segment_start_loc].int())
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The tensors of `StateRows` on the host."""
+
+    read: IntArray
+    write: IntArray
+    first_segments: IntArray
+    segment_start_loc: IntArray
+
+
+class StateColumns(Columns):
+    """The slot of each request's state, on the host. `Rows.states` says where a request's state moves."""
+
+    def __init__(self, tables: SlotTables) -> None:
+        self.slots = np.zeros(tables.num_slots, np.int64)
+
+    def lay_out(self, rows: Rows, packer: Packer) -> StateInputs:
+        segments = self.cut_into_segments(rows)
+        return StateInputs(
+            read=packer.add(segments.read),
+            write=packer.add(segments.write),
+            first_segments=packer.add(segments.first_segments),
+            segment_start_loc=packer.add(segments.segment_start_loc),
+        )
+
+    def lay_out_decodes(self, rows: Rows) -> IntArray:
+        segments = self.cut_into_segments(rows)
+        return np.stack((segments.read, segments.write))
+
+    def fill_decodes(self, forward: ForwardInputs, columns: Tensor, shape: GraphShape) -> None:
+        read, write = columns[STATE_COLUMNS].int()
+        forward.states = StateRows(read, write, forward.query_start_loc, forward.query_start_loc)
+
+    def cut_into_segments(self, rows: Rows) -> Segments:
+        """The segments of a step. A row that `rows.states` does not name has one, which reads and writes its own slot.
+
+        Afterwards each row's own slot is the one that its last segment writes.
+        """
+        read = self.slots[rows.slots]
+        if not rows.states:
+            return Segments(read, read, np.arange(read.size + 1), rows.query_start_loc)
+        write: list[int] = []
+        ends: list[int] = []
+        counts: list[int] = []
+        for row, request_id in enumerate(rows.request_ids):
+            first, start = int(rows.query_start_loc[row]), int(rows.starts[row])
+            steps = rows.states.get(request_id)
+            cuts: Sequence[tuple[int, int]] = ((int(rows.ends[row]), int(read[row])),)
+            if steps is not None:
+                read[row], cuts = steps.read, steps.cuts
+                self.slots[rows.slots[row]] = cuts[-1][1]
+            assert cuts[-1][0] == rows.ends[row], "the last cut is at the end of the chunk"
+            ends += [first + position - start for position, _ in cuts]
+            write += [slot for _, slot in cuts]
+            counts.append(len(cuts))
+        return Segments(read, np.array(write, np.int64), np.cumsum([0, *counts]), np.array([0, *ends], np.int64))
