@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.launch import Kernel
-from proa_engine.worker.distributed import Rendezvous
+from proa_engine.models.config import ModelConfig
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import prefill_step
 from proa_engine.worker.worker import Worker
@@ -44,8 +43,8 @@ class IdleGpu(FakeGpu):
 
 
 class WholeMetaWorker(MetaWorker):
-    def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
-        Worker.init_device(self, rendezvous, store)  # with all layers
+    def _read_model_config(self) -> ModelConfig:
+        return Worker._read_model_config(self)  # with all layers
 
 
 def launches_of_a_step() -> list[Launch]:

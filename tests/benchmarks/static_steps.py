@@ -10,7 +10,6 @@ from unittest import mock
 
 from real_shapes import write_model
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
@@ -19,8 +18,8 @@ from floors import Step
 from proa.contract import SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.kernels.variants import record
+from proa_engine.models.config import ModelConfig
 from proa_engine.worker.decode_graphs import GraphShape
-from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.warmup_steps import decode_step, finish_step, prefill_step
 from proa_engine.worker.worker import Worker
@@ -81,14 +80,14 @@ class _AllLayers(MetaWorker):
         self._runner = self._make_model_runner(sizes, shapes)
         self.model_runner.capture_graphs(_RunAgain())
 
-    def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
-        Worker.init_device(self, rendezvous, store)  # not MetaWorker's, which keeps one layer of each kind
+    def _read_model_config(self) -> ModelConfig:
+        return Worker._read_model_config(self)  # not MetaWorker's, which keeps one layer of each kind
 
     def fixed_memory(self) -> set[int]:
         """Storages of the weights and the KV cache."""
-        assert self._model is not None
+        assert self._loaded is not None
         caches = [tensor for cache in self.model_runner.caches for tensor in cache.tensors]
-        tensors = [*self._model.parameters(), *caches]
+        tensors = [*self._loaded.model.parameters(), *caches]
         return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 

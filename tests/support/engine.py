@@ -68,9 +68,9 @@ class Watched:
         return blocks
 
     def _fill(self, blocks: list[int], states: list[int]) -> None:
-        model = self.inner._worker._model
-        assert model is not None
-        for layer, cache in zip(model.cache_layers(), self.inner._worker.model_runner.caches, strict=True):
+        loaded = self.inner._worker._loaded
+        assert loaded is not None
+        for layer, cache in zip(loaded.model.cache_layers(), self.inner._worker.model_runner.caches, strict=True):
             for tensor in cache.tensors:
                 tensor[states if isinstance(layer, StateLayer) else blocks] = torch.nan
 

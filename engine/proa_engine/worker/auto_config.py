@@ -1,9 +1,15 @@
 """Resolve the settings that EngineConfig leaves open ("auto", None) from the model and the machine."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 
 from proa_engine.config import EngineConfig
+from proa_engine.core.speculation import check_speculation
+from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
+from proa_engine.models.pooling_config import changed_pooling
 from proa_engine.worker.host import available_cores, threads_per_rank
 
 
@@ -21,6 +27,20 @@ def limit_torch_threads(num_ranks: int) -> None:
     threads = threads_per_rank(num_ranks, available_cores())
     if torch.get_num_threads() > threads:
         torch.set_num_threads(threads)
+
+
+def resolve_model_config(config: EngineConfig, folder: Path, device: torch.device) -> ModelConfig:
+    """The configuration of the model in `folder`, with the engine's changes: its pooling, kernels that do not depend on
+    the batch, and `max_model_len` as its positions."""
+    model = ModelConfig.from_folder(
+        folder, config.quantization, config.runner, language_model_only=config.language_model_only
+    )
+    if config.pooler_config is not None:
+        model = replace(model, pooling=changed_pooling(model.pooling, config.pooler_config))
+    check_speculation(config.num_speculative_tokens, is_recurrent=model.is_recurrent)
+    if config.batch_invariant and device.type != "cpu":  # a CPU always is
+        model = make_batch_invariant(model, config.tensor_parallel_size)
+    return replace(model, max_position_embeddings=resolve_max_model_len(config, model))
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -179,6 +179,12 @@ def weights_room(memory: HostMemory, ranks_here: int) -> int:
     return limit // ranks_here
 
 
+def weight_bytes(model: ModelConfig, dtype_bytes: int, num_ranks: int) -> int:
+    """Estimated bytes of one rank's weights. Every rank has the whole image encoder."""
+    num_shared = 0 if model.images is None else model.images.num_parameters
+    return num_parameters(model) * dtype_bytes // num_ranks + num_shared * dtype_bytes
+
+
 def check_weights(weight_bytes: int, room: int) -> None:
     """Raise `ValueError` if the weights take more than `room` bytes."""
     if weight_bytes > room:

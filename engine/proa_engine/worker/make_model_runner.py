@@ -1,10 +1,12 @@
 """make_model_runner: a ModelRunner and the memory that it uses, from an engine's configuration."""
 
+from dataclasses import dataclass
+
 import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.base import CausalLM, ImageReader
+from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker.cache_memory import allocate_caches
@@ -25,56 +27,92 @@ from proa_engine.worker.states import StateColumns
 from proa_engine.worker_spans import WorkerTracer
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a rank computes, and in which types."""
+
+    device: torch.device
+    dtype: torch.dtype  # of weights and activations
+    cache_dtype: torch.dtype
+    parallel: ParallelContext
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A rank's share of a model. `config.max_position_embeddings` is the engine's `max_model_len`."""
+
+    config: ModelConfig
+    model: CausalLM
+    heads: PoolingHeads
+    loras: LoraAdapters | None  # None: requests have no adapters
+
+    def move_to(self, device: torch.device) -> None:
+        move_weights(self.model, device)
+        move_weights(self.heads, device)
+
+
 def make_model_runner(
     config: EngineConfig,
-    model_config: ModelConfig,
-    model: CausalLM,
-    heads: PoolingHeads,
-    *,
-    parallel: ParallelContext,
-    max_model_len: int,
+    loaded: LoadedModel,
+    placement: Placement,
     plan: CachePlan,
     sizes: CacheSizes,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    device: torch.device,
     shapes: list[GraphShape],
-    loras: LoraAdapters | None = None,
     tracer: WorkerTracer | None = None,
 ) -> ModelRunner:
-    """Allocate the KV cache, the tables of requests and the features that the configuration has."""
+    """Allocate the KV cache, the tables of requests and the columns of the features that the configuration has.
+
+    `shapes`: of the decode steps that are captured as graphs, none of them yet.
+    """
+    model, model_config, device = loaded.model, loaded.config, placement.device
     caches = allocate_caches(
-        model.cache_layers(), plan, sizes.num_blocks, cache_dtype, device, num_state_slots=sizes.num_state_slots
+        model.cache_layers(),
+        plan,
+        sizes.num_blocks,
+        placement.cache_dtype,
+        device,
+        num_state_slots=sizes.num_state_slots,
     )
+    batch = _make_batch(config, loaded, placement, plan)
+    return ModelRunner(
+        model,
+        caches,
+        batch,
+        max_logprobs=config.num_top_logprobs(model_config.vocab_size),
+        parallel=placement.parallel,
+        graphs=DecodeGraphs(shapes, device, has_states=batch.features.states is not None) if shapes else None,
+        small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
+        tracer=tracer,
+    )
+
+
+def _make_batch(config: EngineConfig, loaded: LoadedModel, placement: Placement, plan: CachePlan) -> InputBatch:
+    model, model_config = loaded.model, loaded.config
     tables = SlotTables(
         max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
+        max_model_len=model_config.max_position_embeddings,
         block_size=config.block_size,
         vocab_size=model_config.vocab_size,
-        device=device,
+        device=placement.device,
         num_tables=1 + len(plan.windows),
     )
     images: ImageColumns | None = None
     if model_config.images is not None:
         assert isinstance(model, ImageReader)
-        encodings = ImageEncodings(model.image_encoder, model_config.images, dtype, device, parallel)
+        encodings = ImageEncodings(
+            model.image_encoder, model_config.images, placement.dtype, placement.device, placement.parallel
+        )
         images = ImageColumns(tables, model_config.images, encodings)
-    pooling, drafts = model_config.pooling, config.speculative_config
+    pooling: PoolingColumns | None = None
+    if model_config.pooling.kinds:
+        pooling = PoolingColumns(tables, model_config.pooling, model, loaded.heads, model_config.hidden_size)
+    drafts, loras = config.speculative_config, loaded.loras
     features = Features(
         sampling=SamplingColumns(tables, model_config.eos_token_ids),
-        pooling=PoolingColumns(tables, pooling, model, heads, model_config.hidden_size) if pooling.kinds else None,
+        pooling=pooling,
         images=images,
         drafts=None if drafts is None else DraftColumns(tables, drafts),
         states=StateColumns(tables) if plan.state_bytes else None,
         loras=None if loras is None else LoraColumns(tables, loras),
     )
-    return ModelRunner(
-        model,
-        caches,
-        InputBatch(tables, features),
-        max_logprobs=config.num_top_logprobs(model_config.vocab_size),
-        parallel=parallel,
-        graphs=DecodeGraphs(shapes, device, has_states=features.states is not None) if shapes else None,
-        small_steps=SmallSteps(SMALL_STEP // num_parameters(model_config)) if device.type == "cpu" else None,
-        tracer=tracer,
-    )
+    return InputBatch(tables, features)

@@ -30,16 +30,17 @@ class MetaWorker(Worker):
     def __init__(self, config: EngineConfig) -> None:
         config = replace(config, load_format="dummy", num_gpu_blocks_override=_NUM_BLOCKS)
         super().__init__(config, 0, lambda line: None, tracer=WorkerTracer(0))
-        self._parallel = MetaParallel(0, config.tensor_parallel_size, None)
 
     def run_start(self) -> None:
         """Do everything that a worker does before it takes requests."""
         self.init_device()
         self.start(self.load_model().cache)
 
-    def init_device(self, rendezvous: Rendezvous | None = None, store: Store | None = None) -> None:
-        super().init_device(rendezvous, store)
-        self.model_config = with_one_layer_of_each_kind(self.model_config)
+    def _read_model_config(self) -> ModelConfig:
+        return with_one_layer_of_each_kind(super()._read_model_config())
+
+    def _join(self, rendezvous: Rendezvous | None, store: Store | None) -> ParallelContext:
+        return MetaParallel(0, self._config.tensor_parallel_size, None)
 
     def _resolve_device(self) -> torch.device:
         return torch.device("meta")

@@ -10,18 +10,13 @@ from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.speculation import check_speculation
 from proa_engine.core.types import LoraSlot
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.base import CausalLM, move_weights
-from proa_engine.models.batch_invariance import make_batch_invariant
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
-from proa_engine.models.pooling_config import changed_pooling
-from proa_engine.models.pooling_heads import PoolingHeads
 from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
@@ -31,7 +26,7 @@ from proa_engine.worker.host import read_memory
 from proa_engine.worker.image_memory import cpu_encoder_bytes, encoder_cache_bytes
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
 from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
-from proa_engine.worker.make_model_runner import make_model_runner
+from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import WarmUp
 from proa_engine.worker_spans import WorkerTracer
@@ -61,17 +56,14 @@ class Worker:
         self._rank = rank
         self._log = log
         self._ranks_here = ranks_here
-        self._parallel = ParallelContext(0, 1, None)
         self._tracer = tracer or WorkerTracer.from_environment(rank)
         self._at_exit = ExitStack()
-        self._model: CausalLM | None = None  # None until loaded, and while it sleeps at level 2
-        self._heads: PoolingHeads  # loaded with the model
+        self._placement: Placement
+        self._loaded: LoadedModel | None = None  # None until loaded, and while it sleeps at level 2
         self._runner: ModelRunner | None = None  # None until started, and while it sleeps
         self._loras: LoraAdapters | None = None  # None until the model is loaded, and without enable_lora
         self._plan: CachePlan
         self._sizes: CacheSizes  # since the start
-        self._dtype: torch.dtype
-        self._cache_dtype: torch.dtype
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -92,29 +84,14 @@ class Worker:
         else:
             auto_config.limit_torch_threads(config.tensor_parallel_size)
         self._folder = resolve_model(config.model, config.revision, config.load_format)
-        self.model_config = ModelConfig.from_folder(
-            self._folder, config.quantization, config.runner, language_model_only=config.language_model_only
-        )
-        if config.pooler_config is not None:
-            self.model_config = replace(
-                self.model_config, pooling=changed_pooling(self.model_config.pooling, config.pooler_config)
-            )
-        check_speculation(config.num_speculative_tokens, is_recurrent=self.model_config.is_recurrent)
-        if config.batch_invariant and self.device.type != "cpu":  # a CPU always is
-            self.model_config = make_batch_invariant(self.model_config, config.tensor_parallel_size)
-        self.max_model_len = auto_config.resolve_max_model_len(config, self.model_config)
-        self.model_config = replace(self.model_config, max_position_embeddings=self.max_model_len)
-        self._dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
-        self._cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, self._dtype)
+        self.model_config = self._read_model_config()
+        self.max_model_len = self.model_config.max_position_embeddings
+        dtype = auto_config.resolve_dtype(config.dtype, self.model_config, self.device)
+        cache_dtype = auto_config.resolve_cache_dtype(config.kv_cache_dtype, dtype)
         if self.device.type == "cpu":  # before ranks join, so that no rank has taken memory yet
-            num_parameters = kv_cache.num_parameters(self.model_config)
-            weight_bytes = num_parameters * self._dtype.itemsize // config.tensor_parallel_size
-            if self.model_config.images is not None:  # every rank has the whole encoder
-                weight_bytes += self.model_config.images.num_parameters * self._dtype.itemsize
+            weight_bytes = kv_cache.weight_bytes(self.model_config, dtype.itemsize, config.tensor_parallel_size)
             kv_cache.check_weights(weight_bytes, kv_cache.weights_room(read_memory(), self._ranks_here))
-        if rendezvous is not None:
-            self._parallel = distributed.join(rendezvous, self.device, store)
-            self._at_exit.callback(distributed.leave)
+        self._placement = Placement(self.device, dtype, cache_dtype, self._join(rendezvous, store))
 
     @explain_out_of_memory()
     def load_model(self, compile_pool: CompilePool | None = None) -> WorkerSizes:
@@ -123,18 +100,18 @@ class Worker:
         Waits for `compile_pool`, where there is one, after loading.
         """
         config = self._config
-        model = self._model = self._load_weights()
+        loaded = self._loaded = self._load_weights()
         if compile_pool is not None:
             self._log(compile_pool.wait())
         if self.device.type == "cuda":  # a barrier: other ranks must not compile what rank 0 is compiling for them
-            self._parallel.all_reduce(torch.zeros(1, device=self.device)).item()
-        plan = plan_caches(model.cache_layers(), config.block_size, self._cache_dtype, self.max_model_len)
-        self._plan = plan
+            self._placement.parallel.all_reduce(torch.zeros(1, device=self.device)).item()
+        layers, cache_dtype = loaded.model.cache_layers(), self._placement.cache_dtype
+        plan = self._plan = plan_caches(layers, config.block_size, cache_dtype, self.max_model_len)
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
         groups = self.cache_groups(sizes)
         reads_images = self.model_config.images is not None
         kv_cache.check_room(groups, plan.block_bytes, self.max_model_len, reads_images=reads_images)
-        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters())
         return WorkerSizes(sizes, plan.block_bytes, weight_bytes)
 
     @explain_out_of_memory()
@@ -157,13 +134,13 @@ class Worker:
 
         CUDA graphs are deleted: they hold the addresses of the memory that this frees.
         """
-        model, self._model = self._model, None
-        assert model is not None, "the worker sleeps already"
+        loaded, self._loaded = self._loaded, None
+        assert loaded is not None, "the worker sleeps already"
         self._release_runner()
         if level == 1:
-            move_weights(model, torch.device("cpu"))
-            move_weights(self._heads, torch.device("cpu"))
-            self._model = model
+            loaded.move_to(torch.device("cpu"))
+            self._loaded = loaded
+        del loaded  # at level 2 the last reference: only freed memory can be returned to the device
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -174,11 +151,10 @@ class Worker:
         Nothing is warmed up, as the kernels stay compiled.
         """
         started = time.monotonic()
-        if self._model is None:
-            self._model = self._load_weights()
+        if self._loaded is None:
+            self._loaded = self._load_weights()
         else:
-            move_weights(self._model, self.device)
-            move_weights(self._heads, self.device)
+            self._loaded.move_to(self.device)
         self._runner = self._make_model_runner(self._sizes, self._graph_shapes())
         self._capture_graphs()
         self._log(f"woke up in {time.monotonic() - started:.1f} s")
@@ -207,40 +183,46 @@ class Worker:
             self._runner.release()
         self._runner = None
 
-    def _load_weights(self) -> CausalLM:
-        if not self._config.enable_lora:
-            return self._load_model(self.model_config)
-        products = LoraProducts(
-            self._config.max_loras,
-            self._config.max_lora_rank,
-            self._dtype,
-            self.device,
-            batch_invariant=self._config.batch_invariant,
-        )
-        method = LoraMethod(self.model_config.linear_method, products)
-        model = self._load_model(replace(self.model_config, linear_method=method))
-        if self._loras is None:
-            self._loras = LoraAdapters(products)
-        else:
-            self._loras.move_to(products)
-        return model
+    def _read_model_config(self) -> ModelConfig:
+        """The model as this engine runs it; its positions are `max_model_len`."""
+        return auto_config.resolve_model_config(self._config, self._folder, self.device)
 
-    def _load_model(self, model_config: ModelConfig) -> CausalLM:
-        load_format, seed = self._config.load_format, self._config.seed
+    def _join(self, rendezvous: distributed.Rendezvous | None, store: Store | None) -> ParallelContext:
+        if rendezvous is None:
+            return ParallelContext(0, 1, None)
+        parallel = distributed.join(rendezvous, self.device, store)
+        self._at_exit.callback(distributed.leave)
+        return parallel
+
+    def _load_weights(self) -> LoadedModel:
+        config, model_config, placement = self._config, self.model_config, self._placement
+        if config.enable_lora:
+            products = LoraProducts(
+                config.max_loras,
+                config.max_lora_rank,
+                placement.dtype,
+                self.device,
+                batch_invariant=config.batch_invariant,
+            )
+            model_config = replace(model_config, linear_method=LoraMethod(model_config.linear_method, products))
         model = load_model(
             self._folder,
             model_config,
-            dtype=self._dtype,
+            dtype=placement.dtype,
             device=self.device,
-            parallel=self._parallel,
-            load_format=load_format,
-            seed=seed,
+            parallel=placement.parallel,
+            load_format=config.load_format,
+            seed=config.seed,
             report=self._log,
         )
-        self._heads = load_pooling_heads(
-            self._folder, model_config, model, device=self.device, load_format=load_format, seed=seed
+        heads = load_pooling_heads(
+            self._folder, model_config, model, device=self.device, load_format=config.load_format, seed=config.seed
         )
-        return model
+        if config.enable_lora and self._loras is None:
+            self._loras = LoraAdapters(products)
+        elif self._loras is not None:
+            self._loras.move_to(products)
+        return LoadedModel(self.model_config, model, heads, self._loras)
 
     def _capture_graphs(self) -> None:
         if shapes := self._graph_shapes():
@@ -249,23 +231,8 @@ class Worker:
             self._log(f"captured CUDA graphs of {len(shapes)} sizes in {time.monotonic() - started:.1f} s")
 
     def _make_model_runner(self, sizes: CacheSizes, shapes: list[GraphShape]) -> ModelRunner:
-        assert self._model is not None, "load the model first"
-        return make_model_runner(
-            self._config,
-            self.model_config,
-            self._model,
-            self._heads,
-            parallel=self._parallel,
-            max_model_len=self.max_model_len,
-            plan=self._plan,
-            sizes=sizes,
-            dtype=self._dtype,
-            cache_dtype=self._cache_dtype,
-            device=self.device,
-            shapes=shapes,
-            loras=self._loras,
-            tracer=self._tracer,
-        )
+        assert self._loaded is not None, "load the model first"
+        return make_model_runner(self._config, self._loaded, self._placement, self._plan, sizes, shapes, self._tracer)
 
     def _warm_up_loras(self) -> list[LoraSlot | None]:
         """The adapters of warm-up requests: none, and, where there may be some, one that adds nothing."""
@@ -305,7 +272,7 @@ class Worker:
     def _sizes_that_fit(self, plan: CachePlan) -> CacheSizes:
         if self.device.type == "cuda":
             return kv_cache.gpu_sizes(self._cuda_budget(), self._config, plan, self.max_model_len)
-        itemsize = self._dtype.itemsize
+        itemsize = self._placement.dtype.itemsize
         workspace = kv_cache.cpu_workspace(self._config, self.model_config, itemsize)
         budget = kv_cache.cpu_budget(
             read_memory(),
@@ -326,7 +293,7 @@ class Worker:
             runner.capture_graphs if shapes else None,
             num_graphs=len(shapes),
             utilization=self._config.gpu_memory_utilization,
-            encoded_images=encoder_cache_bytes(self._config, self.model_config.images, self._dtype.itemsize),
+            encoded_images=encoder_cache_bytes(self._config, self.model_config.images, self._placement.dtype.itemsize),
         )
         self._log(str(usage))
         del runner
