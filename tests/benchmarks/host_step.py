@@ -41,8 +41,7 @@ from proa_engine.server.session import Session as EngineSession
 from proa_engine.telemetry import EngineTracer
 from proa_engine.worker.async_output import StepTensors, collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
-from proa_engine.worker.input_builder import InputBuilder
-from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.worker.step_inputs import InputBuilder, StepInputs
 from proa_gateway.apis.chat.render import ChatChoice
 from proa_gateway.engines.session import Session as GatewaySession
 from proa_gateway.http.streaming import ResponseWriter

@@ -22,8 +22,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.types import EncoderInput, ImageSpan, LoraSlot
 from proa_engine.kernels.variants import Variant, record
 from proa_engine.speculative_config import SpeculativeConfig
-from proa_engine.worker.image_memory import image_of
-from proa_engine.worker.kv_cache import CacheSizes
+from proa_engine.worker.kv_cache import CacheSizes, image_of
 from proa_engine.worker.loras import EMPTY_LORA
 from proa_engine.worker.meta_worker import MetaWorker
 from proa_engine.worker.model_runner import ModelRunner

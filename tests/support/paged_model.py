@@ -14,8 +14,7 @@ from proa_engine.layers.attention_metadata import AttentionMetadata, ImageRows, 
 from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.models.base import CausalLM
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.worker.cache_memory import allocate_caches
-from proa_engine.worker.cache_plan import plan_caches
+from proa_engine.worker.cache_plan import allocate_caches, plan_caches
 from proa_engine.worker.images import RequestImages, three_positions
 
 NUM_STATE_SLOTS = 200

@@ -17,8 +17,7 @@ from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.drafts import DraftColumns
-from proa_engine.worker.image_encodings import ImageEncodings
-from proa_engine.worker.images import ImageColumns
+from proa_engine.worker.images import ImageColumns, ImageEncodings
 from proa_engine.worker.input_batch import Features, InputBatch
 from proa_engine.worker.loras import LoraAdapters, LoraColumns
 from proa_engine.worker.model_runner import ModelRunner

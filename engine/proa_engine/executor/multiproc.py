@@ -22,7 +22,7 @@ from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
-from proa_engine.worker.image_encodings import for_rank
+from proa_engine.worker.images import for_rank
 from proa_engine.worker.kv_cache import fewest
 
 # A lost rank breaks rank 0's collective at about the time its connection ends, and the connection's reason is better.

@@ -9,12 +9,11 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
-from proa_engine.worker.cache_memory import allocate_caches
-from proa_engine.worker.cache_plan import CachePlan
+from proa_engine.worker.cache_plan import CachePlan, allocate_caches
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
+from proa_engine.worker.device_thread import SMALL_STEP, SmallSteps
 from proa_engine.worker.drafts import DraftColumns
-from proa_engine.worker.image_encodings import ImageEncodings
-from proa_engine.worker.images import ImageColumns
+from proa_engine.worker.images import ImageColumns, ImageEncodings
 from proa_engine.worker.input_batch import Features, InputBatch
 from proa_engine.worker.kv_cache import CacheSizes, num_parameters
 from proa_engine.worker.loras import LoraAdapters, LoraColumns
@@ -22,7 +21,6 @@ from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.pooling import PoolingColumns
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import SlotTables
-from proa_engine.worker.small_steps import SMALL_STEP, SmallSteps
 from proa_engine.worker.states import StateColumns
 from proa_engine.worker_spans import WorkerTracer
 

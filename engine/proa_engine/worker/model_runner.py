@@ -15,13 +15,12 @@ from proa_engine.models.base import CausalLM
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.columns import ForwardInputs, TokenRows
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
+from proa_engine.worker.device_thread import SmallSteps
 from proa_engine.worker.input_batch import InputBatch
-from proa_engine.worker.input_builder import InputBuilder
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler, ship_masks
 from proa_engine.worker.sampling import SamplingInputs
-from proa_engine.worker.small_steps import SmallSteps
 from proa_engine.worker.staging import Staging
-from proa_engine.worker.step_inputs import StepInputs
+from proa_engine.worker.step_inputs import InputBuilder, StepInputs
 from proa_engine.worker_spans import WorkerTracer
 
 # Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.

@@ -18,7 +18,7 @@ from proa_engine.kernels.token_bitmask import WORD
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
 from proa_engine.worker import token_rules
-from proa_engine.worker.image_memory import image_of, most_image_tokens
+from proa_engine.worker.kv_cache import image_of, most_image_tokens
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import (
     FIRST_TOKENS,

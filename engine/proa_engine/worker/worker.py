@@ -23,8 +23,7 @@ from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
-from proa_engine.worker.image_memory import cpu_encoder_bytes, encoder_cache_bytes
-from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes
+from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
 from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
