@@ -31,7 +31,7 @@ class StepTensors:
 
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
-    """The output, in the order of the step's rows. The tensors must be on the host and complete."""
+    """Make a step's output, in the order of its rows. The tensors must be on the host, their copies complete."""
     output = _collect_tokens(tensors, inputs)
     if inputs.pooling is not None:
         for values, group in zip(tensors.pooled, inputs.pooling.groups, strict=True):
@@ -178,7 +178,8 @@ def _rows(tensors: LogprobTensors, num_top: int) -> Iterator[_Row]:
 
 
 def _cut(row: _Row, num_top: int, token_ids: Sequence[int] = ()) -> TokenLogprobs:
-    """With the tokens `token_ids` if the request names some, else with its most likely ones."""
+    """The row's sampled token, with the tokens `token_ids` if the request names some, else with the `num_top` most
+    likely ones."""
     entry, named = row
     if token_ids:
         return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, token_ids, named[: len(token_ids)])

@@ -14,7 +14,7 @@ from proa_engine.worker.host import available_cores, threads_per_rank
 
 
 def resolve_device(wanted: str, rank: int) -> torch.device:
-    """Raises `ValueError` if there is no such device for this rank."""
+    """The device of this rank. Raises `ValueError` if the machine does not have it."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and rank >= (count := torch.cuda.device_count()):
@@ -44,8 +44,8 @@ def resolve_model_config(config: EngineConfig, folder: Path, device: torch.devic
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Raises `ValueError` if `config.max_model_len` is more than the model's positions, or than an encoder can compute:
-    its prompts are computed in one step."""
+    """The most tokens of a request. Raises `ValueError` if `config.max_model_len` is more than the model's positions,
+    or than an encoder can compute: its prompts are computed in one step."""
     most = model.max_position_embeddings
     if model.is_encoder and config.max_num_batched_tokens < most:
         most = config.max_num_batched_tokens

@@ -27,7 +27,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What one rank stores. Each rank has the same tables: only sizes of heads are cut by rank."""
+    """Where one rank stores each layer's cache. All ranks have the same tables, but each has only its share of the
+    heads."""
 
     block_size: int  # tokens
     block_bytes: int
@@ -82,7 +83,7 @@ def plan_caches(layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtyp
 
 
 def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int) -> list[list[int]]:
-    """Layers with a window, by table: as many of one window as fit into a block.
+    """Divide layers with a window among tables: each table has as many layers of one window as fit into a block.
 
     A block takes the largest of them at least. It grows until there are few enough tables.
     """
@@ -162,7 +163,7 @@ def allocate_caches(
 
 
 def _shape(layer: KeyValueLayer | LatentLayer, block_size: int) -> tuple[int, ...]:
-    """One block of the layer."""
+    """The shape of one block of the layer."""
     if isinstance(layer, LatentLayer):
         return block_size, layer.rank + layer.rope_dim
     return 2, layer.num_kv_heads, block_size, layer.head_dim

@@ -93,7 +93,7 @@ class TokenRows:
 
 
 class Columns:
-    """Columns of a feature. Methods that a feature does not override do nothing.
+    """The base class of a feature's columns. Methods that a feature does not override do nothing.
 
     `add`, `remove` and the layout are host work; a step is either laid out by `lay_out` or, where a CUDA graph is
     replayed, by `lay_out_decodes`. `fill_decodes` is device work, which is captured.
@@ -103,7 +103,7 @@ class Columns:
         """Write all of the slot's columns."""
 
     def remove(self, slot: int) -> None:
-        """Drop what only requests that use the feature have."""
+        """Drop what the slot's request brought, if it used the feature."""
 
     def can_replay(self, rows: Rows) -> bool:
         """Whether a graph computes these rows as `lay_out` would."""

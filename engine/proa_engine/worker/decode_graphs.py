@@ -159,7 +159,7 @@ class CudaGraphCapture:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect no cycles: freeing a graph, an event or a tensor of another stream is an error during a capture."""
+    """Disable the garbage collector: freeing a graph, an event or a tensor of another stream fails during a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Bytes of one GPU."""
+    """What takes the memory of one GPU, in bytes."""
 
     total: int
     weights: int

@@ -16,7 +16,7 @@ _UNLIMITED = 1 << 60  # cgroup version 1 writes a huge number where there is no 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes."""
+    """Memory that this process may use, in bytes."""
 
     limit: int | None  # of the container; None outside of one
     available: int  # on the machine, without swapping
@@ -111,6 +111,6 @@ def _cpu_quota(directory: Path) -> float | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The "Name:  123 kB" lines of a /proc file: name -> bytes."""
+    """Parse the "Name:  123 kB" lines of a /proc file: name -> bytes."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}

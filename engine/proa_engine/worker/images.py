@@ -27,7 +27,7 @@ class ImagePart(NamedTuple):
 
 
 class EncoderWork(NamedTuple):
-    """What a step does before its forward pass: it forgets images, then it encodes some."""
+    """What a step does with encodings before its forward pass: it frees those of `freed`, then it encodes `images`."""
 
     freed: list[bytes]  # hashes
     images: list[EncoderInput]
@@ -39,7 +39,7 @@ def encoding_rank(index: int, world_size: int) -> int:
 
 
 def for_rank(scheduler_output: SchedulerOutput, rank: int, world_size: int) -> SchedulerOutput:
-    """The plan without the pixels of images that other ranks encode."""
+    """The `scheduler_output` for one rank: without the pixels of images that other ranks encode."""
     images = [
         image if encoding_rank(index, world_size) == rank else replace(image, pixels=b"")
         for index, image in enumerate(scheduler_output.encoder_inputs)
@@ -48,7 +48,8 @@ def for_rank(scheduler_output: SchedulerOutput, rank: int, world_size: int) -> S
 
 
 class ImageEncodings:
-    """Its methods are device work, in the order of the steps.
+    """The image encoder's outputs on the device, kept until the core frees them. Call its methods in the order of the
+    steps.
 
     All ranks have the encoder's weights. They share the images of a step in turns and then send each other the results,
     so every rank has the same bits, and no rank gets pixels that another one encodes. One image is encoded by rank 0
@@ -114,12 +115,12 @@ class RequestImages:
 
     @property
     def end(self) -> int:
-        """Tokens up to the last image's end."""
+        """The number of tokens up to the end of the last image."""
         return self.spans[-1].offset + self.spans[-1].num_tokens
 
     @property
     def delta(self) -> int:
-        """What is added to the places of all tokens behind the images for their positions."""
+        """The difference between the position and the place of each token behind all images."""
         if self.positions is None:
             return 0
         last = self.spans[-1]
@@ -211,7 +212,8 @@ class ImageColumns(Columns):
         return None if tokens is None and offsets is None else ImageInputs(self.encodings, tokens, offsets)
 
     def _tokens(self, rows: Rows, places: IntArray, packer: Packer) -> ImageTokens | None:
-        """None if no token of the step stands for an image. `places` [tokens] are those in their requests."""
+        """The step's tokens that stand for images; None if it has none. `places` [tokens]: those in the tokens'
+        requests."""
         parts: list[ImagePart] = []
         token_rows: list[IntArray] = []
         ends = places + 1 if self._config.attends_within else None

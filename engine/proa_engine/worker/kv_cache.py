@@ -44,7 +44,7 @@ class WorkerSizes:
 
 
 def fewest(sizes: Iterable[CacheSizes]) -> CacheSizes:
-    """What fits on every rank."""
+    """The largest sizes that fit on every rank, given each rank's."""
     blocks, slots, seqs = zip(
         *((each.num_blocks, each.num_state_slots, each.max_num_seqs) for each in sizes), strict=True
     )
@@ -52,7 +52,7 @@ def fewest(sizes: Iterable[CacheSizes]) -> CacheSizes:
 
 
 def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> CacheGroups:
-    """What the core divides among requests."""
+    """The KV cache of these sizes, as the core divides it among requests."""
     step_of_drafts = 2 * (1 + config.num_speculative_tokens)  # two steps in flight
     return CacheGroups(
         num_blocks=sizes.num_blocks,

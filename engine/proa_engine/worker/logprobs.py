@@ -57,7 +57,7 @@ class LogprobColumns(Columns):
         self._named.pop(slot, None)
 
     def lay_out_samples(self, rows: Rows, samples: Samples, packer: Packer) -> LogprobInputs | None:
-        """None if no sample's log probability is requested."""
+        """The samples whose log probabilities are requested; None if there are none."""
         slots = rows.slots[samples.rows]
         counts = self._num_top[slots]
         row_set = RowSet.of(counts != _NONE, packer)
@@ -73,7 +73,7 @@ class LogprobColumns(Columns):
         return LogprobInputs(row_set, num_top, by_name, _pack_named(named, packer) if by_name else None)
 
     def lay_out_prompts(self, rows: Rows, packer: Packer) -> PromptLogprobRows | None:
-        """None if no log probability of a prompt token is requested."""
+        """The prompt positions whose log probabilities are requested; None if there are none."""
         tables = self._tables
         num_positions = np.minimum(rows.ends, tables.num_prompt_tokens[rows.slots] - 1) - rows.starts
         with_logprobs = np.flatnonzero((self._num_prompt_top[rows.slots] != _NONE) & (num_positions > 0))

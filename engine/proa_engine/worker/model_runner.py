@@ -158,7 +158,8 @@ class ModelRunner:
         arrays: list[Tensor],
         masks: GrammarMasks | None,
     ) -> SampledTokens:
-        """Rank 0 has the masks, so it alone samples a constrained step."""
+        """Sample the step's tokens. Rank 0 alone has the masks of grammars, so it alone samples a constrained step and
+        sends the tokens to the other ranks."""
         if inputs.is_constrained and self._parallel.rank:
             token_ids = torch.empty(sampling.num_rows, dtype=torch.int64, device=self.device)
             return SampledTokens(self._parallel.broadcast(token_ids), None)
@@ -217,7 +218,7 @@ class ModelRunner:
         return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
 
     def _prompt_logprobs(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
-        """Log probabilities of prompt tokens, in slices."""
+        """Compute the log probabilities of the step's prompt tokens, in slices of `_PROMPT_LOGITS_BYTES`."""
         rows = inputs.prompt_logprobs
         if rows is None:
             return []

@@ -104,7 +104,7 @@ class PoolingColumns(Columns):
         self._params.pop(slot, None)
 
     def lay_out(self, rows: Rows, packer: Packer) -> TokenTypes | None:
-        """None if the step has no pair of texts."""
+        """The types of the step's tokens; None if the step has no pair of texts."""
         if not self._params:
             return None
         pooling = [self._params.get(slot) for slot in rows.slots.tolist()]
@@ -116,7 +116,7 @@ class PoolingColumns(Columns):
         return TokenTypes(packer.add((rows.token_positions() >= np.repeat(first, rows.counts)).astype(np.int64)))
 
     def lay_out_results(self, rows: Rows, packer: Packer) -> PoolingInputs | None:
-        """None if the step neither returns nor sums anything of a pooled request."""
+        """What the step pools; None if it neither returns nor sums hidden states of a pooled request."""
         if not self._params:
             return None
         groups: dict[tuple[object, ...], _Group] = {}

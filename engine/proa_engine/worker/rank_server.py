@@ -1,4 +1,4 @@
-"""RankServer: runs one rank's worker by the engine's messages on a socket.
+"""RankServer: runs one rank's worker as the engine's messages on a socket say.
 
 A reader thread sees the engine's end at once and exits the process: the main thread may be in a collective that no
 other rank will join.
@@ -88,7 +88,8 @@ class RankServer:
             runner.sample_tokens()
 
     def _load_lora(self, worker: Worker, message: wire.LoadLora) -> None:
-        """Read an adapter and answer. No error ends the rank: steps go on without that adapter."""
+        """Read an adapter and send the result to the engine. An error does not end the rank: it runs steps without that
+        adapter."""
         lora_id = message.lora_id
         try:
             answer = wire.LoraRead(lora_id, worker.load_lora(lora_id, message.path))

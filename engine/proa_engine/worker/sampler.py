@@ -67,7 +67,8 @@ def ship_masks(masks: GrammarMasks, sampling: SamplingInputs, staging: Staging) 
 
 
 class Sampler:
-    """Every row with log probabilities gets `num_top` top tokens, so that its result does not depend on other rows."""
+    """Samples a step's tokens. Every row with log probabilities gets those of the `num_top` most likely tokens,
+    whatever its request wants, so that its result does not depend on other rows."""
 
     def __init__(self, batch: InputBatch, num_top: int) -> None:
         self._params = batch.features.sampling.params
@@ -97,11 +98,11 @@ class Sampler:
         return SampledTokens(token_ids, self._logprobs(raw, token_ids, inputs.logprobs, arrays))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor) -> LogprobTensors:
-        """For logits [rows, vocab] and token ids [rows] int64."""
+        """Log probabilities of `token_ids` [rows] int64 and of each row's most likely tokens. Logits: [rows, vocab]."""
         return LogprobTensors(token_ids, *sampling.token_logprobs(logits.float(), token_ids, self._num_top))
 
     def _choose(self, logits: Tensor, inputs: SamplingInputs, arrays: Sequence[Tensor]) -> Tensor:
-        """[rows] int64."""
+        """Draw a token for each row of processed logits, [rows] int64; the most likely one if the temperature is 0."""
         slots, positions = arrays[inputs.slots], arrays[inputs.positions]
         if not logits.is_cpu:
             has_limits = any(inputs.needs[operation].count for operation in LIMITS)
@@ -171,12 +172,13 @@ class Sampler:
 
 
 def _take(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor]) -> Tensor:
-    """The set's rows; the tensor itself if the set is all rows."""
+    """The rows of `tensor` that are in the set `rows`; `tensor` itself if all are."""
     return tensor if rows.index is None else tensor.index_select(0, arrays[rows.index])
 
 
 def _put(tensor: Tensor, rows: RowSet, arrays: Sequence[Tensor], values: Tensor) -> Tensor:
-    """The tensor with the set's rows replaced, in place; the values themselves if the set is all rows."""
+    """Replace the rows of `tensor` that are in the set `rows` with `values`, in place; returns the result, which is
+    `values` if all are."""
     return values if rows.index is None else tensor.index_copy_(0, arrays[rows.index], values)
 
 

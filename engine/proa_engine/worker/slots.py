@@ -15,7 +15,7 @@ from proa_engine.worker.staging import IntArray, Packer
 
 
 class SlotTables:
-    """Tables of slots 0 … max_num_seqs - 1, allocated once.
+    """The tokens and blocks of slots 0 … max_num_seqs - 1, on the host and on the device, allocated once.
 
     The token table holds prompts and sampled tokens, so the next step, penalties and bad words read sampled tokens
     without the host.
@@ -89,7 +89,7 @@ class Edits:
         self._slices.append((table, start, np.array(values, np.int64)))
 
     def run(self, fills: Iterable[Callable[[], None]]) -> None:
-        """Do this work on the device before the step."""
+        """Call these functions, which queue device work, before the step."""
         self._fills += fills
 
     def pack(self, packer: Packer) -> PackedEdits:

@@ -23,7 +23,7 @@ IMAGE_HASH = b"warm-up"
 
 
 def pooling_examples(config: PoolingConfig) -> list[PoolingParams]:
-    """One for each of the model's tasks."""
+    """Parameters of a pooled request for each of the model's tasks."""
     return [
         PoolingParams(task=task, score_token_ids=(0,) if task is PoolingTask.TOKEN_LOGPROBS else ())
         for task in config.kinds

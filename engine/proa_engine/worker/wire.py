@@ -57,18 +57,18 @@ class Sleep(msgspec.Struct, tag=True, frozen=True):
 
 
 class WakeUp(msgspec.Struct, tag=True, frozen=True):
-    """Get the KV cache and weights back."""
+    """Undo Sleep: allocate a KV cache and get the weights back."""
 
 
 class LoadLora(msgspec.Struct, tag=True, frozen=True):
-    """Read an adapter, of this path in the worker's file system, while steps go on."""
+    """Read the adapter at `path` in the worker's file system, while the worker runs steps."""
 
     lora_id: int
     path: str
 
 
 class LoraRead(msgspec.Struct, tag=True, frozen=True):
-    """LoadLora is done, or has failed: `error` is a sentence, empty if it has not."""
+    """The result of LoadLora. `error` is empty on success, otherwise a message for the client."""
 
     lora_id: int
     digest: str = ""

@@ -66,12 +66,12 @@ class Worker:
 
     @property
     def model_runner(self) -> ModelRunner:
-        """Runs steps, between `start` and `shutdown`, except while the worker sleeps."""
+        """The runner of steps. It exists between `start` and `shutdown`, except while the worker sleeps."""
         assert self._runner is not None
         return self._runner
 
     def cache_groups(self, sizes: CacheSizes) -> CacheGroups:
-        """A KV cache of these sizes as the core sees it, once the model is loaded."""
+        """A KV cache of these sizes, as the core divides it among requests. The model must be loaded."""
         return kv_cache.cache_groups(self._config, self._plan, sizes)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:

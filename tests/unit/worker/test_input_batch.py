@@ -1,12 +1,21 @@
 """InputBatch: edited step by step, it gives what one built from scratch gives, for random requests."""
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from proa.contract import SamplingParams
-from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness
+from proa_engine.core.types import NewRequestData
+from proa_engine.worker.columns import Columns, ForwardInputs, Rows
+from proa_engine.worker.input_batch import Features, InputBatch
+from proa_engine.worker.model_runner import ModelRunner
+from proa_engine.worker.slots import Edits, SlotTables
+from proa_engine.worker.staging import Packer
+from support.runner import BLOCK_SIZE, VOCAB_SIZE, FakeModel, RunnerHarness, make_batch
 
 MAX_RUNNING = 6
 
@@ -116,3 +125,50 @@ def test_slots_are_reused() -> None:
         assert len(harness.batch) == 2
         harness.step(finished=names[:1], preempted=names[1:])
         assert len(harness.batch) == 0
+
+
+@dataclass(frozen=True)
+class MarkInputs:
+    table: Tensor
+    slots: int
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        forward.token_types = self.table[arrays[self.slots]]
+
+
+class MarkColumns(Columns):
+    """A made-up input: each request brings a number, its first token, which the model gets for each of its tokens."""
+
+    def __init__(self, tables: SlotTables) -> None:
+        self.table = torch.zeros(tables.num_slots, dtype=torch.int64)
+        self.removed: list[int] = []
+
+    def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
+        edits.write(self.table, (slot,), (request.token_ids[0],))
+
+    def remove(self, slot: int) -> None:
+        self.removed.append(slot)
+
+    def lay_out(self, rows: Rows, packer: Packer) -> MarkInputs:
+        return MarkInputs(self.table, packer.add(np.repeat(rows.slots, rows.counts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedFeatures(Features):
+    marks: MarkColumns
+
+
+def test_a_new_input_of_requests_is_one_class_and_reaches_the_model() -> None:
+    harness = RunnerHarness(max_num_seqs=2)
+    plain = make_batch(max_num_seqs=2)
+    marks = MarkColumns(plain.tables)
+    features = {field.name: getattr(plain.features, field.name) for field in fields(plain.features)}
+    batch = InputBatch(plain.tables, MarkedFeatures(**features, marks=marks))
+    harness.runner = ModelRunner(harness.model, [], batch, max_logprobs=0)  # type: ignore[arg-type]
+    greedy = SamplingParams(temperature=0)
+    harness.step({"a": ([7, 8, 9], 3, greedy), "b": ([5, 6], 2, greedy)}, scheduled={"a": 2})
+    harness.step(known={"b": 2, "a": 2})
+    harness.step({"c": ([4], 1, greedy)}, known={"b": 3}, preempted=["a"])
+    given = [metadata.token_types.tolist() for _, _, metadata in harness.model.calls]
+    assert given == [[7, 7, 5, 5], [5, 7], [4, 5]]
+    assert marks.removed == [0]
