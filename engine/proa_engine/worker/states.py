@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,28 +14,21 @@ from proa_engine.worker.slots import SlotTables
 from proa_engine.worker.staging import IntArray, Packer
 
 
-@dataclass(frozen=True, slots=True)
-class StateInputs:
-    """The tensors of `StateRows` as staged indices."""
-
-    read: int
-    write: int
-    first_segments: int
-    segment_start_loc: int
-
-    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
-        read, write = arrays[self.read].int(), arrays[self.write].int()
-        forward.states = StateRows(read, write, arrays[self.first_segments].int(), arrays[self.segment_start_loc].int())
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """The tensors of `StateRows` on the host."""
+class Segments(NamedTuple):
+    """The tensors of `StateRows` on the host, in its order."""
 
     read: IntArray
     write: IntArray
     first_segments: IntArray
     segment_start_loc: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StateInputs:
+    indices: list[int]  # staged: the arrays of `Segments`
+
+    def fill(self, forward: ForwardInputs, arrays: Sequence[Tensor]) -> None:
+        forward.states = StateRows(*(arrays[index].int() for index in self.indices))
 
 
 class StateColumns(Columns):
@@ -44,13 +38,7 @@ class StateColumns(Columns):
         self.slots = np.zeros(tables.num_slots, np.int64)
 
     def lay_out(self, rows: Rows, packer: Packer) -> StateInputs:
-        segments = self.cut_into_segments(rows)
-        return StateInputs(
-            read=packer.add(segments.read),
-            write=packer.add(segments.write),
-            first_segments=packer.add(segments.first_segments),
-            segment_start_loc=packer.add(segments.segment_start_loc),
-        )
+        return StateInputs([packer.add(array) for array in self.cut_into_segments(rows)])
 
     def lay_out_decodes(self, rows: Rows) -> IntArray:
         segments = self.cut_into_segments(rows)
