@@ -66,11 +66,15 @@ class InputBatch:
     def update(self, requests: Sequence[CachedRequestData], edits: Edits) -> None:
         slots = self.slots_of([request.request_id for request in requests])
         self.tables.num_computed_tokens[slots] = [request.num_computed_tokens for request in requests]
+        positions: list[int] = []
+        block_ids: list[int] = []
         for request in requests:
             if request.new_block_ids:
-                self._append_blocks(self._slots[request.request_id], request.new_block_ids, edits)
+                self._append_blocks(self._slots[request.request_id], request.new_block_ids, positions, block_ids)
             if request.new_token_ids:
                 self._write_tokens(self._slots[request.request_id], request, edits)
+        if positions:
+            edits.write(self.tables.flat_block_tables, positions, block_ids)
 
     def rows(self, scheduler_output: SchedulerOutput) -> Rows:
         """A step's rows: its requests of one token, then the others, in the scheduler's order."""
@@ -95,7 +99,10 @@ class InputBatch:
         tables.num_computed_tokens[slot] = request.num_computed_tokens
         edits.write_slice(tables.flat_token_ids, slot * tables.token_width, request.token_ids)
         self._num_blocks[slot] = [0] * len(self._num_blocks[slot])
-        self._append_blocks(slot, request.block_ids, edits)
+        positions: list[int] = []
+        block_ids: list[int] = []
+        self._append_blocks(slot, request.block_ids, positions, block_ids)
+        edits.write(tables.flat_block_tables, positions, block_ids)
         for feature in self.active:
             feature.add(request, slot, edits)
 
@@ -107,13 +114,18 @@ class InputBatch:
                 feature.remove(slot)
             self._free_slots.append(slot)
 
-    def _append_blocks(self, slot: int, block_ids: Sequence[Sequence[int]], edits: Edits) -> None:
-        """Append to the slot's tables. -1, a block that the request does not hold, is stored as 0 and never read."""
+    def _append_blocks(
+        self, slot: int, new: Sequence[Sequence[int]], positions: list[int], block_ids: list[int]
+    ) -> None:
+        """Append blocks to the slot's tables: add their flat positions and ids to the lists, which are written at once.
+
+        -1, a block that the request does not hold, is stored as 0 and never read.
+        """
         num_blocks, tables = self._num_blocks[slot], self.tables
-        for table, ids in enumerate(block_ids):
+        for table, ids in enumerate(new):
             start = (table * tables.num_slots + slot) * tables.max_blocks + num_blocks[table]
-            values = ids if table == 0 else [max(block_id, 0) for block_id in ids]
-            edits.write(tables.flat_block_tables, range(start, start + len(ids)), values)
+            positions += range(start, start + len(ids))
+            block_ids += ids if table == 0 else [max(block_id, 0) for block_id in ids]
             num_blocks[table] += len(ids)
 
     def _write_tokens(self, slot: int, request: CachedRequestData, edits: Edits) -> None:
