@@ -28,15 +28,15 @@ run: setup ## start an engine and a gateway on this machine (MODEL=builtin PORT=
 	  --lora-modules $(LORA_MODULES)
 
 bench: setup ## gateway events a second; Proa and transformers side by side; 64 clients over HTTP
-	PYTHONPATH=tests python tests/benchmarks/sse.py --streams 1 64 256
-	python tests/benchmarks/offline.py --model "$(MODEL)"
-	scripts/run --model "$(MODEL)" --port $(PORT) -- python tests/benchmarks/serve.py --url http://127.0.0.1:$(PORT)
+	PYTHONPATH=tests python benchmarks/sse.py --streams 1 64 256
+	python benchmarks/offline.py --model "$(MODEL)"
+	scripts/run --model "$(MODEL)" --port $(PORT) -- python benchmarks/serve.py --url http://127.0.0.1:$(PORT)
 
 soak: setup ## 30 minutes of mixed traffic, fails if memory grows (SOAK_ARGS)
-	PYTHONPATH=tests python tests/benchmarks/soak.py $(SOAK_ARGS)
+	PYTHONPATH=tests python benchmarks/soak.py $(SOAK_ARGS)
 
 chaos: setup ## kill and restart engines and gateways under load, compare every answer (MINUTES=5; an hour by hand)
-	PYTHONPATH=tests python tests/benchmarks/chaos.py --minutes $(MINUTES)
+	PYTHONPATH=tests python benchmarks/chaos.py --minutes $(MINUTES)
 
 images: ## build both container images (TAG, IMAGE_PREFIX, PYTHON_IMAGE, BUILD_FLAGS)
 	@scripts/images
@@ -77,11 +77,11 @@ test-gpu: ## GPU tests of kernels, models, engines, with the python3 on PATH (PY
 	PYTHONPATH=engine:protos:services/gateway:tests:$$PYTHONPATH python3 -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
 gpu-report: ## GPU tests, benchmarks and profiles as JSON and Markdown, with the python3 on PATH (CALL, STAGES, EARLIER, OUT, LIMIT)
-	@python3 tests/benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
+	@python3 benchmarks/gpu_report.py --out "$(OUT)" --limit $(LIMIT) $(if $(CALL),--call $(CALL)) \
 	  $(if $(STAGES),--stages $(STAGES)) $(if $(EARLIER),--earlier $(EARLIER))
 
 gpu-static: setup ## compile all kernels for Hopper, without a GPU: registers, copies in flight, launches of a step
-	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python tests/benchmarks/gpu_static.py --out build/gpu-static
+	OMP_NUM_THREADS=1 PYTHONPATH="$$PYTHONPATH:tests" python benchmarks/gpu_static.py --out build/gpu-static
 
 lint: setup ## check the style of the code and of the .proto files
 	ruff check

@@ -21,7 +21,7 @@ from report_stages import calls, smoke
 
 from support.shape_models import make_shape_model
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROGRAM = BENCHMARKS / "gpu_report.py"
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -77,7 +77,7 @@ def run(*arguments: object) -> tuple[int, str]:
 def program(name: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=BENCHMARKS.parents[1])
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=BENCHMARKS.parent)
 
 
 def stages(folder: Path) -> Any:

@@ -16,7 +16,7 @@ from report_stages import CALL_SECONDS, PREFLIGHT, Mode, Step, calls, smoke, ste
 from report_tables import yardstick
 from watched import Outcome
 
-PROGRAMS = Path(__file__).parents[2] / "benchmarks"
+PROGRAMS = Path(__file__).parents[3] / "benchmarks"
 
 
 def figures(call: int) -> list[tuple[str, str]]:
@@ -67,7 +67,7 @@ def test_every_call_begins_with_the_smoke_tests() -> None:
 
 
 def test_a_test_that_hangs_ends_before_the_step_of_the_smoke_tests() -> None:
-    of_engine = re.findall(r"timeout\((\d+)\)", (PROGRAMS.parent / "gpu" / "test_gpu_smoke.py").read_text())
+    of_engine = re.findall(r"timeout\((\d+)\)", (PROGRAMS.parent / "tests" / "gpu" / "test_gpu_smoke.py").read_text())
     assert (smoke().arguments[-1], of_engine, smoke().seconds) == ("--timeout=45", ["100"], 240)
     assert 100 < smoke().silence < smoke().seconds
 

@@ -28,7 +28,7 @@ def check(folder: Path, wheels: str, workloads: list[str]) -> dict[str, Any]:
     """The problems that the preflight finds."""
     names = f"{LISTS / 'machine.txt'} {LISTS / wheels} {HIDDEN}"
     path = folder / "records.json"
-    program = str(ROOT / "tests" / "benchmarks" / "preflight.py")
+    program = str(ROOT / "benchmarks" / "preflight.py")
     command = [sys.executable, "-m", "support.only_packages", names, program, f"--json={path}", "--workloads"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PACKAGES))}
     done = subprocess.run([*command, *workloads], env=environment, capture_output=True, text=True, check=False)

@@ -46,4 +46,4 @@ def test_only_the_text_between_the_marks_is_replaced() -> None:
 
 def test_the_document_has_the_tables_of_the_measured_figures() -> None:
     text = DOCUMENT.read_text()
-    assert insert(text, tables(read_stages(MEASURED), yardstick())) == text, "run tests/benchmarks/report_tables.py"
+    assert insert(text, tables(read_stages(MEASURED), yardstick())) == text, "run benchmarks/report_tables.py"
