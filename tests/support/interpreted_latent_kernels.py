@@ -7,7 +7,7 @@ from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.latent_attention import head_groups
 from proa_engine.kernels.latent_cache import _cache_latents_triton, cache_latents_reference
 from proa_engine.kernels.paged_attention import plan_attention
-from support.interpreter import TOLERANCE, close, run_checks
+from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
 
 SHAPES = ((4, 24, 8), (19, 40, 4))  # heads, rank, rope_dim
@@ -73,6 +73,3 @@ def check_cache_latents(dtype: torch.dtype) -> None:
 
 
 CHECKS = (check_latent_decode, check_latent_prefill, check_cache_latents)
-
-if __name__ == "__main__":
-    run_checks(CHECKS)

@@ -28,7 +28,7 @@ from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.layers.quant_mxfp4 import DequantizedLinear
-from support.interpreter import TOLERANCE, close, run_checks
+from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
 from support.quantized_cases import (
     FORMS,
@@ -255,7 +255,3 @@ CHECKS = (
     check_experts_in_8_bits,
     check_experts_in_4_bits,
 )
-
-
-if __name__ == "__main__":
-    run_checks(CHECKS)

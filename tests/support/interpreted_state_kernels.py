@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from proa_engine.kernels import gated_rms_norm
-from support.interpreter import TOLERANCE, close, run_checks
+from support.interpreter import TOLERANCE, close
 from support.state_cases import BATCHES, DECODES, LONG, MIXED, SHORT, conv_case, delta_case
 
 SHAPES: list[dict[str, Any]] = [
@@ -63,7 +63,3 @@ CHECKS = (
     check_invariant_delta_rule,
     check_gated_rms_norm,
 )
-
-
-if __name__ == "__main__":
-    run_checks(CHECKS)

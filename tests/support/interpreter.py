@@ -1,39 +1,45 @@
 """Run checks of Triton kernels in Triton's interpreter and report each by its name.
 
 The interpreter is chosen by TRITON_INTERPRET, which is read when a kernel is defined, so the checks run in a process of
-their own. It prints one line of JSON a check: the traceback of a failure, or null.
+their own: this module as a program. It reads the names of checks, one a line, and prints one line of JSON for each: the
+traceback of a failure, or null.
 """
 
-import itertools
 import json
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
+from importlib import import_module
 
-import pytest
 import torch
 
+from support.thorough import THOROUGH
+
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}  # the interpreter computes bfloat16 wrongly
+# In 16 bits every kernel is compiled by `make system`, and computes in `make test-all` and on GPUs.
+DTYPES = tuple(TOLERANCE) if THOROUGH else (torch.float32,)
+KINDS = ("kernels", "latent_kernels", "quantized_kernels", "state_kernels")  # modules of this package
 
 Check = Callable[[torch.dtype], None]
 
 
-def check_names(checks: Sequence[Check]) -> list[str]:
-    return [check_name(check, dtype) for dtype, check in itertools.product(TOLERANCE, checks)]
+def all_checks() -> dict[str, tuple[Check, torch.dtype]]:
+    """The checks of all modules, by names such as `latent_kernels.latent_decode-float32`."""
+    checks: dict[str, tuple[Check, torch.dtype]] = {}
+    for kind in KINDS:
+        for check in import_module(f"support.interpreted_{kind}").CHECKS:
+            for dtype in DTYPES:
+                name = check.__name__.removeprefix("check_")
+                checks[f"{kind}.{name}-{str(dtype).removeprefix('torch.')}"] = check, dtype
+    return checks
 
 
-def check_name(check: Check, dtype: torch.dtype) -> str:
-    return f"{check.__name__.removeprefix('check_')}-{str(dtype).removeprefix('torch.')}"
-
-
-def run_checks(checks: Sequence[Check]) -> None:
-    """Run the checks named by lines of stdin and print each result. Call it in a process with TRITON_INTERPRET=1."""
-    known = {check_name(check, dtype): (check, dtype) for dtype, check in itertools.product(TOLERANCE, checks)}
+def main() -> None:
+    checks = all_checks()
     for line in sys.stdin:
-        check, dtype = known[line.strip()]
+        check, dtype = checks[line.strip()]
         torch.manual_seed(0)
         failure = None
         try:
@@ -44,13 +50,13 @@ def run_checks(checks: Sequence[Check]) -> None:
 
 
 class InterpreterProcess:
-    """`python -m module`, which calls `run_checks`. It runs a check when a test asks for it, so that workers which
-    share a module's tests run none twice."""
+    """This module as a program. It runs a check when a test asks for it, so that workers which share the tests run none
+    twice."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self) -> None:
         environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", "support.interpreter"],
             env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,19 +83,11 @@ class InterpreterProcess:
         self._process.communicate()
 
 
-def interpreter_fixture(module: str) -> Any:
-    """A fixture of a test module: the process that runs the checks of `module`."""
-
-    @pytest.fixture(scope="module")
-    def interpreter() -> Iterator[InterpreterProcess]:
-        process = InterpreterProcess(module)
-        yield process
-        process.stop()
-
-    return interpreter
-
-
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float | None = None) -> None:
     """Assert that two tensors of one shape agree within `tolerance`, absolute and relative; default: `TOLERANCE`."""
     tolerance = tolerance or TOLERANCE[ours.dtype]
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+if __name__ == "__main__":
+    main()

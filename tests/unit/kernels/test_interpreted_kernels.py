@@ -1,15 +1,21 @@
 """Triton kernels equal their references in Triton's interpreter."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from support.interpreted_kernels import CHECKS
-from support.interpreter import InterpreterProcess, check_names, interpreter_fixture
+from support.interpreter import InterpreterProcess, all_checks
 
-interpreter = interpreter_fixture("support.interpreted_kernels")
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[InterpreterProcess]:
+    process = InterpreterProcess()
+    yield process
+    process.stop()
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", check_names(CHECKS))
+@pytest.mark.parametrize("name", all_checks())
 def test_kernel_equals_its_reference(name: str, interpreter: InterpreterProcess) -> None:
     failure = interpreter.failure(name)
     assert failure is None, failure
