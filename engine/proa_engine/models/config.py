@@ -8,14 +8,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from proa.contract import PoolingTask
 from proa_engine.layers.cache_layers import StateLayer
 from proa_engine.layers.norm import NormOptions
-from proa_engine.layers.weights import LinearMethod
+from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.weights import LinearMethod, Weights
+from proa_engine.models.base import CausalLM
 from proa_engine.models.checkpoint import tensor_names, tensor_shape
 from proa_engine.models.decoder_layer import LayerDeclaration
 from proa_engine.models.folders import read_config, read_generation_config
@@ -34,7 +36,6 @@ from proa_engine.models.pooling_config import (
 from proa_engine.models.quantization import linear_method
 from proa_engine.models.registry import (
     Form,
-    ImageModelClass,
     architecture_of,
     is_adapted,
     is_encoder,
@@ -155,7 +156,7 @@ class ModelConfig:
         has_lm_head = form is Form.CAUSAL_LM and runner != "pooling"
         if runner == "generate" and not has_lm_head:
             raise ValueError(f"runner generate is not supported: {config['architectures'][0]} has no LM head")
-        model = model_class(architecture)
+        model: ModelClass = model_class(architecture)
         fields = {**model.defaults, **_text_fields(config)}
         if image_files is None:
             fields.pop("vision_config", None)
@@ -187,6 +188,29 @@ class ModelConfig:
             images=None if encoder is None else encoder.config(),
             image_encoder=encoder,
         )
+
+
+class ModelClass(Protocol):
+    """An architecture's class: reads its config.json, and builds the model."""
+
+    defaults: Mapping[str, Any]  # fields that its config.json may omit
+
+    @staticmethod
+    def read_options(fields: Mapping[str, Any]) -> DecoderOptions:
+        """Raises ValueError, naming the field, for what is not supported."""
+        ...
+
+    def __call__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> CausalLM: ...
+
+
+@runtime_checkable
+class ImageModelClass(ModelClass, Protocol):
+    """The class of an architecture that reads images."""
+
+    @staticmethod
+    def read_images(fields: Mapping[str, Any], files: ImageFiles) -> ImageEncoderOptions:
+        """`fields` have `vision_config`. Raises ValueError, naming the field, for what is not supported."""
+        ...
 
 
 def _pooling(

@@ -11,7 +11,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
-from proa_engine.models.config import ModelConfig
+from proa_engine.models.config import ModelClass, ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads, load_heads
 from proa_engine.models.registry import model_class
 
@@ -32,7 +32,7 @@ def load_model(
     `seed` is that of dummy weights, which are the same for any number of ranks on the same kind of device. Raises
     ValueError or FileNotFoundError if the weights do not fit `config`.
     """
-    build = model_class(config.architecture)
+    build: ModelClass = model_class(config.architecture)
     if load_format == "dummy":
         report("making random weights")
         return build(config, Weights(RandomWeights(seed, dtype, device), config.linear_method), parallel)

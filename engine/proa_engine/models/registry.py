@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    from proa_engine.layers.parallel import ParallelContext
-    from proa_engine.layers.weights import Weights
-    from proa_engine.models.base import CausalLM
-    from proa_engine.models.config import DecoderOptions, ModelConfig
-    from proa_engine.models.image_config import ImageEncoderOptions
-    from proa_engine.models.image_files import ImageFiles
+from typing import Any
 
 # The class has the architecture's name. Modules are imported on use: they import ModelConfig, which asks them to read
 # its fields.
@@ -72,29 +64,6 @@ class Form(Enum):
     PROCESS_REWARD = "ForProcessRewardModel"  # two layers with two classes for each token
 
 
-class ModelClass(Protocol):
-    """An architecture's class: reads its config.json, and builds the model."""
-
-    defaults: Mapping[str, Any]  # fields that its config.json may omit
-
-    @staticmethod
-    def read_options(fields: Mapping[str, Any]) -> "DecoderOptions":
-        """Raises ValueError, naming the field, for what is not supported."""
-        ...
-
-    def __call__(self, config: "ModelConfig", weights: "Weights", parallel: "ParallelContext") -> "CausalLM": ...
-
-
-@runtime_checkable
-class ImageModelClass(ModelClass, Protocol):
-    """The class of an architecture that reads images."""
-
-    @staticmethod
-    def read_images(fields: Mapping[str, Any], files: "ImageFiles") -> "ImageEncoderOptions":
-        """`fields` have `vision_config`. Raises ValueError, naming the field, for what is not supported."""
-        ...
-
-
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Form]:
     """The first of `architectures`, of another form as that of the causal language model with the same decoder.
 
@@ -146,16 +115,13 @@ def is_adapted(architecture: str) -> bool:
     return architecture not in MODULES
 
 
-def model_class(architecture: str) -> ModelClass:
-    """Return the class of `architecture`, a name that `architecture_of` returned."""
-    model: ModelClass
+def model_class(architecture: str) -> Any:
+    """Return the class of `architecture`, a name that `architecture_of` returned: a `config.ModelClass`."""
     if is_encoder(architecture):
-        model = import_module(f"{ADAPTER}.encoder").TransformersEncoder
-    elif is_adapted(architecture):
-        model = import_module(f"{ADAPTER}.model").TransformersForCausalLM
-    else:
-        model = getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
-    return model
+        return import_module(f"{ADAPTER}.encoder").TransformersEncoder
+    if is_adapted(architecture):
+        return import_module(f"{ADAPTER}.model").TransformersForCausalLM
+    return getattr(import_module(f"proa_engine.models.{MODULES[architecture]}"), architecture)
 
 
 def standard_fields(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
