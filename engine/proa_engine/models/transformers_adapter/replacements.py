@@ -3,6 +3,12 @@
 norms      one vector of weights, no other parameters: `rms_norm`
 gated      `gate_proj` and `up_proj`, or `gate_up_proj`, and `down_proj`: one product and a fused activation
 experts    `gate_up_proj` [experts, 2N, H] and `down_proj` [experts, H, N], called with tokens, experts and weights
+
+On a CPU it gains nothing. Tokens/s of 1 and 16 requests with `LLM.generate` (one thread, AVX-512, float32, random
+weights, 6 layers of 512), with this module and `rotation`, and without both:
+Helium                     103 and 723, 109 and 740
+Ernie 4.5 of 16 experts     88 and 429,  96 and 479
+What it gains on a GPU is not measured.
 """
 
 import inspect
