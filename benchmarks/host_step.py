@@ -195,7 +195,10 @@ async def measure(num_requests: int, num_steps: int) -> list[list[float]]:
     executor = HostExecutor(config, tokenizer.encode(" and").ids[0])
     parts = assemble_engine(config, executor, None)
     metrics = EngineMetrics(
-        CollectorRegistry(), config, cache_groups=executor.cache_groups, max_model_len=parts.limits.max_model_len
+        CollectorRegistry(),
+        config,
+        cache_groups=executor.cache_groups,
+        max_model_len=parts.limits.lengths.max_model_len,
     )
     observer, info = RequestObserver(EngineTracer(), metrics), make_model_info(parts, tokenizer_digest="")
     router, cable = RequestRouter(), Cable()

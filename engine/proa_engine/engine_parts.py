@@ -21,7 +21,7 @@ from proa_engine.core.loras import Loras
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.validation import ModelLimits
+from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
 from proa_engine.image_parts import make_images, max_image_tokens
 from proa_engine.models.folders import check_model, resolve_model, resolve_tokenizer
@@ -184,7 +184,7 @@ def assemble_engine(
     model = executor.model_config
     limits = ModelLimits(
         vocab_size=model.vocab_size,
-        max_model_len=executor.max_model_len,
+        lengths=LengthLimits(executor.max_model_len, executor.cache_groups.capacity),
         max_logprobs=config.num_top_logprobs(model.vocab_size),
         grammars=grammars is not None,
         max_loras=0 if loras is None else config.max_loras,

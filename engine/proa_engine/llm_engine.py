@@ -25,7 +25,6 @@ from proa.contract import (
 from proa.grammar import check, lower
 from proa.sampling import choice_key
 from proa_engine.config import EngineConfig
-from proa_engine.core.admission import Limits, refusal
 from proa_engine.core.lora_store import LoraError
 from proa_engine.core.operations import LoadLora
 from proa_engine.core.types import Rejection, StepOutputs
@@ -71,7 +70,6 @@ class LLMEngine:
         self._core = parts.core
         self._limits = parts.limits
         self.num_labels = len(parts.executor.model_config.pooling.labels)
-        self._admission = Limits(parts.limits.max_model_len, parts.executor.cache_groups.capacity)
         files = read_tokenizer_files(parts.tokenizer_folder)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(files)
         self._prompts = PromptTokenizer(self.tokenizer, parts.limits.images, max_images)
@@ -131,8 +129,6 @@ class LLMEngine:
                 lora_name=lora_name,
             )
             check_request(request, self._limits)
-            if (reason := refusal(request, self._admission)) is not None:
-                raise ValueError(reason)
             requests.append(request)
             choices.append(self._processor.make_choice(core_id, index, tokenized.token_ids, choice_params))
         state = RequestState(
@@ -165,8 +161,6 @@ class LLMEngine:
             lora_name=lora_name,
         )
         check_request(request, self._limits)
-        if (reason := refusal(request, self._admission)) is not None:
-            raise ValueError(reason)
         return request
 
     def pool(
@@ -180,10 +174,8 @@ class LLMEngine:
             self._core.submit(request)
         wanted = {request.request_id for request in requests}
         results: dict[str, EngineCoreOutput] = {}
-        while len(results) < len(wanted):
-            outputs = self._step_core()
-            if outputs is None:
-                continue
+
+        def take(outputs: StepOutputs) -> None:
             for output in outputs.outputs:
                 if output.request_id in wanted:
                     results[output.request_id] = output
@@ -193,8 +185,8 @@ class LLMEngine:
                     self._core.abort(wanted - results.keys())
                     raise ValueError(rejection.message)
             outputs.outputs = [output for output in outputs.outputs if output.request_id not in wanted]
-            if outputs.outputs or outputs.plain.token_ids or outputs.rejections:
-                self._early.append(outputs)
+
+        self._step_until(lambda: len(results) == len(wanted), take)
         return [results[request.request_id] for request in requests]
 
     def load_loras(self, lora_requests: Iterable[LoRARequest]) -> None:
@@ -244,6 +236,17 @@ class LLMEngine:
             self._core.abort(to_abort)
         return [self._processor.make_output(state) for state in states if state.finished or not only_finished]
 
+    def _step_until(self, is_done: Callable[[], bool], take: Callable[[StepOutputs], None] = lambda _: None) -> None:
+        """Step the core until `is_done`. `take` removes the outputs that it wants; the others are kept for `step`."""
+        while not is_done():
+            self._core.wait_for_work()
+            outputs = self._step_core()
+            if outputs is None:
+                continue
+            take(outputs)
+            if outputs.outputs or outputs.plain.token_ids or outputs.rejections:
+                self._early.append(outputs)
+
     def _step_core(self) -> StepOutputs | None:
         if self._core.has_unfinished_requests():
             self._core.wait_for_work()
@@ -255,11 +258,7 @@ class LLMEngine:
 
     def _load_lora(self, name: str, path: str) -> None:
         done = self._core.operate(LoadLora(name, path, replace=True))
-        while not done.done():
-            self._core.wait_for_work()
-            outputs = self._step_core()
-            if outputs is not None and (outputs.outputs or outputs.plain.request_ids or outputs.rejections):
-                self._early.append(outputs)
+        self._step_until(done.done)
         try:
             done.result()
         except LoraError as error:

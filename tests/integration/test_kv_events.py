@@ -93,7 +93,7 @@ async def test_reported_blocks_are_hit_while_others_are_evicted() -> None:
                 (output,) = [response.output async for response in call]
                 assert output.num_cached_tokens == known * BLOCK_SIZE
                 num_found += known
-                while set(subscriber.held) != server.parts.core._scheduler._manager._cache.names.keys():
+                while set(subscriber.held) != server.parts.core._scheduler._manager._cache.cached_blocks.keys():
                     await subscriber.read()
             assert 0 < num_found < 30 * 7
 

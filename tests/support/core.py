@@ -200,7 +200,7 @@ class CoreRun:
     @property
     def cached_hashes(self) -> set[bytes]:
         """The hashes in the prefix cache."""
-        return set(self.manager._cache.names)
+        return set(self.manager._cache.cached_blocks)
 
     @property
     def checkpoints(self) -> set[bytes]:

@@ -77,7 +77,7 @@ class Watched:
 
 def _fresh_states(plan: SchedulerOutput) -> list[int]:
     """Slots that the step writes and does not read before."""
-    return [slot for steps in plan.states.values() for _, slot in steps.cuts if slot != steps.read]
+    return [slot for steps in plan.states.values() for _, slot in steps.writes if slot != steps.read]
 
 
 @dataclass

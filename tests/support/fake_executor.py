@@ -439,15 +439,15 @@ class FakeExecutor:
                 expected = (start, row.contexts[start - 1])
                 assert self._states[steps.read] == expected, f"{request_id} reads another state in slot {steps.read}"
                 reads[steps.read] = request_id
-            positions = [position for position, _ in steps.cuts]
+            positions = [position for position, _ in steps.writes]
             assert positions == sorted(set(positions))
             assert start < positions[0]
             assert positions[-1] == end
-            for position, slot in steps.cuts:
+            for position, slot in steps.writes:
                 assert slot not in writes, f"{request_id} and {writes[slot]} write slot {slot}"
                 writes[slot] = request_id
                 states[slot] = (position, row.contexts[position - 1])
-            row.state_slot = steps.cuts[-1][1]
+            row.state_slot = steps.writes[-1][1]
         for slot in reads.keys() & writes.keys():
             assert reads[slot] == writes[slot], f"{reads[slot]} reads slot {slot}, which {writes[slot]} writes"
         self._states = states

@@ -15,7 +15,7 @@ from proa_engine.layers.cache_layers import LayerCache, SharedLayer, StateLayer
 from proa_engine.models.base import CausalLM
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.cache_plan import allocate_caches, plan_caches
-from proa_engine.worker.images import RequestImages, three_positions
+from proa_engine.worker.images import ImagePositions, three_positions
 
 NUM_STATE_SLOTS = 200
 
@@ -99,7 +99,7 @@ class CachedSequence:
         places = np.tile(np.arange(len(self.token_ids)), (3, 1))
         if self.images:
             spans = [image.span for image in self.images]
-            images = RequestImages(spans, three_positions(spans, unit))
+            images = ImagePositions(spans, three_positions(spans, unit))
             assert images.positions is not None
             places = np.concatenate((images.positions, places[:, images.end :] + images.delta), axis=1)
         return torch.from_numpy(places)

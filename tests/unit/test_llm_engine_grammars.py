@@ -9,7 +9,7 @@ import pytest
 
 from proa.contract import Grammar, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.core.validation import ModelLimits
+from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.engine_parts import EngineParts
 from proa_engine.llm_engine import LLMEngine
 from proa_engine.models.pooling_config import PoolingConfig
@@ -22,7 +22,7 @@ def engine_over(run: CoreRun) -> LLMEngine:
     config = EngineConfig(model="m", skip_tokenizer_init=True, block_size=4)
     model_config = SimpleNamespace(pooling=PoolingConfig())
     executor: Any = SimpleNamespace(cache_groups=run.groups, model_config=model_config, shutdown=lambda: None)
-    limits = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=run.max_model_len, grammars=True)
+    limits = ModelLimits(vocab_size=VOCAB_SIZE, lengths=LengthLimits(run.max_model_len), grammars=True)
     folder: Path | None = None
     return LLMEngine(config, load=lambda *_: EngineParts(config, executor, run.core, limits, folder))
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 class Block:
     """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
 
-    A block with a name is in the prefix cache: `names[block_hash]` is this block, also while it is free. A slot of
-    recurrent states is a block of another pool.
+    A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. A
+    slot of recurrent states is a block of another pool.
     """
 
-    __slots__ = ("block_hash", "block_id", "checkpoints", "names", "next", "prev", "ref_count")
+    __slots__ = ("block_hash", "block_id", "cached_in", "checkpoints", "next", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.block_hash = b""
-        self.names: dict[bytes, Block] | None = None  # those of the block's table; None: it has no name
-        self.checkpoints: set[bytes] | None = None  # hashes of those that need this block; None: it has no name
+        self.cached_in: dict[bytes, Block] | None = None  # the cached blocks of its table; None: it is not cached
+        self.checkpoints: set[bytes] | None = None  # hashes of those that need this block; None: it is not cached
         self.prev: Block | None = None
         self.next: Block | None = None
 
@@ -119,7 +119,7 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block = self._free.pop_left()
-            if block.names is not None:
+            if block.cached_in is not None:
                 self._evict(block)
             block.ref_count = 1
             blocks.append(block)
@@ -143,7 +143,7 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count > 0:
                 continue
-            if block.names is None:
+            if block.cached_in is None:
                 self._free.append_left(block)
             else:
                 self._free.append(block)

@@ -20,25 +20,25 @@ class BlockTables:
         self._block_size = groups.block_size
         self._window_columns = [groups.window_columns(window) for window in groups.windows]
 
-    def join(
-        self, request: Request, num_tokens: int, blocks: Sequence[Block], tails: Sequence[Sequence[Block]]
+    def allocate(
+        self, request: Request, num_tokens: int, blocks: Sequence[Block], window_blocks: Sequence[Sequence[Block]]
     ) -> list[list[int]] | None:
         """Give a request that holds nothing slots for `num_tokens` tokens, starting with cached blocks.
 
-        `blocks` are of table 0, and `tails` of the tables with windows. Returns the ids of each table's blocks, -1
-        where there is none. If there are not enough free blocks, returns None and changes nothing.
+        `blocks` are of table 0, and `window_blocks` of the tables with windows. Returns the ids of each table's blocks,
+        -1 where there is none. If there are not enough free blocks, returns None and changes nothing.
         """
         num_cached, windows = len(blocks), self._groups.windows
         firsts = [self._groups.first_column(window, num_cached * self._block_size) for window in windows]
         needs = [max(end - num_cached, 0) for end in self._ends(request, num_tokens, firsts)]
-        cached = [*blocks, *(block for tail in tails for block in tail)]
+        cached = [*blocks, *(block for tail in window_blocks for block in tail)]
         if sum(needs) > self._pool.num_free_blocks - self._pool.num_free_of(cached):
             return None
         # New blocks are evicted ones, in any table: a hit that is not referenced yet could be among them.
         self._pool.touch(cached)
         request.tables = [list(blocks)]
         for index, first in enumerate(firsts):
-            tail = tails[index] if tails else ()
+            tail = window_blocks[index] if window_blocks else ()
             request.tables.append([*[None] * (num_cached - len(tail)), *tail])
             assert len(tail) == num_cached - first, "a checkpoint has all blocks behind the window"
         request.first_columns = firsts
@@ -64,14 +64,14 @@ class BlockTables:
         request.num_slots = len(table) * self._block_size
         return [[block.block_id for block in blocks]]
 
-    def leave(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         """Free all blocks of the request, those of table 0 to be evicted first."""
         for table, first in zip(request.tables, (0, *request.first_columns), strict=True):
             self._pool.free_blocks(held(table[first:]))
         request.tables, request.first_columns = [], []
         request.num_slots = 0
 
-    def tails(self, request: Request, position: int) -> list[list[Block]] | None:
+    def window_blocks(self, request: Request, position: int) -> list[list[Block]] | None:
         """The blocks behind the window before `position`, by table with a window; None if some are freed already."""
         firsts = [self._groups.first_column(window, position) for window in self._groups.windows]
         if any(map(int.__lt__, firsts, request.first_columns)):

@@ -6,7 +6,7 @@ from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.prefix_cache import PrefixCache
-from proa_engine.core.request import PUBLISHES_NOTHING, Request
+from proa_engine.core.request import CACHES_NOTHING, Request
 
 CheckpointPositions = Callable[[int, int, int, int, int, int], tuple[int, ...]]
 """`proa.blocks.checkpoint_positions`, which gateways use too, to know where hits end."""
@@ -36,7 +36,7 @@ class Checkpoints:
         self._pool = pool
         self._tables = tables
 
-    def join(self, request: Request, num_hit: int, num_known: int) -> None:
+    def plan(self, request: Request, num_hit: int, num_known: int) -> None:
         """Plan the checkpoints of a request that joins with `num_hit` tokens, of which table 0 knows `num_known`."""
         request.checkpoints = self._positions(
             request.num_tokens, num_hit, num_known, self._interval, self._groups.min_junction, self._block_size
@@ -46,15 +46,15 @@ class Checkpoints:
         """The positions of the checkpoints to make in the step that computes the tokens from `start`, ascending.
 
         A checkpoint is due in the step that computes the token behind it. At that time the host knows the tokens before
-        it, except with drafts in flight; then it is due when the block before it is published. `num_before` is the
-        number of blocks that were published before this step.
+        it, except with drafts in flight; then it is due when the block before it is cached. `num_before` is the
+        number of blocks that were cached before this step.
         """
         end = request.num_computed_tokens
         if self._is_planned(request, end):
             request.num_slots = end  # so that the manager is asked for the next step, even if it needs no block
         low = max(min(start, (num_before + 1) * self._block_size), 1)
-        high = min(end - 1, request.num_published_blocks * self._block_size)
-        if high < low or request.num_published_blocks == PUBLISHES_NOTHING:
+        high = min(end - 1, request.num_cached_blocks * self._block_size)
+        if high < low or request.num_cached_blocks == CACHES_NOTHING:
             return []
         positions = [position for position in request.checkpoints if low <= position <= high]
         if self._interval and high // self._interval * self._interval >= low:
@@ -64,21 +64,21 @@ class Checkpoints:
 
     def add(self, request: Request, position: int, state: Block | None) -> None:
         """Make a checkpoint of the request's blocks before `position`, whose states are in the slot `state`."""
-        tails = self._tables.tails(request, position)
-        assert tails is not None
+        window_blocks = self._tables.window_blocks(request, position)
+        assert window_blocks is not None
         hashes, end = request.block_hashes, position // self._block_size
-        named = [list(zip(hashes[end - len(tail) : end], tail, strict=True)) for tail in tails]
-        for tail in self._cache.add_checkpoint(hashes[end - 1], named, state).tails:
+        hashed = [list(zip(hashes[end - len(tail) : end], tail, strict=True)) for tail in window_blocks]
+        for tail in self._cache.add_checkpoint(hashes[end - 1], hashed, state).window_blocks:
             for block in tail:
                 self._pool.refresh(block)
 
     def add_last(self, request: Request) -> None:
-        """Make a checkpoint at the end of a request whose full blocks are published.
+        """Make a checkpoint at the end of a request whose full blocks are cached.
 
         With states only if the last full block ends there: else they are those of a later token.
         """
         position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
-        if position == 0 or request.num_published_blocks == PUBLISHES_NOTHING:
+        if position == 0 or request.num_cached_blocks == CACHES_NOTHING:
             return
         if request.state is not None and position != request.num_computed_tokens:
             return
@@ -91,4 +91,4 @@ class Checkpoints:
     def _can_add(self, request: Request, position: int) -> bool:
         """Whether there is no checkpoint yet, and the request still holds what it needs."""
         is_known = request.block_hashes[position // self._block_size - 1] in self._cache.checkpoints
-        return not is_known and self._tables.tails(request, position) is not None
+        return not is_known and self._tables.window_blocks(request, position) is not None

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -28,13 +27,25 @@ from proa_engine.core.types import CacheOccupancy, PlainTokens, Rejection, Sched
 T = TypeVar("T")
 
 
-class _KvEvents(Enum):
-    FOLLOW = auto()
-    UNFOLLOW = auto()
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Wake:
+    """Ends `wait_for_work`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FollowKvEvents:
+    """Whether outputs have the changes of the prefix cache from now on."""
+
+    follow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _GrammarCompiled:
     request: ConstrainedRequest
     ready: GrammarReady
 
@@ -44,9 +55,7 @@ class _LoraRead:
     digest: "Future[str]"
 
 
-# A request, the end of a compilation or of reading an adapter, ids to abort, an operator's call, or None to end
-# `wait_for_work`.
-_Message = EngineCoreRequest | _Compiled | _LoraRead | tuple[str, ...] | _KvEvents | Operation[Any] | None
+_Message = EngineCoreRequest | _Abort | _GrammarCompiled | _LoraRead | _FollowKvEvents | Operation[Any] | _Wake
 
 
 class EngineCore:
@@ -86,15 +95,15 @@ class EngineCore:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Abort requests, from any thread. Unknown ids are ignored."""
-        self._inbox.put(tuple(request_ids))
+        self._inbox.put(_Abort(tuple(request_ids)))
 
     def follow_kv_events(self) -> None:
         """Add a snapshot of the prefix cache to the next outputs, and changes to all later ones. From any thread."""
-        self._inbox.put(_KvEvents.FOLLOW)
+        self._inbox.put(_FollowKvEvents(True))
 
     def unfollow_kv_events(self) -> None:
         """Stop adding cache changes to outputs. From any thread."""
-        self._inbox.put(_KvEvents.UNFOLLOW)
+        self._inbox.put(_FollowKvEvents(False))
 
     def operate(self, operation: Operation[T]) -> "Future[T]":
         """Run an operator's call between two steps, from any thread. The future is its `done`."""
@@ -104,7 +113,7 @@ class EngineCore:
 
     def wake(self) -> None:
         """Make `wait_for_work` return. From any thread or a signal handler."""
-        self._inbox.put(None)
+        self._inbox.put(_Wake())
 
     def has_unfinished_requests(self) -> bool:
         """Whether outputs are still to come. `step` may have to wait for a grammar: call `wait_for_work` before it."""
@@ -199,20 +208,21 @@ class EngineCore:
             self._read(self._inbox.get_nowait(), self._clock())
 
     def _read(self, message: _Message, now: float) -> None:
-        if isinstance(message, EngineCoreRequest):
-            self._take_admission(self._add(message, now))
-        elif isinstance(message, _Compiled):
-            self._take_admission(self._scheduler.set_grammar(message.request, message.ready, now))
-        elif isinstance(message, _LoraRead):
-            self._loras.finish_load(message.digest, self._on_lora_read)
-        elif message is _KvEvents.FOLLOW:
-            self._kv_events.follow()
-        elif message is _KvEvents.UNFOLLOW:
-            self._kv_events.unfollow()
-        elif isinstance(message, Operation):
-            self._operation = message
-        elif isinstance(message, tuple):
-            self._outputs += self._scheduler.abort_requests(message, now)
+        match message:
+            case EngineCoreRequest():
+                self._take_admission(self._add(message, now))
+            case _Abort(request_ids):
+                self._outputs += self._scheduler.abort_requests(request_ids, now)
+            case _GrammarCompiled(request, ready):
+                self._take_admission(self._scheduler.set_grammar(request, ready, now))
+            case _LoraRead(digest):
+                self._loras.finish_load(digest, self._on_lora_read)
+            case _FollowKvEvents(follow):
+                self._kv_events.follow() if follow else self._kv_events.unfollow()
+            case Operation():
+                self._operation = message
+            case _Wake():
+                pass
 
     def _add(self, request: EngineCoreRequest, now: float) -> Admission:
         if self._operations.sleep_level:
@@ -226,18 +236,18 @@ class EngineCore:
             self._outputs.append(admission)
 
     def _on_grammar_ready(self, request: ConstrainedRequest, ready: GrammarReady) -> None:
-        self._inbox.put(_Compiled(request, ready))
+        self._inbox.put(_GrammarCompiled(request, ready))
 
     def _on_lora_read(self, digest: "Future[str]") -> None:
         self._inbox.put(_LoraRead(digest))
 
     def _take_outputs(self) -> StepOutputs | None:
-        kv_events, loras, stats = self._kv_events.take(), self._loras.take_changed(), self.stats()
-        is_same_level = stats.sleep_level == self._sent_sleep_level
-        if is_same_level and not (self._outputs or self._plain.token_ids or self._rejections or kv_events or loras):
+        kv_events, loras, sleep_level = self._kv_events.take(), self._loras.take_changed(), self._operations.sleep_level
+        has_new = self._outputs or self._plain.token_ids or self._rejections or kv_events or loras
+        if not has_new and sleep_level == self._sent_sleep_level:
             return None
-        self._sent_sleep_level = stats.sleep_level
+        self._sent_sleep_level = sleep_level
         outputs, self._outputs = self._outputs, []
         plain, self._plain = self._plain, PlainTokens()
         rejections, self._rejections = self._rejections, []
-        return StepOutputs(outputs, stats, self._clock(), self._num_steps, plain, rejections, kv_events, loras)
+        return StepOutputs(outputs, self.stats(), self._clock(), self._num_steps, plain, rejections, kv_events, loras)

@@ -9,7 +9,7 @@ from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
 from proa_engine.core.prefix_cache import Checkpoint, PrefixCache
-from proa_engine.core.request import PUBLISHES_NOTHING, Request
+from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
 from proa_engine.core.types import NO_STATES, CacheOccupancy, StateSteps
 
@@ -66,11 +66,11 @@ class KVCacheManager:
     @property
     def occupancy(self) -> CacheOccupancy:
         """Sizes only, so any thread may ask."""
-        names = (self._cache.names, *self._cache.window_names)
-        cached_blocks, num_checkpoints = tuple(map(len, names)), len(self._cache.checkpoints)
+        maps = (self._cache.cached_blocks, *self._cache.cached_window_blocks)
+        cached_blocks, num_checkpoints = tuple(map(len, maps)), len(self._cache.checkpoints)
         if self._states is None:
             return CacheOccupancy(cached_blocks, num_checkpoints)
-        slots, num_cached = self._states.pool, len(self._cache.state_names)
+        slots, num_cached = self._states.pool, len(self._cache.cached_states)
         num_used = slots.num_blocks - slots.num_free_blocks
         return CacheOccupancy(
             cached_blocks, num_checkpoints, num_used, num_cached, max(slots.num_free_blocks - num_cached, 0)
@@ -85,7 +85,7 @@ class KVCacheManager:
             return MISS
         blocks: list[Block] = []
         for index in range((request.num_tokens - 1) // self._block_size):
-            block = self._cache.names.get(self._hashes.of(request, index))
+            block = self._cache.cached_blocks.get(self._hashes.of(request, index))
             if block is None:
                 break
             blocks.append(block)
@@ -107,30 +107,32 @@ class KVCacheManager:
         """
         if hit is None:
             return self._tables.extend(request, num_tokens)
-        tails, snapshot = ((), None) if hit.checkpoint is None else (hit.checkpoint.tails, hit.checkpoint.state)
-        if self._states is not None and not self._states.can_join(snapshot):
+        window_blocks, snapshot = (
+            ((), None) if hit.checkpoint is None else (hit.checkpoint.window_blocks, hit.checkpoint.state)
+        )
+        if self._states is not None and not self._states.can_allocate(snapshot):
             return None
-        block_ids = self._tables.join(request, num_tokens, hit.blocks, tails)
+        block_ids = self._tables.allocate(request, num_tokens, hit.blocks, window_blocks)
         if block_ids is None:
             return None
         if self._states is not None:
-            self._states.join(request, snapshot)
-        request.num_published_blocks = len(hit.blocks) if self._hashes is not None else PUBLISHES_NOTHING
+            self._states.allocate(request, snapshot)
+        request.num_cached_blocks = len(hit.blocks) if self._hashes is not None else CACHES_NOTHING
         if self._checkpoints is not None:
-            self._checkpoints.join(request, hit.num_tokens, hit.num_known_tokens)
+            self._checkpoints.plan(request, hit.num_tokens, hit.num_known_tokens)
         return block_ids
 
-    def publish(self, filling: Iterable[tuple[Request, int]]) -> Mapping[str, StateSteps]:
+    def cache_blocks(self, candidates: Iterable[tuple[Request, int]]) -> Mapping[str, StateSteps]:
         """Cache the blocks that a step fills, and make its checkpoints, if the host knows their tokens.
 
-        `filling` are the step's requests that may fill a block, each with the first token that the step computes. Call
-        it when the whole step is planned: a request that finds a block must be computed in a later step than the block.
-        Returns, by request, the rows that do not read and write the state slot that they have.
+        `candidates` are the step's requests that may fill a block, each with the first token that the step computes.
+        Call it when the whole step is planned: a request that finds a block must be computed in a later step than the
+        block. Returns, by request, the rows that do not read and write the state slot that they have.
         """
         steps: dict[str, StateSteps] = {}
-        for request, start in filling:
-            num_before = request.num_published_blocks
-            self._publish_blocks(request)
+        for request, start in candidates:
+            num_before = request.num_cached_blocks
+            self._cache_full_blocks(request)
             due = self._checkpoints.due(request, start, num_before) if self._checkpoints is not None else []
             if self._states is not None:
                 row = self._states.plan(request, start, due, self._add_checkpoint)
@@ -141,18 +143,18 @@ class KVCacheManager:
                     self._add_checkpoint(request, position)
         if self._states is None:
             return NO_STATES
-        self._states.release()
+        self._states.free_read()
         return steps
 
     def free(self, request: Request) -> None:
         """Free all that the request holds. What is in the prefix cache stays there until it is allocated again."""
         if self._checkpoints is not None:
-            self._publish_blocks(request)
+            self._cache_full_blocks(request)
             self._checkpoints.add_last(request)
-        self._tables.leave(request)
+        self._tables.free(request)
         if self._states is not None:
-            self._states.leave(request)
-        request.num_published_blocks = 0
+            self._states.free(request)
+        request.num_cached_blocks = 0
         request.checkpoints = ()
 
     def reset_prefix_cache(self, running: Iterable[Request] = ()) -> None:
@@ -162,7 +164,7 @@ class KVCacheManager:
         """
         self._cache.reset()
         for request in running:
-            request.num_published_blocks = PUBLISHES_NOTHING
+            request.num_cached_blocks = CACHES_NOTHING
 
     def record_lookup(self, num_tokens: int, num_hits: int) -> None:
         self.num_queried_tokens += num_tokens
@@ -179,19 +181,19 @@ class KVCacheManager:
             assert all(checkpoint.state for checkpoint in self._cache.checkpoints.values())
         self._cache.check_integrity(blocks)
 
-    def _publish_blocks(self, request: Request) -> None:
-        """Name the full blocks of table 0 whose tokens are scheduled and known to the host."""
+    def _cache_full_blocks(self, request: Request) -> None:
+        """Cache the full blocks of table 0 whose tokens are scheduled and known to the host."""
         num_full = min(request.num_computed_tokens, request.num_tokens) // self._block_size
-        if num_full <= request.num_published_blocks or self._hashes is None:
+        if num_full <= request.num_cached_blocks or self._hashes is None:
             return
         table = request.tables[0]
-        for index in range(request.num_published_blocks, num_full):
+        for index in range(request.num_cached_blocks, num_full):
             block = table[index]
             assert block is not None, "table 0 has all blocks"
             replaced = self._cache.add(block, self._hashes.of(request, index))
             if replaced is not None:
                 self._pool.demote(replaced)
-        request.num_published_blocks = num_full
+        request.num_cached_blocks = num_full
 
     def _add_checkpoint(self, request: Request, position: int, state: Block | None = None) -> None:
         assert self._checkpoints is not None

@@ -60,12 +60,12 @@ class Loras:
         self._by_name[request.lora_name] = self._by_name.pop(request.lora_name)
         return adapter
 
-    def join(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Count a new request of its adapter, if it has one."""
         if request.lora is not None:
             request.lora.num_requests += 1
 
-    def leave(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         """Count one request less. The last one of an adapter that was unloaded frees its memory."""
         adapter = request.lora
         if adapter is not None:
@@ -74,13 +74,13 @@ class Loras:
                 self._leaving.remove(adapter)
                 self._free(adapter)
 
-    def start(self, request: Request) -> None:
+    def allocate_slot(self, request: Request) -> None:
         """Count a running request. Its adapter gets a slot."""
         if request.lora is not None:
             self.slots.start(request.lora)
 
-    def stop(self, request: Request) -> None:
-        """Count a running request less."""
+    def free_slot(self, request: Request) -> None:
+        """Count a running request less. Without one, an adapter's slot may be given to another."""
         if request.lora is not None:
             self.slots.stop(request.lora)
 

@@ -35,7 +35,7 @@ FINISH_REASONS = {
 }
 
 
-PUBLISHES_NOTHING = sys.maxsize  # as `num_published_blocks`
+CACHES_NOTHING = sys.maxsize  # as `num_cached_blocks`
 _RUNNING = RequestStatus.RUNNING  # looking up an enum's member takes longer than all of `append_plain_token`
 
 
@@ -60,13 +60,13 @@ class Request:
         "images",
         "lora",
         "max_num_tokens",
+        "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_planned_tokens",
         "num_prompt_logprobs_received",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
-        "num_published_blocks",
         "num_slots",
         "order",
         "pooling_params",
@@ -123,7 +123,7 @@ class Request:
         self.checkpoints: tuple[int, ...] = ()  # positions, see `proa.blocks.checkpoint_positions`
         self.num_slots = 0  # tokens that may be computed before the manager must be asked again
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
-        self.num_published_blocks = 0  # of table 0 that are in the prefix cache, or other blocks of their content
+        self.num_cached_blocks = 0  # of table 0 that are in the prefix cache, or other blocks of their content
 
         self.events: list[Event] = []  # not sent yet
         self.has_output = False

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask
-from proa_engine.core import admission
 from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
@@ -18,6 +17,7 @@ from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.speculation import can_speculate
 from proa_engine.core.types import Rejection, RejectionCode
+from proa_engine.core.validation import LengthLimits
 
 OnReady = Callable[[ConstrainedRequest, GrammarReady], None]
 Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a step, or accepted
@@ -45,7 +45,7 @@ class RequestAdmission:
     ) -> None:
         self._config = config
         self._table = table
-        self._limits = admission.Limits(config.max_model_len, cache_capacity)
+        self._lengths = LengthLimits(config.max_model_len, cache_capacity)
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
         self._loras = loras
@@ -75,22 +75,24 @@ class RequestAdmission:
         if self._table.pending.get(request.request_id) is not request:
             return None
         if ready.cursor is None:
-            self._table.discard(request)
+            self._table.remove_pending(request)
             code: RejectionCode = "resource_exhausted" if ready.retryable else "invalid_argument"
             return Rejection(request.request_id, request.client_index, code, ready.error)
         request.cursor = ready.cursor
         if not ready.cursor.is_complete:
-            self._table.release(request)
+            self._table.queue_pending(request)
             return None
         before, request.status = request.status, RequestStatus.FINISHED_COMPLETE
-        self._table.retire(request, before, now)
+        self._table.finish(request, before, now)
         return make_output(request)
 
     def _reject(self, request: EngineCoreRequest) -> Rejection | None:
         if request.request_id in self._table.by_id:
             return Rejection(request.request_id, request.client_index, "already_exists", "the request id is in use")
-        if (message := admission.refusal(request, self._limits)) is not None:
-            return Rejection(request.request_id, request.client_index, "invalid_argument", message)
+        try:
+            self._lengths.check(request)
+        except ValueError as error:
+            return Rejection(request.request_id, request.client_index, "invalid_argument", str(error))
         if request.lora_name and self._loras.find(request) is None:
             message = f"the adapter {request.lora_name!r} is not loaded, or has another content"
             return Rejection(request.request_id, request.client_index, "not_found", message)
@@ -110,7 +112,7 @@ class RequestAdmission:
         self._num_added += 1
         if (pooling := request.pooling_params) is not None:
             return self._make_pooled(request, order=order, reads_prefix_cache=pooling.task in self._last_token_tasks)
-        limit, eos = admission.max_num_tokens(request, self._limits), self._eos_token_ids
+        limit, eos = self._lengths.max_num_tokens(request), self._eos_token_ids
         plain, constrained, speculating = request_classes(request.sampling_params)
         if request.sampling_params.grammar is not None:
             forced = self._forced if can_force(request.sampling_params) else None
@@ -123,6 +125,6 @@ class RequestAdmission:
     def _hold(self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """Add a request as pending, and queue it at once if its grammar is compiled already."""
         assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
-        self._table.hold(made, now)
+        self._table.add_pending(made, now)
         cursor = self._grammars.prepare(request, partial(on_ready, made), lambda: not made.is_finished)
         return None if cursor is None else self.set_grammar(made, GrammarReady(made.request_id, cursor), now)

@@ -56,35 +56,35 @@ class RequestTable:
 
     def add(self, request: Request, now: float) -> None:
         self.by_id[request.request_id] = request
-        self._loras.join(request)
+        self._loras.add_request(request)
         self.waiting.push(request)
         request.record(EventType.QUEUED, now)
 
-    def hold(self, request: ConstrainedRequest, now: float) -> None:
+    def add_pending(self, request: ConstrainedRequest, now: float) -> None:
         """Add a request whose grammar is not compiled yet."""
         request.status = RequestStatus.WAITING_FOR_GRAMMAR
         self.by_id[request.request_id] = self.pending[request.request_id] = request
-        self._loras.join(request)
+        self._loras.add_request(request)
         request.record(EventType.QUEUED, now)
 
-    def release(self, request: ConstrainedRequest) -> None:
+    def queue_pending(self, request: ConstrainedRequest) -> None:
         """Move a pending request to the waiting ones."""
         request.status = RequestStatus.WAITING
         del self.pending[request.request_id]
         self.constrained[request.request_id] = request
         self.waiting.push(request)
 
-    def discard(self, request: ConstrainedRequest) -> None:
+    def remove_pending(self, request: ConstrainedRequest) -> None:
         """Remove a pending request that is rejected."""
         del self.pending[request.request_id], self.by_id[request.request_id]
-        self._loras.leave(request)
+        self._loras.remove_request(request)
 
     def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """Move the next waiting request to running, with `num_cached_tokens` tokens found in the prefix cache."""
         assert self.waiting.peek() is request, "only the next request can be started"
         assert request.num_placeholders == 0, "a preempted request still has a token in flight"
         self.waiting.pop()
-        self._loras.start(request)
+        self._loras.allocate_slot(request)
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
         request.num_prompt_logprobs_received = 0
@@ -100,7 +100,7 @@ class RequestTable:
         """Preempt the last running request: free its blocks. It keeps its tokens; one in flight comes later."""
         request = self.running.pop()
         self._kv_cache_manager.free(request)
-        self._loras.stop(request)
+        self._loras.free_slot(request)
         request.images.release()
         request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
@@ -110,12 +110,12 @@ class RequestTable:
         request.record(EventType.PREEMPTED, now)
         return request
 
-    def retire(self, request: Request, before: RequestStatus, now: float) -> None:
+    def finish(self, request: Request, before: RequestStatus, now: float) -> None:
         """Remove a request that has just finished; `before` is its previous status."""
         if before is RequestStatus.RUNNING:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
-            self._loras.stop(request)
+            self._loras.free_slot(request)
             request.images.release()
             self._finished_ids.append(request.request_id)
         elif before is RequestStatus.WAITING_FOR_GRAMMAR:
@@ -124,7 +124,7 @@ class RequestTable:
             self.waiting.remove(request)
         del self.by_id[request.request_id]
         self.constrained.pop(request.request_id, None)
-        self._loras.leave(request)
+        self._loras.remove_request(request)
         request.record(EventType.FINISHED, now)
 
     def take_notices(self) -> tuple[list[str], list[str]]:

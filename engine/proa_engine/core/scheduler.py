@@ -134,7 +134,7 @@ class Scheduler:
             request = self._table.by_id.get(request_id)
             if request is not None:
                 before, request.status = request.status, RequestStatus.FINISHED_ABORTED
-                self._table.retire(request, before, now)
+                self._table.finish(request, before, now)
                 outputs.append(make_output(request))
         return outputs
 
@@ -146,8 +146,8 @@ class Scheduler:
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
-        states = self._manager.publish(plan.filling)
-        return self._seal(plan, states), plan.rows
+        states = self._manager.cache_blocks(plan.block_candidates)
+        return self._scheduler_output(plan, states), plan.rows
 
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
@@ -181,14 +181,14 @@ class Scheduler:
         new_ids = append_tokens(request, token_ids, now)
         logprobs, prompt_logprobs = take_logprobs(request, result, len(new_ids))
         if request.status is not before:
-            self._table.retire(request, before, now)
+            self._table.finish(request, before, now)
         if not (new_ids or prompt_logprobs or request.is_finished):
             return None
         return make_output(request, new_ids, logprobs, prompt_logprobs)
 
     def _finish(self, request: PoolingRequest, before: RequestStatus, now: float) -> EngineCoreOutput:
         """Remove a pooled request that has just finished and return its output; `before` is its previous status."""
-        self._table.retire(request, before, now)
+        self._table.finish(request, before, now)
         output = make_output(request)
         output.pooled, output.num_pooled_rows = request.values, request.num_rows
         return output
@@ -239,7 +239,7 @@ class Scheduler:
                 return None
         return block_ids
 
-    def _seal(self, plan: StepPlan, states: Mapping[str, StateSteps]) -> SchedulerOutput:
+    def _scheduler_output(self, plan: StepPlan, states: Mapping[str, StateSteps]) -> SchedulerOutput:
         """Finished and preempted ids go with the next step that has tokens, or at once if none can follow."""
         notifies = plan.has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
@@ -247,4 +247,6 @@ class Scheduler:
             self._num_steps += 1
         freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=plan.has_tokens)
         decode_ids = self._decode_ids.of(plan.decodes)
-        return plan.seal(self._num_steps, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs)
+        return plan.scheduler_output(
+            self._num_steps, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs
+        )

@@ -26,18 +26,18 @@ class StateSlots:
         self.pool = BlockPool(num_slots, evict)
         self._reads: list[Block] = []  # slots that the step which is being planned uses last
 
-    def can_join(self, snapshot: Block | None) -> bool:
+    def can_allocate(self, snapshot: Block | None) -> bool:
         """Whether a request that continues from `snapshot` can have a slot of its own."""
         return self.pool.num_free_blocks > (snapshot is not None and snapshot.ref_count == 0)
 
-    def join(self, request: Request, snapshot: Block | None) -> None:
+    def allocate(self, request: Request, snapshot: Block | None) -> None:
         """Give the request a slot. Its first step reads `snapshot`, if there is one."""
         if snapshot is not None:
             self.pool.touch([snapshot])
         (request.state,) = self.pool.get_new_blocks(1)
         request.state_read = snapshot
 
-    def leave(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         assert request.state is not None
         self.pool.free_blocks([request.state])
         request.state = None
@@ -69,7 +69,7 @@ class StateSlots:
         cuts.append((request.num_computed_tokens, request.state.block_id))
         return StateSteps(NO_STATE if read is None else read.block_id, tuple(cuts))
 
-    def release(self) -> None:
+    def free_read(self) -> None:
         """Free the slots that the step uses last. They are cached, until they are given to a later step's request."""
         self.pool.free_blocks(self._reads)
         self._reads = []
@@ -84,4 +84,4 @@ class StateSlots:
         used = [slot for slot in self.pool.blocks if slot.ref_count]
         assert {slot.block_id for slot in states} == {slot.block_id for slot in used}
         assert len(states) == len(used), "two requests have the same slot"
-        assert all(slot.ref_count == 1 and slot.names is None for slot in used), "a slot in use is a checkpoint's"
+        assert all(slot.ref_count == 1 and slot.cached_in is None for slot in used), "a slot in use is a checkpoint's"

@@ -36,7 +36,9 @@ class StepPlan:
 
     def __init__(self, budget: int, constrained: Mapping[str, ConstrainedRequest]) -> None:
         self.decodes: list[Request] = []  # rows of one token
-        self.filling: list[tuple[Request, int]] = []  # those that may fill a block, and the first token they compute
+        self.block_candidates: list[
+            tuple[Request, int]
+        ] = []  # those that may fill a block, and the first token they compute
         self._budget = budget
         self._constrained = constrained
         self._chunks: list[Request] = []  # rows of several tokens
@@ -81,7 +83,7 @@ class StepPlan:
         self._new.append(data)
         self._add(request, num_tokens)
 
-    def seal(
+    def scheduler_output(
         self,
         step: int,
         decode_ids: list[str],
@@ -111,7 +113,7 @@ class StepPlan:
         return [index for index, request in found if request is not None and request.samples]
 
     def _add(self, request: Request, num_tokens: int) -> None:
-        self.filling.append((request, request.num_computed_tokens))
+        self.block_candidates.append((request, request.num_computed_tokens))
         if num_tokens == 1:
             self.decodes.append(request)
         else:

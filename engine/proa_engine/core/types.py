@@ -124,7 +124,7 @@ class StateSteps:
 
     read: int  # slot; NO_STATE: the row begins at position 0
     # Position (tokens before it) and slot of each state that is written, in order; the last one is the chunk's end.
-    cuts: tuple[tuple[int, int], ...]
+    writes: tuple[tuple[int, int], ...]
 
 
 NO_STATES: Mapping[str, StateSteps] = {}

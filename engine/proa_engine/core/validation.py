@@ -1,5 +1,6 @@
-"""Checks of a request against the model's limits, to be made before it is submitted to the core."""
+"""Checks of a request against the limits of its model and engine."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,10 +13,45 @@ MAX_BAD_WORD_TOKENS = 256
 _UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second one is a message without any
 
 
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """`cache_capacity`: tokens that the whole KV cache holds."""
+
+    max_model_len: int  # tokens of prompt and output together
+    cache_capacity: int = sys.maxsize
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Raises `ValueError`, with a sentence for the user, for a request that can never be served."""
+        num_prompt, num_resumed = len(request.prompt_token_ids), len(request.resumed_token_ids)
+        if num_prompt == 0:
+            raise ValueError("the prompt must hold at least one token")
+        known = f"the prompt's {num_prompt} tokens" + f" and the {num_resumed} already generated" * bool(num_resumed)
+        context = f"this model's maximum context length is {self.max_model_len} tokens, and {known}"
+        if num_prompt + num_resumed > self.max_model_len:
+            raise ValueError(f"{context} exceed it; shorten the prompt")
+        if request.pooling_params is None and num_prompt + num_resumed == self.max_model_len:
+            raise ValueError(f"{context} leave no room for an output; shorten the prompt")
+        if num_prompt + num_resumed > self.cache_capacity:
+            raise ValueError(f"{known} exceed the engine's KV cache, which holds {self.cache_capacity} tokens")
+        max_tokens = request.sampling_params.max_tokens
+        if num_resumed and max_tokens is not None and num_resumed >= max_tokens:
+            raise ValueError(f"max_tokens ({max_tokens}) leaves no token after the {num_resumed} already generated")
+
+    def max_num_tokens(self, request: EngineCoreRequest) -> int:
+        """The number of tokens, prompt and output together, at which the request ends.
+
+        The KV cache limits it as the model's context does, but one token later, since the last token is never computed.
+        So a request that has the whole cache to itself always finishes. Not for pooled requests.
+        """
+        limit = min(self.max_model_len, self.cache_capacity + 1)
+        max_tokens = request.sampling_params.max_tokens
+        return limit if max_tokens is None else min(limit, len(request.prompt_token_ids) + max_tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
     vocab_size: int
-    max_model_len: int  # tokens of prompt and output together
+    lengths: LengthLimits
     max_logprobs: int = 20
     grammars: bool = False  # whether the engine compiles grammars
     pooling_tasks: frozenset[PoolingTask] = frozenset()
@@ -28,31 +64,14 @@ class ModelLimits:
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
     """Raises `ValueError` with a sentence for the user if the model cannot serve the request."""
-    check_prompt(request.prompt_token_ids, limits, num_output_tokens=0 if request.pooling_params else 1)
+    limits.lengths.check(request)
+    _check_vocabulary("the prompt", request.prompt_token_ids, limits)
+    _check_vocabulary("resumed_token_ids", request.resumed_token_ids, limits)
     check_sampling_params(request.sampling_params, limits)
-    check_resumed(request, limits)
     check_pooling_params(request, limits)
     if request.lora_name and not limits.max_loras:
         raise ValueError("this engine does not support LoRA adapters; start it with --enable-lora")
     check_images(request, limits)
-
-
-def check_prompt(prompt_token_ids: Sequence[int], limits: ModelLimits, *, num_output_tokens: int = 1) -> None:
-    """Check that the prompt is not empty, has only token ids of the vocabulary, and leaves room for the fewest output
-    tokens."""
-    if not prompt_token_ids:
-        raise ValueError("the prompt must hold at least one token")
-    if len(prompt_token_ids) > limits.max_model_len:
-        raise ValueError(
-            f"this model's maximum context length is {limits.max_model_len} tokens, and the prompt has "
-            f"{len(prompt_token_ids)}; shorten the prompt"
-        )
-    if len(prompt_token_ids) + num_output_tokens > limits.max_model_len:
-        raise ValueError(
-            f"this model's maximum context length is {limits.max_model_len} tokens, and the prompt's "
-            f"{len(prompt_token_ids)} tokens leave no room for an output; shorten the prompt"
-        )
-    _check_vocabulary("the prompt", prompt_token_ids, limits)
 
 
 def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
@@ -116,19 +135,6 @@ def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
         if others:
             raise ValueError(f"the prompt's tokens of {name} must all be {token_id}, got {sorted(others)[:3]}")
         end = image.end
-
-
-def check_resumed(request: EngineCoreRequest, limits: ModelLimits) -> None:
-    """Check that resumed tokens are in the vocabulary and leave at least one token to generate."""
-    resumed = request.resumed_token_ids
-    _check_vocabulary("resumed_token_ids", resumed, limits)
-    max_tokens = request.sampling_params.max_tokens
-    if resumed and max_tokens is not None and len(resumed) >= max_tokens:
-        raise ValueError(f"resumed_token_ids holds {len(resumed)} tokens, so max_tokens ({max_tokens}) leaves none")
-    if resumed and len(request.prompt_token_ids) + len(resumed) >= limits.max_model_len:
-        raise ValueError(
-            f"prompt and resumed_token_ids fill the model's maximum context length of {limits.max_model_len} tokens"
-        )
 
 
 def _check_image(name: str, image: Image, images: ImageInput) -> None:

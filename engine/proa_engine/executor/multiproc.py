@@ -23,7 +23,7 @@ from proa_engine.executor.worker_connection import WorkerConnection, spawn
 from proa_engine.worker import distributed, wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.images import for_rank
-from proa_engine.worker.kv_cache import fewest
+from proa_engine.worker.kv_cache import smallest
 
 # A lost rank breaks rank 0's collective at about the time its connection ends, and the connection's reason is better.
 _LOSS_SECONDS = 1.0
@@ -94,7 +94,7 @@ class MultiProcExecutor(UniProcExecutor):
             ready = self._wait_for(connection.ready)
             assert ready.generation == rendezvous.generation
             sizes.append(ready.sizes)
-        self._broadcast(wire.Start(fewest(size.cache for size in sizes)))
+        self._broadcast(wire.Start(smallest(size.cache for size in sizes)))
         self._start_worker(sizes)
         for connection in self._connections:
             self._wait_for(connection.started)

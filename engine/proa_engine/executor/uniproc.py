@@ -17,7 +17,7 @@ from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
-from proa_engine.worker.kv_cache import WorkerSizes, fewest
+from proa_engine.worker.kv_cache import WorkerSizes, smallest
 from proa_engine.worker.step_inputs import StepInputs
 from proa_engine.worker.warmup_steps import first_pooled_steps, first_steps
 from proa_engine.worker.worker import Worker
@@ -148,7 +148,7 @@ class UniProcExecutor:
     def _start_worker(self, rank_sizes: list[WorkerSizes]) -> None:
         """Allocate the KV cache, limited by the rank with the least room, and warm up."""
         self.rank_sizes = rank_sizes
-        sizes = fewest(each.cache for each in rank_sizes)
+        sizes = smallest(each.cache for each in rank_sizes)
         self._call(lambda: self._worker.start(sizes))
         self.max_num_seqs = sizes.max_num_seqs
         self.cache_groups = self._worker.cache_groups(sizes)

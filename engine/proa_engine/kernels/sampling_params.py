@@ -14,7 +14,7 @@ NUM_COLUMNS = 10
 MIN_TEMPERATURE = 1e-5
 
 
-class Operation(IntEnum):
+class SamplingOperation(IntEnum):
     """What the sampler does to the logits of rows with certain parameters."""
 
     PENALTIES = 0
@@ -23,7 +23,7 @@ class Operation(IntEnum):
 
 
 # Operations that limit the tokens that may be sampled; greedy rows skip them.
-LIMITS = (Operation.MIN_P, Operation.TOP_K_TOP_P)
+LIMITS = (SamplingOperation.MIN_P, SamplingOperation.TOP_K_TOP_P)
 
 
 class Parameter(NamedTuple):
@@ -33,14 +33,14 @@ class Parameter(NamedTuple):
     column: int
     neutral: float | None  # value that changes no logits; None: the size of the vocabulary, also written 0
     example: float  # a value that does change logits, for warm-up steps
-    operation: Operation
+    operation: SamplingOperation
 
 
 PARAMETERS = (
-    Parameter("repetition_penalty", REPETITION, 1, 1.1, Operation.PENALTIES),
-    Parameter("frequency_penalty", FREQUENCY, 0, 0.1, Operation.PENALTIES),
-    Parameter("presence_penalty", PRESENCE, 0, 0.1, Operation.PENALTIES),
-    Parameter("min_p", MIN_P, 0, 0.01, Operation.MIN_P),
-    Parameter("top_k", TOP_K, None, 10, Operation.TOP_K_TOP_P),
-    Parameter("top_p", TOP_P, 1, 0.9, Operation.TOP_K_TOP_P),
+    Parameter("repetition_penalty", REPETITION, 1, 1.1, SamplingOperation.PENALTIES),
+    Parameter("frequency_penalty", FREQUENCY, 0, 0.1, SamplingOperation.PENALTIES),
+    Parameter("presence_penalty", PRESENCE, 0, 0.1, SamplingOperation.PENALTIES),
+    Parameter("min_p", MIN_P, 0, 0.01, SamplingOperation.MIN_P),
+    Parameter("top_k", TOP_K, None, 10, SamplingOperation.TOP_K_TOP_P),
+    Parameter("top_p", TOP_P, 1, 0.9, SamplingOperation.TOP_K_TOP_P),
 )

@@ -14,7 +14,7 @@ def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
         model_name=config.model_name,
         model=config.model,
         revision=config.revision or "",
-        max_model_len=parts.limits.max_model_len,
+        max_model_len=parts.limits.lengths.max_model_len,
         vocab_size=parts.limits.vocab_size,
         block_size=config.block_size,
         num_gpu_blocks=parts.executor.cache_groups.num_blocks,

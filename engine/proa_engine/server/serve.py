@@ -133,7 +133,7 @@ class EngineServer:
                 self._registry,
                 parts.config,
                 cache_groups=parts.executor.cache_groups,
-                max_model_len=parts.limits.max_model_len,
+                max_model_len=parts.limits.lengths.max_model_len,
                 occupancy=parts.core.cache_occupancy,
                 grammars=None if parts.grammars is None else parts.grammars.stats,
             )

@@ -107,7 +107,7 @@ class ImageEncodings:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestImages:
+class ImagePositions:
     """The images of a request."""
 
     spans: Sequence[ImageSpan]  # by ascending offset
@@ -179,7 +179,7 @@ class ImageColumns(Columns):
     def __init__(self, tables: SlotTables, config: ImageConfig, encodings: ImageEncodings) -> None:
         self.encodings = encodings
         self._config = config
-        self._images: dict[int, RequestImages] = {}  # by slot
+        self._images: dict[int, ImagePositions] = {}  # by slot
         self._ends = np.zeros(tables.num_slots, np.int64)  # prompt tokens up to the last image's end
         # [slots] int64, for models with three positions: what is added to the places of tokens behind all images.
         self.position_deltas: Tensor | None = None
@@ -187,11 +187,11 @@ class ImageColumns(Columns):
             self.position_deltas = torch.zeros(tables.num_slots, dtype=torch.int64, device=tables.device)
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
-        images: RequestImages | None = None
+        images: ImagePositions | None = None
         if request.images:
             config = self._config
             positions = three_positions(request.images, config.input.unit) if config.has_three_positions else None
-            images = self._images[slot] = RequestImages(request.images, positions)
+            images = self._images[slot] = ImagePositions(request.images, positions)
         self._ends[slot] = 0 if images is None else images.end
         if self.position_deltas is not None:
             edits.write(self.position_deltas, (slot,), (0 if images is None else images.delta,))

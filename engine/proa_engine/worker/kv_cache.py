@@ -43,7 +43,7 @@ class WorkerSizes:
     weight_bytes: int
 
 
-def fewest(sizes: Iterable[CacheSizes]) -> CacheSizes:
+def smallest(sizes: Iterable[CacheSizes]) -> CacheSizes:
     """The largest sizes that fit on every rank, given each rank's."""
     blocks, slots, seqs = zip(
         *((each.num_blocks, each.num_state_slots, each.max_num_seqs) for each in sizes), strict=True
@@ -114,7 +114,7 @@ def cpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_l
     """The sizes for memory of a CPU, which are no larger than requests of `max_model_len` in every slot can use."""
     sizes = divide(num_bytes, plan, config.max_num_seqs)
     most = _blocks_of_all_slots(config, plan, sizes, max_model_len)
-    return fewest((sizes, with_blocks(most, plan, config.max_num_seqs)))
+    return smallest((sizes, with_blocks(most, plan, config.max_num_seqs)))
 
 
 def gpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_len: int) -> CacheSizes:
@@ -124,7 +124,7 @@ def gpu_sizes(num_bytes: int, config: EngineConfig, plan: CachePlan, max_model_l
     """
     sizes = divide(num_bytes, plan, config.max_num_seqs)
     most = max(2 * _blocks_of_all_slots(config, plan, sizes, max_model_len), _SMALL_NUM_BLOCKS)
-    return fewest((sizes, with_blocks(most, plan, config.max_num_seqs)))
+    return smallest((sizes, with_blocks(most, plan, config.max_num_seqs)))
 
 
 def _blocks_of_all_slots(config: EngineConfig, plan: CachePlan, sizes: CacheSizes, max_model_len: int) -> int:

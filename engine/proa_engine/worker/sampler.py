@@ -16,7 +16,7 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
 from proa_engine.kernels.draw_tokens import draw_tokens
-from proa_engine.kernels.sampling_params import LIMITS, Operation
+from proa_engine.kernels.sampling_params import LIMITS, SamplingOperation
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.worker.input_batch import InputBatch
 from proa_engine.worker.logprobs import LogprobInputs
@@ -82,7 +82,7 @@ class Sampler:
 
         `arrays` are the step's staged arrays.
         """
-        penalized = inputs.needs[Operation.PENALTIES]
+        penalized = inputs.needs[SamplingOperation.PENALTIES]
         raw = None if inputs.logprobs is None else _take(logits, inputs.logprobs.rows, arrays).clone()
         if inputs.rules is not None or penalized.count or logits.is_cpu:
             logits = logits.float().contiguous()  # not contiguous where a sharded vocabulary was cut to its true size
@@ -116,7 +116,7 @@ class Sampler:
             rows = inputs.needs[operation]
             if rows.count:
                 part, limits = _take(scaled, rows, arrays), _take(params, rows, arrays)
-                if operation is Operation.MIN_P:
+                if operation is SamplingOperation.MIN_P:
                     sampling.apply_min_p(part, limits[:, columns.MIN_P].float())
                 else:
                     sampling.apply_top_k_top_p(part, limits[:, columns.TOP_K].long(), limits[:, columns.TOP_P].float())

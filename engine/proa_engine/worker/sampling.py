@@ -9,14 +9,14 @@ import torch
 
 from proa_engine.core.types import NewRequestData
 from proa_engine.kernels import sampling_params as columns
-from proa_engine.kernels.sampling_params import LIMITS, Operation
+from proa_engine.kernels.sampling_params import LIMITS, SamplingOperation
 from proa_engine.worker.columns import Columns, Rows, Samples
 from proa_engine.worker.logprobs import LogprobColumns, LogprobInputs
 from proa_engine.worker.slots import Edits, SlotTables
 from proa_engine.worker.staging import IntArray, Packer, RowSet
 from proa_engine.worker.token_rules import PackedRules, RuleColumns
 
-_IS_LIMIT = [operation in LIMITS for operation in Operation]
+_IS_LIMIT = [operation in LIMITS for operation in SamplingOperation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SamplingColumns(Columns):
         self._tables = tables
         self._is_random = np.zeros(tables.num_slots, bool)
         # By operation: the slots that need it.
-        self._needs: list[npt.NDArray[np.bool_]] = [np.zeros(tables.num_slots, bool) for _ in Operation]
+        self._needs: list[npt.NDArray[np.bool_]] = [np.zeros(tables.num_slots, bool) for _ in SamplingOperation]
 
     def add(self, request: NewRequestData, slot: int, edits: Edits) -> None:
         self._is_random[slot] = request.sampling_params.temperature >= columns.MIN_TEMPERATURE
@@ -77,7 +77,7 @@ class SamplingColumns(Columns):
             slots=packer.add(slots),
             positions=packer.add(positions),
             write_to=packer.add(slots * self._tables.token_width + positions),
-            max_num_tokens=int(positions.max()) if needs[Operation.PENALTIES].count else 0,
+            max_num_tokens=int(positions.max()) if needs[SamplingOperation.PENALTIES].count else 0,
             random=RowSet.of(is_random, packer),
             needs=needs,
             logprobs=self.logprobs.lay_out_samples(rows, samples, packer),

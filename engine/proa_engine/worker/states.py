@@ -64,7 +64,7 @@ class StateColumns(Columns):
             steps = rows.states.get(request_id)
             cuts: Sequence[tuple[int, int]] = ((int(rows.ends[row]), int(read[row])),)
             if steps is not None:
-                read[row], cuts = steps.read, steps.cuts
+                read[row], cuts = steps.read, steps.writes
                 self.slots[rows.slots[row]] = cuts[-1][1]
             assert cuts[-1][0] == rows.ends[row], "the last cut is at the end of the chunk"
             ends += [first + position - start for position, _ in cuts]

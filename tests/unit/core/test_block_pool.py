@@ -104,9 +104,9 @@ def test_freed_content_is_found_until_its_block_is_allocated_again() -> None:
     block = pool.get_new_blocks(1)
     cache.add(block[0], b"x")
     pool.free_blocks(block)
-    assert cache.names[b"x"] is block[0]
+    assert cache.cached_blocks[b"x"] is block[0]
     pool.get_new_blocks(2)
-    assert b"x" not in cache.names
+    assert b"x" not in cache.cached_blocks
     pool.check_integrity()
     cache.check_integrity(pool.blocks)
 
@@ -131,7 +131,7 @@ def test_touching_a_free_block_keeps_its_content() -> None:
     pool.touch(block)
     assert pool.num_free_blocks == 1
     pool.get_new_blocks(1)
-    assert cache.names[b"x"] is block[0]
+    assert cache.cached_blocks[b"x"] is block[0]
     pool.check_integrity()
     cache.check_integrity(pool.blocks)
 
@@ -151,8 +151,8 @@ def test_same_content_twice_is_found_once() -> None:
     one, two = pool.get_new_blocks(2)
     cache.add(one, b"x")
     cache.add(two, b"x")
-    assert cache.names[b"x"] is one
-    assert two.names is None
+    assert cache.cached_blocks[b"x"] is one
+    assert two.cached_in is None
     pool.check_integrity()
     cache.check_integrity(pool.blocks)
 
@@ -162,7 +162,7 @@ def test_reset_clears_hashes_but_not_references() -> None:
     block = pool.get_new_blocks(1)
     cache.add(block[0], b"x")
     cache.reset()
-    assert b"x" not in cache.names
+    assert b"x" not in cache.cached_blocks
     assert pool.num_free_blocks == 1
     pool.check_integrity()
     cache.check_integrity(pool.blocks)

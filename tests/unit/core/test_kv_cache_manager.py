@@ -30,7 +30,7 @@ def compute(manager: KVCacheManager, request: Request) -> None:
     hit = manager.get_computed_blocks(request)
     assert manager.allocate_slots(request, request.num_tokens, hit) is not None
     request.num_computed_tokens = request.num_tokens
-    manager.publish([(request, 0)])
+    manager.cache_blocks([(request, 0)])
 
 
 def test_allocates_only_what_is_missing() -> None:
@@ -105,11 +105,11 @@ def test_publishes_only_full_blocks_of_scheduled_and_known_tokens() -> None:
     manager, request = make_manager(), live(range(9))
     manager.allocate_slots(request, 12, MISS)
     request.num_computed_tokens = 7
-    manager.publish([(request, 0)])
-    assert request.num_published_blocks == 1
+    manager.cache_blocks([(request, 0)])
+    assert request.num_cached_blocks == 1
     request.num_computed_tokens = 12  # three more are planned, which the host does not know
-    manager.publish([(request, 0)])
-    assert request.num_published_blocks == 2
+    manager.cache_blocks([(request, 0)])
+    assert request.num_cached_blocks == 2
 
 
 def test_shares_blocks_in_use_and_counts_free_hits_as_taken() -> None:
@@ -141,7 +141,7 @@ def test_reset_clears_prefixes_and_blocks_that_build_on_them() -> None:
     compute_more = manager.allocate_slots(request, 13)
     assert compute_more is not None
     request.num_computed_tokens = 13
-    manager.publish([(request, 0)])
+    manager.cache_blocks([(request, 0)])
     assert not manager.get_computed_blocks(live(range(13), order=1)).blocks
     compute(manager, live(range(5), order=2))
     assert len(manager.get_computed_blocks(live(range(13), order=3)).blocks) == 1
@@ -171,7 +171,7 @@ def test_a_block_that_is_computed_again_replaces_the_free_one() -> None:
     manager.free(first)
     compute(manager, second)
     replaced, block = first.block_hashes[1], second.tables[0][1]
-    assert manager._cache.names[replaced] is block
+    assert manager._cache.cached_blocks[replaced] is block
     assert manager.kv_events.take() is None
     assert manager.allocate_slots(second, 9) == [[1]]  # the one that lost its name is allocated next
     manager.check_integrity([second])
@@ -181,5 +181,5 @@ def test_a_block_that_is_computed_again_does_not_replace_one_in_use() -> None:
     manager, first, second = make_manager(4), live(range(8)), live(range(8), order=1)
     compute(manager, first)
     compute(manager, second)
-    assert manager._cache.names[first.block_hashes[1]] is first.tables[0][1]
+    assert manager._cache.cached_blocks[first.block_hashes[1]] is first.tables[0][1]
     manager.check_integrity([first, second])

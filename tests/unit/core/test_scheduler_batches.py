@@ -209,14 +209,14 @@ def test_a_full_queue_rejects() -> None:
         (make_request(prompt=[]), "the prompt must hold at least one token"),
         (
             make_request(prompt=range(40)),
-            "the prompt's 40 tokens leave no room for an output in the context of 40 tokens",
+            "the prompt's 40 tokens leave no room for an output",
         ),
         (make_request(prompt=range(33)), "the prompt's 33 tokens exceed the engine's KV cache, which holds 32 tokens"),
         (
             make_request(prompt=range(20), resumed=range(20), max_tokens=30),
             "and the 20 already generated leave no room",
         ),
-        (make_request(resumed=[1, 2], max_tokens=2), "max_tokens (2) leaves no token to generate"),
+        (make_request(resumed=[1, 2], max_tokens=2), "max_tokens (2) leaves no token after the 2 already generated"),
     ],
 )
 def test_requests_that_can_never_be_served_are_rejected_at_once(request_: EngineCoreRequest, message: str) -> None:

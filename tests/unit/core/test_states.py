@@ -42,7 +42,7 @@ def test_a_hit_reads_the_snapshot_and_writes_the_requests_own_slot() -> None:
     found = [finish(run, make_request(name, [*range(8), ord(name), 1, 2], max_tokens=1))[0] for name in "abc"]
     assert found == [0, 8, 8]
     for steps in states(run)[1:]:
-        ((read, cuts),) = [(step.read, step.cuts) for step in steps.values()]
+        ((read, cuts),) = [(step.read, step.writes) for step in steps.values()]
         assert read == 1
         assert read not in [slot for _, slot in cuts]
 

@@ -9,11 +9,11 @@ import pytest
 from proa.contract import EngineCoreRequest, Grammar, Image, PoolingParams, PoolingTask, SamplingParams
 from proa.contract.pb import from_pb
 from proa.engine.v1 import core_pb2
-from proa_engine.core.validation import ModelLimits, check_request
+from proa_engine.core.validation import LengthLimits, ModelLimits, check_request
 from support.core import make_pooled, make_request
 from support.fake_images import IMAGE_INPUT
 
-LIMITS = ModelLimits(vocab_size=100, max_model_len=10, max_logprobs=5)
+LIMITS = ModelLimits(vocab_size=100, lengths=LengthLimits(10), max_logprobs=5)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,12 @@ def test_accepts_valid_requests(request_: Any) -> None:
         (make_request(resumed=[100]), "token id 100 in resumed_token_ids"),
         (
             make_request(resumed=[1, 2], max_tokens=2),
-            r"holds 2 tokens, so max_tokens \(2\) leaves none",
+            r"max_tokens \(2\) leaves no token after the 2 already generated",
         ),
-        (make_request(prompt=[1] * 8, resumed=[1, 2]), "fill the model's maximum context length of 10 tokens"),
+        (
+            make_request(prompt=[1] * 8, resumed=[1, 2]),
+            "the prompt's 8 tokens and the 2 already generated leave no room for an output",
+        ),
     ],
 )
 def test_rejects_invalid_requests(request_: Any, message: str) -> None:
@@ -87,7 +90,7 @@ def test_accepts_valid_pooled_requests_beside_others(request_: Any) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (make_pooled(prompt=[1] * 11), "context length is 10 tokens, and the prompt has 11"),
+        (make_pooled(prompt=[1] * 11), "context length is 10 tokens, and the prompt's 11 tokens exceed it"),
         (make_pooled(task=PoolingTask.CLASSIFY), "does not support the pooling task CLASSIFY"),
         (
             replace(make_pooled(), pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=9)),
@@ -122,7 +125,7 @@ def test_a_model_without_an_output_layer_accepts_only_pooled_requests() -> None:
 
 IMAGE_LIMITS = replace(
     LIMITS,
-    max_model_len=20,
+    lengths=LengthLimits(20),
     images=replace(IMAGE_INPUT, token_id=99, unit=2, min_pixels=4, max_pixels=24),
     max_image_tokens=4,
 )

@@ -40,7 +40,7 @@ def join(manager: KVCacheManager, request: Request, *, step: int = 8) -> int:
         if end > request.num_slots:
             assert manager.allocate_slots(request, end) is not None
         request.num_computed_tokens = end
-        manager.publish([(request, start)])
+        manager.cache_blocks([(request, start)])
     manager.check_integrity([request])
     return hit.num_tokens
 
@@ -84,7 +84,7 @@ def test_hits_are_referenced_before_new_blocks_are_allocated() -> None:
     assert join(manager, holder) == 8  # holds the blocks of table 0, and not the window's any more
     checkpoint = manager.get_computed_blocks(live([*range(8), 60])).checkpoint
     assert checkpoint is not None
-    ((tail,),) = checkpoint.tails
+    ((tail,),) = checkpoint.window_blocks
     assert tail.ref_count == 0
     others = manager._pool.get_new_blocks(manager._pool.num_free_blocks - 3)
     manager._pool.demote(tail)  # the next block to be allocated
@@ -124,7 +124,7 @@ def test_a_request_that_is_preempted_at_its_prompts_end_continues_there() -> Non
     manager, request = make_manager(5), live(range(9))
     manager.allocate_slots(request, 9, manager.get_computed_blocks(request))
     request.num_computed_tokens = 8  # a chunk ends at the last boundary
-    manager.publish([(request, 0)])
+    manager.cache_blocks([(request, 0)])
     manager.free(request)
     request.num_computed_tokens = 0
     assert manager.get_computed_blocks(request).num_tokens == 8
@@ -147,8 +147,8 @@ def test_an_evicted_block_of_one_window_removes_its_checkpoint_and_no_block_of_t
     run_alone(manager, range(17))
     checkpoints = manager._cache.checkpoints
     manager.kv_events.take()
-    (at_8, at_16), names = checkpoints, dict(manager._cache.names)
-    evicted = checkpoints[at_16].tails[3][-1]
+    (at_8, at_16), names = checkpoints, dict(manager._cache.cached_blocks)
+    evicted = checkpoints[at_16].window_blocks[3][-1]
     manager._pool.demote(evicted)
     manager._pool.free_blocks(manager._pool.get_new_blocks(1))
     assert list(checkpoints) == [at_8]
@@ -156,7 +156,7 @@ def test_an_evicted_block_of_one_window_removes_its_checkpoint_and_no_block_of_t
     assert batch is not None
     assert not batch.changes
     assert list(batch.checkpoints.removed) == [at_16]
-    assert manager._cache.names == names
+    assert manager._cache.cached_blocks == names
     manager.check_integrity([])
     hit = manager.get_computed_blocks(live(range(17)))
     assert (hit.num_tokens, hit.num_known_tokens) == (8, 16)

@@ -8,7 +8,7 @@ from proa.contract import PoolingTask, SamplingParams
 from proa.contract.pb import to_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa_engine.core.kv_events import KvChanges
-from proa_engine.core.validation import ModelLimits, check_request
+from proa_engine.core.validation import LengthLimits, ModelLimits, check_request
 from proa_engine.server import convert
 from proa_engine.server.errors import Draining, InvalidRequest
 
@@ -186,6 +186,6 @@ def test_a_pooled_request_without_sampling_params_passes_the_engines_check(
     message = request_message(
         pooling_params=core_pb2.PoolingParams(task=core_pb2.POOLING_TASK_EMBED), sampling_params=sampling_params
     )
-    limits = ModelLimits(vocab_size=10, max_model_len=10, pooling_tasks=frozenset({PoolingTask.EMBED}))
+    limits = ModelLimits(vocab_size=10, lengths=LengthLimits(10), pooling_tasks=frozenset({PoolingTask.EMBED}))
 
     check_request(convert.request_from_pb(message, now=NOW, vocab_size=VOCAB), limits)

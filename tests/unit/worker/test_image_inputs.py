@@ -17,7 +17,7 @@ from proa_engine.core.types import ImageSpan
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.speculative_config import SpeculativeConfig
-from proa_engine.worker.images import ImageEncodings, RequestImages, three_positions
+from proa_engine.worker.images import ImageEncodings, ImagePositions, three_positions
 from support.images import IMAGE_TOKEN, UNIT, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import FakeModel, RunnerHarness, StepResult
 
@@ -95,7 +95,7 @@ def test_three_positions_are_those_of_transformers(model_class: Any, layout: tup
     model.config.vision_config.spatial_merge_size = merge
     expected, delta = model.get_rope_index(torch.zeros(1, num_tokens, dtype=torch.int64), types, grids)
     positions = three_positions(images, UNIT)
-    ours = RequestImages(images, positions)
+    ours = ImagePositions(images, positions)
     behind = np.tile(np.arange(ours.end, num_tokens) + ours.delta, (3, 1))
     assert np.concatenate((positions, behind), axis=1).tolist() == expected[:, 0].tolist()
     assert ours.delta == delta.item()

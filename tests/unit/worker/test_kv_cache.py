@@ -16,8 +16,8 @@ from proa_engine.worker.kv_cache import (
     cpu_budget,
     cpu_sizes,
     divide,
-    fewest,
     gpu_sizes,
+    smallest,
     weights_room,
 )
 
@@ -80,7 +80,7 @@ def test_a_gpu_gets_twice_as_many_blocks_or_a_number_that_costs_nothing() -> Non
 
 
 def test_ranks_use_what_fits_on_each() -> None:
-    assert fewest([CacheSizes(7, 5, 4), CacheSizes(8, 4, 3)]) == CacheSizes(7, 4, 3)
+    assert smallest([CacheSizes(7, 5, 4), CacheSizes(8, 4, 3)]) == CacheSizes(7, 4, 3)
 
 
 def test_a_cache_below_one_full_request_is_rejected_with_what_to_change() -> None:
