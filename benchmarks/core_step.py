@@ -20,7 +20,7 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
+from proa_engine.core.types import ModelRunnerOutput, RowOutput, SchedulerOutput
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
@@ -58,7 +58,7 @@ class InstantExecutor:
             self._num_left[new.request_id] = len(new.token_ids) - new.num_computed_tokens
         for request_id, num_tokens in scheduler_output.num_chunk_tokens.items():
             self._num_left[request_id] -= num_tokens
-            self._output.sampled_token_ids[request_id] = [] if self._num_left[request_id] else [7]
+            self._output.others[request_id] = RowOutput([] if self._num_left[request_id] else [7])
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> InstantFuture:
         return InstantFuture(self._output)

@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -223,9 +224,8 @@ def measure_forced(rows: int, max_tokens: int, rounds: int) -> None:
     """Steps and seconds with forced tokens sampled one by one, and computed in one step. The tokens are the same."""
     llm = LLM("builtin", dtype="float32", max_num_seqs=rows, max_model_len=max_tokens + 64)
     core = llm.llm_engine._core
-    admission = core._scheduler._admission
-    counter = admission._forced
-    assert counter is not None
+    factory = core._scheduler._factory
+    counter = factory.forced
     for name, schema in {"strings": CALL, "a tool's arguments": WEATHER, "long keys": REPORT}.items():
         grammar = Grammar(text=json_grammar({"type": "array", "items": schema, "minItems": 100_000}))
         params = [
@@ -236,7 +236,7 @@ def measure_forced(rows: int, max_tokens: int, rounds: int) -> None:
         tokens = list[Any]()
         for _ in range(rounds):
             for computes in (False, True):
-                admission._forced = counter if computes else None
+                factory._config = replace(factory._config, compute_forced_tokens=computes)
                 num_steps, num_forced, started = core._num_steps, counter.num_tokens, time.perf_counter()
                 outputs = llm.generate(["Hello"] * rows, params, use_tqdm=False)
                 seconds[computes].append(time.perf_counter() - started)

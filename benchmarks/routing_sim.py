@@ -24,7 +24,7 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput, StepOutputs
+from proa_engine.core.types import ModelRunnerOutput, RowOutput, SchedulerOutput, StepOutputs
 from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
@@ -71,7 +71,7 @@ class SimulatedDevice:
                 self._num_tokens[request_id] += 1
                 self._output.plain_token_ids.append(ANSWER_TOKEN)
             else:
-                self._output.sampled_token_ids[request_id] = []
+                self._output.others[request_id] = RowOutput()
         self.seconds = 1e-3 + max(4e-3, 21.5e-6 * scheduler_output.total_num_scheduled_tokens) + 35e-9 * context
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> Future:

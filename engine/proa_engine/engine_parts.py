@@ -173,12 +173,9 @@ def assemble_engine(
     scheduler = Scheduler(
         scheduler_config(config, executor),
         manager,
-        eos_token_ids=frozenset(executor.eos_token_ids),
         grammars=grammars,
         loras=loras,
         images=make_images(config, images),
-        last_token_tasks=executor.model_config.pooling.last_token_tasks,
-        whole_prompts=executor.model_config.is_encoder,
     )
     core = EngineCore(scheduler, trace_steps(executor))
     model = executor.model_config
@@ -232,6 +229,9 @@ def scheduler_config(config: EngineConfig, executor: LoadedExecutor) -> Schedule
         "max_model_len": executor.max_model_len,
         "max_num_seqs": executor.max_num_seqs,
         "compute_forced_tokens": not executor.replays_decodes,
+        "eos_token_ids": frozenset(executor.eos_token_ids),
+        "last_token_tasks": executor.model_config.pooling.last_token_tasks,
+        "whole_prompts": executor.model_config.is_encoder,
     }
     shared = {field.name: getattr(config, field.name) for field in fields(SchedulerConfig) if field.name not in own}
     return SchedulerConfig(**shared, **own)

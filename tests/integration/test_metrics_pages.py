@@ -56,9 +56,15 @@ def request(request_id: str, *, prompt: Sequence[int] = tuple(range(9)), max_tok
 
 def run_core(metrics: EngineMetrics, *rounds: list[EngineCoreRequest], abort: Sequence[str] = ()) -> None:
     """Run each round of requests to its end, and abort some after the first step of the last round."""
-    config = SchedulerConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64, max_waiting_requests=8)
+    config = SchedulerConfig(
+        max_model_len=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_waiting_requests=8,
+        eos_token_ids=frozenset({60}),
+    )
     manager = KVCacheManager(CACHE, hash_block=hash_block)
-    scheduler = Scheduler(config, manager, eos_token_ids=frozenset({60}))
+    scheduler = Scheduler(config, manager)
     core = EngineCore(scheduler, FakeExecutor(num_blocks=64, block_size=4))
     for requests in rounds:
         for each in requests:

@@ -171,13 +171,15 @@ class CoreRun:
             async_scheduling=async_scheduling,
             num_speculative_tokens=num_speculative_tokens,
             compute_forced_tokens=compute_forced_tokens,
+            eos_token_ids=eos_token_ids,
+            last_token_tasks=LAST_TOKEN_TASKS,
+            whole_prompts=whole_prompts,
         )
         self.grammars = FakeGrammars(eos_token_ids)
         self.loras = Loras(self.executor, max_loras=max_loras, max_cpu_loras=max_cpu_loras) if max_loras else Loras()
         scheduler = Scheduler(
             config,
             self.manager,
-            eos_token_ids=eos_token_ids,
             grammars=self.grammars,
             loras=self.loras,
             images=Images(
@@ -185,8 +187,6 @@ class CoreRun:
                 EncoderCache(encoder_cache_size, max_num_batched_tokens),
                 attends_within=attends_within,
             ),
-            last_token_tasks=LAST_TOKEN_TASKS,
-            whole_prompts=whole_prompts,
         )
         self.core = EngineCore(scheduler, trace_steps(self.executor), clock=clock or Clock())
         self.max_model_len = max_model_len

@@ -148,12 +148,9 @@ def engine_over(
     scheduler = Scheduler(
         replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),
         manager,
-        eos_token_ids=executor.eos_token_ids,
         grammars=grammars,
         loras=make_loras(config, executor),
         images=make_images(config, executor.model_config.images),
-        last_token_tasks=executor.model_config.pooling.last_token_tasks,
-        whole_prompts=executor.model_config.is_encoder,
     )
     core = EngineCore(scheduler, watched)
     return Engine(core, executor, watched)

@@ -22,6 +22,7 @@ from proa_engine.core.types import (
     ModelRunnerOutput,
     NewRequestData,
     PooledRows,
+    RowOutput,
     SchedulerOutput,
     StateSteps,
 )
@@ -460,20 +461,15 @@ class FakeExecutor:
         self, output: ModelRunnerOutput, request_id: str, row: FakeRow, allowed: Collection[int] | None
     ) -> None:
         if row.pooling is not None:
-            output.sampled_token_ids[request_id] = []
-            if (rows := row.pool()) is not None:
-                output.pooled[request_id] = rows
+            output.others[request_id] = RowOutput(pooled=row.pool())
             return
         sampled = self._sample(row, allowed)
-        self._add_logprobs(output, request_id, row, sampled)
-        if row.drafts.planned:
-            output.drafts[request_id] = row.drafts
-        if len(sampled) == 1 and not any(
-            request_id in of_row for of_row in (output.drafts, output.logprobs, output.prompt_logprobs)
-        ):
-            output.plain_token_ids.append(sampled[0])
+        result = RowOutput(sampled, drafts=row.drafts if row.drafts.planned else None)
+        self._add_logprobs(result, row)
+        if result == RowOutput(sampled) and len(sampled) == 1:
+            output.plain_token_ids += sampled
         else:
-            output.sampled_token_ids[request_id] = sampled
+            output.others[request_id] = result
 
     def _sample(self, row: FakeRow, allowed: Collection[int] | None) -> list[int]:
         if not row.samples:
@@ -482,14 +478,12 @@ class FakeExecutor:
         row.contexts.append(fingerprint(row.contexts[-1], token_id))
         return [*row.accepted, token_id]
 
-    def _add_logprobs(self, output: ModelRunnerOutput, request_id: str, row: FakeRow, sampled: list[int]) -> None:
-        if row.params.logprobs is not None and sampled:
-            output.logprobs[request_id] = [TokenLogprobs(token_id, -1.0, 1) for token_id in sampled]
+    def _add_logprobs(self, result: RowOutput, row: FakeRow) -> None:
+        if row.params.logprobs is not None:
+            result.logprobs = [TokenLogprobs(token_id, -1.0, 1) for token_id in result.sampled_token_ids]
         if row.params.prompt_logprobs is not None:
             first = row.start + 1  # a position's logits are of the token after it
             last = min(row.num_computed_tokens, row.num_prompt_tokens - 1)
             if first <= last:
                 # The rank says the position, so that a test sees which tokens were told.
-                output.prompt_logprobs[request_id] = [
-                    TokenLogprobs(0, -1.0, position) for position in range(first, last + 1)
-                ]
+                result.prompt_logprobs = [TokenLogprobs(0, -1.0, position) for position in range(first, last + 1)]

@@ -108,10 +108,13 @@ class StepResult:
 
     @classmethod
     def of(cls, request_ids: list[str], output: ModelRunnerOutput) -> "StepResult":
-        others, plain = output.sampled_token_ids, iter(output.plain_token_ids)
-        sampled = [others[name] if name in others else [next(plain)] for name in request_ids]
+        others, plain = output.others, iter(output.plain_token_ids)
+        sampled = [list(others[name].sampled_token_ids) if name in others else [next(plain)] for name in request_ids]
         assert not list(plain)
-        return cls(request_ids, sampled, output.drafts, output.logprobs, output.prompt_logprobs)
+        drafts = {name: row.drafts for name, row in others.items() if row.drafts is not None}
+        logprobs = {name: list(row.logprobs) for name, row in others.items() if row.logprobs}
+        prompt_logprobs = {name: list(row.prompt_logprobs) for name, row in others.items() if row.prompt_logprobs}
+        return cls(request_ids, sampled, drafts, logprobs, prompt_logprobs)
 
 
 class RunnerHarness:

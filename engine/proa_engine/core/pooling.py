@@ -1,10 +1,10 @@
 """Pooled requests in the core: they end when their whole prompt is computed, with numbers instead of tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.request import Request, RequestStatus
-from proa_engine.core.types import ModelRunnerOutput, PooledRows
+from proa_engine.core.types import PooledRows, RowOutput
 
 
 class PoolingRequest(Request):
@@ -14,33 +14,31 @@ class PoolingRequest(Request):
     So the request stays in the table until the result arrives, and nothing else is scheduled for it.
     """
 
-    __slots__ = ("_parts", "num_rows")
+    __slots__ = ("_num_rows", "_parts")
 
     def __init__(self, request: EngineCoreRequest, *, order: tuple[int, ...], reads_prefix_cache: bool) -> None:
         num_prompt_tokens = len(request.prompt_token_ids)
         super().__init__(request, order=order, max_num_tokens=num_prompt_tokens + 1, eos_token_ids=frozenset())
         assert request.pooling_params is not None
         self.reads_prefix_cache = reads_prefix_cache
-        self.num_rows = num_prompt_tokens if request.pooling_params.task.is_by_token else 1
+        self._num_rows = num_prompt_tokens if request.pooling_params.task.is_by_token else 1
         self._parts: list[bytes] = []
 
     @property
-    def values(self) -> bytes:
-        """The result, once the request has finished."""
-        return b"".join(self._parts)
+    def pooled(self) -> PooledRows | None:
+        if self.status is not RequestStatus.FINISHED_STOPPED:
+            return None
+        return PooledRows(0, self._num_rows, b"".join(self._parts))
 
-    def append_rows(self, rows: PooledRows) -> bool:
-        """Append the rows of the oldest step in flight. Returns whether the request has finished.
-
-        A request that was preempted begins again with its first row.
-        """
-        if rows.first == 0:
-            self._parts.clear()
-        self._parts.append(rows.values)
-        if rows.first + rows.num_rows < self.num_rows:
-            return False
-        self.status = RequestStatus.FINISHED_STOPPED
-        return True
+    def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
+        """Append numbers, no tokens. A request that was preempted begins again with its first row of numbers."""
+        if (rows := row.pooled) is not None:
+            if rows.first == 0:
+                self._parts.clear()
+            self._parts.append(rows.values)
+            if rows.first + rows.num_rows == self._num_rows:
+                self.status = RequestStatus.FINISHED_STOPPED
+        return ()
 
 
 class WholePromptRequest(PoolingRequest):
@@ -50,19 +48,3 @@ class WholePromptRequest(PoolingRequest):
 
     def fits(self, budget: int) -> bool:
         return self.num_prompt_tokens <= budget
-
-
-def finish_pooled(
-    requests: Sequence[Request], result: ModelRunnerOutput
-) -> Iterator[tuple[PoolingRequest, RequestStatus]]:
-    """Give a step's rows to their requests. Yields those that finish, each with its status before."""
-    if not result.pooled:
-        return
-    for request in requests:
-        rows = result.pooled.get(request.request_id)
-        if rows is None or request.is_finished:
-            continue
-        assert isinstance(request, PoolingRequest)
-        before = request.status
-        if request.append_rows(rows):
-            yield request, before

@@ -8,6 +8,7 @@ from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, ext
 from proa_engine.core.block_pool import Block
 from proa_engine.core.lora_slots import Adapter
 from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
+from proa_engine.core.types import PooledRows, RowOutput
 
 
 class RequestStatus(IntEnum):
@@ -175,6 +176,11 @@ class Request:
     def finish_reason(self) -> FinishReason | None:
         return FINISH_REASONS.get(self.status)
 
+    @property
+    def pooled(self) -> PooledRows | None:
+        """The whole result of a pooled request that is complete."""
+        return None
+
     def record(self, event: EventType, timestamp: float) -> None:
         self.events.append(Event(event, timestamp))
 
@@ -211,6 +217,19 @@ class Request:
             return False
         self.token_ids.append(token_id)
         return True
+
+    def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
+        """Append the result of the oldest step in flight, until the request finishes. Returns all tokens that it adds,
+        forced ones included."""
+        num_before = len(self.token_ids)
+        for token_id in row.sampled_token_ids:
+            if self.append_token(token_id):
+                break
+        new_ids = self.token_ids[num_before:]
+        if new_ids and not self.has_output:
+            self.has_output = True
+            self.record(EventType.FIRST_TOKEN, now)
+        return new_ids
 
     def append_token(self, token_id: int) -> bool:
         """Append the oldest of the tokens in flight. Returns whether the request has finished."""

@@ -4,18 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask
-from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
+from proa.contract import EngineCoreOutput, EngineCoreRequest
+from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
 from proa_engine.core.loras import Loras
 from proa_engine.core.outputs import make_output
-from proa_engine.core.pooling import PoolingRequest, WholePromptRequest
-from proa_engine.core.repetition import request_classes
-from proa_engine.core.request import Request, RequestStatus
+from proa_engine.core.request import RequestStatus
+from proa_engine.core.request_factory import RequestFactory
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.speculation import can_speculate
 from proa_engine.core.types import Rejection, RejectionCode
 from proa_engine.core.validation import LengthLimits
 
@@ -24,46 +22,36 @@ Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a ste
 
 
 class RequestAdmission:
-    """Adds requests to `table`. `cache_capacity` is in tokens. `grammars` None: requests must have no grammar.
-
-    Requests for the `last_token_tasks` read the prefix cache, as the hidden state of the last token is all they need.
-    """
+    """Adds requests to `table`. `grammars` None: requests must have no grammar."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         table: RequestTable,
+        factory: RequestFactory,
         *,
-        cache_capacity: int,
-        eos_token_ids: frozenset[int],
+        lengths: LengthLimits,
         grammars: Grammars | None,
         loras: Loras,
         images: Images,
-        last_token_tasks: frozenset[PoolingTask],
-        whole_prompts: bool,
-        forced: ForcedCounter,
     ) -> None:
-        self._config = config
+        self._max_waiting_requests = config.max_waiting_requests
         self._table = table
-        self._lengths = LengthLimits(config.max_model_len, cache_capacity)
-        self._eos_token_ids = eos_token_ids
+        self._factory = factory
+        self._lengths = lengths
         self._grammars = grammars
         self._loras = loras
         self._images = images
-        self._last_token_tasks = last_token_tasks
-        self._make_pooled = WholePromptRequest if whole_prompts else PoolingRequest
-        self._forced = forced if config.compute_forced_tokens and not config.num_speculative_tokens else None
-        self._num_added = 0
 
     def add(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """See `Scheduler.add_request`."""
         if (rejection := self._reject(request)) is not None:
             return rejection
         adapter = self._loras.find(request)
-        made = self._make_request(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
+        made = self._factory.make(request if adapter is None else replace(request, lora_digest=adapter.lora.digest))
         made.lora, made.images = adapter, self._images.of(request)
         if isinstance(made, ConstrainedRequest):
-            return self._hold(made, request, now, on_ready)
+            return self._add_pending(made, request, now, on_ready)
         self._table.add(made, now)
         return None
 
@@ -97,7 +85,7 @@ class RequestAdmission:
             message = f"the adapter {request.lora_name!r} is not loaded, or has another content"
             return Rejection(request.request_id, request.client_index, "not_found", message)
         num_waiting = self._table.num_waiting
-        if num_waiting >= self._config.max_waiting_requests:
+        if num_waiting >= self._max_waiting_requests:
             message = f"the engine's queue is full ({num_waiting} requests wait)"
             return Rejection(request.request_id, request.client_index, "resource_exhausted", message)
         if missing := self._images.missing(request):
@@ -105,24 +93,9 @@ class RequestAdmission:
             return Rejection(request.request_id, request.client_index, "failed_precondition", message, missing)
         return None
 
-    def _make_request(self, request: EngineCoreRequest) -> Request:
-        priority = request.priority if self._config.scheduling_policy == "priority" else 0
-        is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began
-        order = (priority, is_new, self._num_added)
-        self._num_added += 1
-        if (pooling := request.pooling_params) is not None:
-            return self._make_pooled(request, order=order, reads_prefix_cache=pooling.task in self._last_token_tasks)
-        limit, eos = self._lengths.max_num_tokens(request), self._eos_token_ids
-        plain, constrained, speculating = request_classes(request.sampling_params)
-        if request.sampling_params.grammar is not None:
-            forced = self._forced if can_force(request.sampling_params) else None
-            return constrained(request, order=order, max_num_tokens=limit, eos_token_ids=eos, forced=forced)
-        max_drafts = self._config.num_speculative_tokens
-        if max_drafts == 0 or not can_speculate(request.sampling_params):
-            return plain(request, order=order, max_num_tokens=limit, eos_token_ids=eos)
-        return speculating(request, order=order, max_num_tokens=limit, eos_token_ids=eos, max_drafts=max_drafts)
-
-    def _hold(self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
+    def _add_pending(
+        self, made: ConstrainedRequest, request: EngineCoreRequest, now: float, on_ready: OnReady
+    ) -> Admission:
         """Add a request as pending, and queue it at once if its grammar is compiled already."""
         assert self._grammars is not None, "check_request refuses grammars that the engine cannot compile"
         self._table.add_pending(made, now)

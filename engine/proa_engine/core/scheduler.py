@@ -6,21 +6,29 @@ budget. Prefill, chunked prefill, decode, prefix cache hits and recomputation af
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, PoolingTask, SchedulerStats
-from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter
+from proa.contract import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.grammar import GrammarReady, Grammars
 from proa_engine.core.images import Images
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
-from proa_engine.core.outputs import append_plain_tokens, append_tokens, make_output, take_logprobs
-from proa_engine.core.pooling import PoolingRequest, finish_pooled
+from proa_engine.core.outputs import append_plain_tokens, make_output, unsent_prompt_logprobs
 from proa_engine.core.request import Request, RequestStatus
 from proa_engine.core.request_admission import Admission, OnReady, RequestAdmission
+from proa_engine.core.request_factory import RequestFactory
 from proa_engine.core.request_table import RequestTable
 from proa_engine.core.scheduler_config import SchedulerConfig
-from proa_engine.core.speculation import DraftCounter, check_speculation
+from proa_engine.core.speculation import check_speculation
 from proa_engine.core.step_plan import IdColumn, StepPlan
-from proa_engine.core.types import CacheOccupancy, ModelRunnerOutput, PlainTokens, SchedulerOutput, StateSteps
+from proa_engine.core.types import (
+    CacheOccupancy,
+    ModelRunnerOutput,
+    PlainTokens,
+    RowOutput,
+    SchedulerOutput,
+    StateSteps,
+)
+from proa_engine.core.validation import LengthLimits
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
 
@@ -37,16 +45,11 @@ class Scheduler:
         config: SchedulerConfig,
         kv_cache_manager: KVCacheManager,
         *,
-        eos_token_ids: frozenset[int] = frozenset(),
         grammars: Grammars | None = None,
         loras: Loras | None = None,
         images: Images | None = None,
-        last_token_tasks: frozenset[PoolingTask] = frozenset(),
-        whole_prompts: bool = False,
     ) -> None:
         """`grammars` None: requests must have no grammar; `loras` None: no adapter; `images` None: no images.
-        `last_token_tasks` need the last token's hidden state only.
-
         Raises `ValueError` if the model cannot have drafts.
         """
         check_speculation(config.num_speculative_tokens, is_recurrent=kv_cache_manager.groups.num_state_slots > 0)
@@ -58,20 +61,17 @@ class Scheduler:
         self.kv_events = kv_cache_manager.kv_events
         self._manager = kv_cache_manager
         self._table = RequestTable(kv_cache_manager, self.loras)
-        self._forced = ForcedCounter()
+        lengths = LengthLimits(config.max_model_len, kv_cache_manager.groups.capacity)
+        self._factory = RequestFactory(config, lengths)
         self._admission = RequestAdmission(
             config,
             self._table,
-            cache_capacity=kv_cache_manager.groups.capacity,
-            eos_token_ids=eos_token_ids,
+            self._factory,
+            lengths=lengths,
             grammars=grammars,
             loras=self.loras,
             images=images,
-            last_token_tasks=last_token_tasks,
-            whole_prompts=whole_prompts,
-            forced=self._forced,
         )
-        self._drafts = DraftCounter()
         # A running request computes at least one token in each step, so the budget limits their number too.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._num_steps = 0
@@ -89,6 +89,7 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
+        drafts = self._factory.drafts
         return SchedulerStats(
             num_running_reqs=len(self._table.running),
             num_waiting_reqs=self._table.num_waiting,
@@ -98,11 +99,11 @@ class Scheduler:
             prefix_cache_queries=self._manager.num_queried_tokens,
             prefix_cache_hits=self._manager.num_hit_tokens,
             num_preemptions=self._table.num_preemptions,
-            spec_decode_num_drafts=self._drafts.num_drafts,
-            spec_decode_num_draft_tokens=self._drafts.num_draft_tokens,
-            spec_decode_num_accepted_tokens=self._drafts.num_accepted_tokens,
-            spec_decode_num_accepted_tokens_per_pos=tuple(self._drafts.num_accepted_per_position),
-            num_forced_tokens=self._forced.num_tokens,
+            spec_decode_num_drafts=drafts.num_drafts,
+            spec_decode_num_draft_tokens=drafts.num_draft_tokens,
+            spec_decode_num_accepted_tokens=drafts.num_accepted_tokens,
+            spec_decode_num_accepted_tokens_per_pos=tuple(drafts.num_accepted_per_position),
+            num_forced_tokens=self._factory.forced.num_tokens,
             num_encoded_images=self.encoder_cache.num_encoded,
             num_encoder_hits=self.encoder_cache.num_hits,
         )
@@ -153,10 +154,8 @@ class Scheduler:
         self, requests: list[Request], result: ModelRunnerOutput, now: float
     ) -> tuple[list[EngineCoreOutput], PlainTokens]:
         """Append a step's results to the `requests` of its rows, except to those that have finished since."""
-        self._drafts.settle(requests, result)
         plain, plain_token_ids, others = append_plain_tokens(requests, result)
-        outputs = [self._append(request, token_ids, result, now) for request, token_ids in others]
-        outputs += [self._finish(request, before, now) for request, before in finish_pooled(requests, result)]
+        outputs = [self._append(request, row, now) for request, row in others]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
     def reset_prefix_cache(self) -> None:
@@ -171,26 +170,19 @@ class Scheduler:
         held = [request.images.held for request in self._table.running]
         self.encoder_cache.check_integrity([image_hash for image_hash in held if image_hash is not None])
 
-    def _append(
-        self, request: Request, token_ids: Sequence[int], result: ModelRunnerOutput, now: float
-    ) -> EngineCoreOutput | None:
-        """Append a row's tokens and return what is to be sent, if anything."""
+    def _append(self, request: Request, row: RowOutput, now: float) -> EngineCoreOutput | None:
+        """Append a row's result and return what is to be sent, if anything."""
         if request.is_finished:
             return None
         before = request.status
-        new_ids = append_tokens(request, token_ids, now)
-        logprobs, prompt_logprobs = take_logprobs(request, result, len(new_ids))
+        new_ids = request.append_row(row, now)
+        prompt_logprobs = unsent_prompt_logprobs(request, row.prompt_logprobs) if row.prompt_logprobs else ()
         if request.status is not before:
             self._table.finish(request, before, now)
         if not (new_ids or prompt_logprobs or request.is_finished):
             return None
-        return make_output(request, new_ids, logprobs, prompt_logprobs)
-
-    def _finish(self, request: PoolingRequest, before: RequestStatus, now: float) -> EngineCoreOutput:
-        """Remove a pooled request that has just finished and return its output; `before` is its previous status."""
-        self._table.finish(request, before, now)
-        output = make_output(request)
-        output.pooled, output.num_pooled_rows = request.values, request.num_rows
+        output = make_output(request, new_ids)
+        output.logprobs, output.prompt_logprobs = row.logprobs[: len(new_ids)], prompt_logprobs
         return output
 
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:

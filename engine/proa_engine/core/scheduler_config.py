@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from proa.contract import PoolingTask
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -16,6 +18,9 @@ class SchedulerConfig:
     # Compute what a grammar forces in one step. Not with drafts; pays where a step of chunks costs little more than one
     # of decodes, as it does not where decodes replay CUDA graphs.
     compute_forced_tokens: bool = False
+    eos_token_ids: frozenset[int] = frozenset()
+    last_token_tasks: frozenset[PoolingTask] = frozenset()  # need the last token's hidden state only, no other's
+    whole_prompts: bool = False  # pooled prompts are computed in one step: each token attends to all others
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):

@@ -8,13 +8,33 @@ from collections.abc import Sequence
 
 from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.request import Request
-from proa_engine.core.types import ModelRunnerOutput
+from proa_engine.core.types import Drafts, RowOutput
+
+
+class DraftCounter:
+    """Counts the drafts of finished steps since start."""
+
+    def __init__(self) -> None:
+        self.num_drafts = 0  # times that a request had drafts in a step
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.num_accepted_per_position: list[int] = []
+
+    def add(self, drafts: Drafts, num_accepted: int) -> None:
+        """Count the drafts of a row."""
+        self.num_drafts += drafts.proposed > 0
+        self.num_draft_tokens += drafts.proposed
+        self.num_accepted_tokens += num_accepted
+        by_position = self.num_accepted_per_position
+        by_position += [0] * (num_accepted - len(by_position))
+        for position in range(num_accepted):
+            by_position[position] += 1
 
 
 class SpeculatingRequest(Request):
     """A request whose decode steps carry up to `max_drafts` draft tokens, verified together with its last token."""
 
-    __slots__ = ("max_drafts",)
+    __slots__ = ("_counter", "max_drafts")
 
     def __init__(
         self,
@@ -24,9 +44,11 @@ class SpeculatingRequest(Request):
         max_num_tokens: int,
         eos_token_ids: frozenset[int],
         max_drafts: int,
+        counter: DraftCounter,
     ) -> None:
         super().__init__(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos_token_ids)
         self.max_drafts = max_drafts
+        self._counter = counter
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -51,40 +73,15 @@ class SpeculatingRequest(Request):
         """False: a decode has drafts, and the workers do not know its upper bound."""
         return False
 
-    def reject_drafts(self, num_tokens: int) -> None:
-        """Subtract drafts of the oldest step in flight that were rejected."""
-        self.num_planned_tokens -= num_tokens
-        if self.num_computed_tokens:  # else it was preempted since
-            self.num_computed_tokens -= num_tokens
-
-
-class DraftCounter:
-    """Handles the drafts of finished steps, and counts them since start."""
-
-    def __init__(self) -> None:
-        self.num_drafts = 0  # times that a request had drafts in a step
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
-        self.num_accepted_per_position: list[int] = []
-
-    def settle(self, requests: Sequence[Request], result: ModelRunnerOutput) -> None:
-        """Subtract rejected drafts from their requests. Call it before the requests get the step's tokens."""
-        if not result.drafts:
-            return
-        for request in requests:
-            drafts = result.drafts.get(request.request_id)
-            if drafts is None or request.is_finished:
-                continue
-            assert isinstance(request, SpeculatingRequest)
-            num_accepted = len(result.sampled_token_ids[request.request_id]) - 1
-            request.reject_drafts(drafts.planned - num_accepted)
-            self.num_drafts += drafts.proposed > 0
-            self.num_draft_tokens += drafts.proposed
-            self.num_accepted_tokens += num_accepted
-            by_position = self.num_accepted_per_position
-            by_position += [0] * (num_accepted - len(by_position))
-            for position in range(num_accepted):
-                by_position[position] += 1
+    def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
+        if row.drafts is not None:
+            num_accepted = len(row.sampled_token_ids) - 1
+            num_rejected = row.drafts.planned - num_accepted
+            self.num_planned_tokens -= num_rejected
+            if self.num_computed_tokens:  # else it was preempted since
+                self.num_computed_tokens -= num_rejected
+            self._counter.add(row.drafts, num_accepted)
+        return super().append_row(row, now)
 
 
 def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> None:

@@ -200,14 +200,20 @@ class Drafts(NamedTuple):
     proposed: int  # that the drafter found
 
 
+@dataclass(slots=True)
+class RowOutput:
+    """A row's result, if it is anything but one sampled token."""
+
+    sampled_token_ids: Sequence[int] = ()  # accepted drafts, then the sampled one; none if known tokens are left
+    drafts: Drafts | None = None  # None: none were planned
+    logprobs: Sequence[TokenLogprobs] = ()  # one per sampled token
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of this step's prompt tokens
+    pooled: PooledRows | None = None  # of a pooled request, which has no sampled tokens
+
+
 @dataclass(slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """One step's result on the host, in the order of its rows."""
+    """One step's result on the host."""
 
-    plain_token_ids: list[int]  # the sampled token of each row that has nothing else
-    # The other rows, by request id: accepted drafts, then the sampled token. Empty if known tokens are left to compute.
-    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    drafts: dict[str, Drafts] = field(default_factory=dict)  # by request id; those with planned drafts
-    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # by request id, one per sampled token
-    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
-    pooled: dict[str, PooledRows] = field(default_factory=dict)  # by request id; these have no sampled tokens
+    plain_token_ids: list[int]  # the sampled token of each row that has nothing else, in their order
+    others: dict[str, RowOutput] = field(default_factory=dict)  # by request id

@@ -4,7 +4,8 @@ On CUDA, `AsyncOutput` copies them on a separate stream, so that neither the nex
 wait for the copy. On a CPU no copy is needed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
@@ -12,9 +13,7 @@ import torch
 from torch import Tensor
 
 from proa.contract import TokenLogprobs
-from proa_engine.core.types import Drafts, ModelRunnerOutput, PooledRows
-from proa_engine.worker.logprobs import LogprobInputs
-from proa_engine.worker.pooling import PooledGroup
+from proa_engine.core.types import Drafts, ModelRunnerOutput, PooledRows, RowOutput
 from proa_engine.worker.sampler import LogprobTensors
 from proa_engine.worker.step_inputs import StepInputs
 
@@ -32,67 +31,55 @@ class StepTensors:
 
 def collect(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     """Make a step's output, in the order of its rows. The tensors must be on the host, their copies complete."""
-    output = _collect_tokens(tensors, inputs)
-    if inputs.pooling is not None:
-        for values, group in zip(tensors.pooled, inputs.pooling.groups, strict=True):
-            output.pooled.update(_pooled_rows(values, group))
-    return output
-
-
-def _collect_tokens(tensors: StepTensors, inputs: StepInputs) -> ModelRunnerOutput:
     token_ids: list[int] = [] if tensors.token_ids is None else tensors.token_ids.tolist()
-    prompt_logprobs = _prompt_logprobs(tensors.prompt_logprobs, inputs)
-    if tensors.drafts is not None:
-        return _collect_accepted(iter(token_ids), tensors.drafts, tensors.logprobs, prompt_logprobs, inputs)
-    logprobs = _logprobs(tensors.logprobs, _logprob_inputs(inputs))
-    if len(token_ids) == len(inputs.request_ids) and not (logprobs or prompt_logprobs):
+    has_more = tensors.drafts is not None or tensors.logprobs is not None or inputs.prompt_logprobs is not None
+    if len(token_ids) == len(inputs.request_ids) and not has_more:
         return ModelRunnerOutput(plain_token_ids=token_ids)
-    output = ModelRunnerOutput(plain_token_ids=[], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    ids = iter(token_ids)
-    for request_id, is_sampled in zip(inputs.request_ids, inputs.is_sampled, strict=True):
-        _add_row(output, request_id, [next(ids)] if is_sampled else [])
-    return output
+    others: defaultdict[str, RowOutput] = defaultdict(RowOutput)
+    for name, entries in _prompt_logprobs(tensors.prompt_logprobs, inputs):
+        others[name].prompt_logprobs = entries
+    for name, pooled in _pooled_rows(tensors.pooled, inputs):
+        others[name].pooled = pooled
+    ids, logprobs, plain_token_ids = iter(token_ids), _Logprobs(tensors, inputs), list[int]()
+    for name, (num_samples, num_kept, drafts) in zip(inputs.request_ids, _samples(tensors, inputs), strict=True):
+        sampled = list(islice(ids, num_samples))[:num_kept]
+        if drafts is not None:
+            others[name].drafts = drafts
+        if name in logprobs.num_top:
+            others[name].logprobs = logprobs.take(name, num_samples)[:num_kept]
+        if num_kept == 1 and name not in others:
+            plain_token_ids += sampled
+        else:
+            others[name].sampled_token_ids = sampled
+    return ModelRunnerOutput(plain_token_ids=plain_token_ids, others=dict(others))
 
 
-def _pooled_rows(values: Tensor, group: PooledGroup) -> Iterator[tuple[str, PooledRows]]:
-    rows, end = values.numpy().astype("<f4", copy=False), 0
-    for request_id, num_before, num_rows, num_values in group.requests:
-        start, end = end, end + num_rows
-        yield request_id, PooledRows(num_before, num_rows, rows[start:end, : num_values or None].tobytes())
+def _samples(tensors: StepTensors, inputs: StepInputs) -> Iterator[tuple[int, int, Drafts | None]]:
+    """For each row: its number of samples, how many of them to keep, and its drafts.
 
-
-def _collect_accepted(
-    ids: Iterator[int],
-    counts: Tensor,
-    logprobs: LogprobTensors | None,
-    prompt_logprobs: dict[str, list[TokenLogprobs]],
-    inputs: StepInputs,
-) -> ModelRunnerOutput:
-    """Keep each row's samples of accepted draft tokens plus one; discard the rest."""
+    A row with drafts has a sample after each; those behind the accepted drafts and one more are discarded.
+    """
+    if tensors.drafts is None:
+        for is_sampled in inputs.is_sampled:
+            yield int(is_sampled), int(is_sampled), None
+        return
     assert inputs.drafts is not None
-    output = ModelRunnerOutput(plain_token_ids=[], prompt_logprobs=prompt_logprobs)
-    draft_counts: Iterator[list[int]] = iter(counts.tolist())
-    wanted = _logprob_inputs(inputs)
-    logprob_rows = iter(()) if logprobs is None or wanted is None else _rows(logprobs, max(wanted.num_top.values()))
-    for name, is_sampled, planned in zip(inputs.request_ids, inputs.is_sampled, inputs.drafts.num_planned, strict=True):
-        accepted, proposed = next(draft_counts) if is_sampled else (0, 0)
-        num_samples, num_kept = (planned + 1, accepted + 1) if is_sampled else (0, 0)
-        if planned:
-            output.drafts[name] = Drafts(planned, proposed)
-        if wanted is not None and (num_top := wanted.num_top.get(name)) is not None:
-            rows = list(islice(logprob_rows, num_samples))[:num_kept]
-            output.logprobs[name] = [_cut(row, num_top, wanted.named.get(name, ())) for row in rows]
-        _add_row(output, name, list(islice(ids, num_samples))[:num_kept])
-    return output
+    counts: Iterator[list[int]] = iter(tensors.drafts.tolist())
+    for is_sampled, planned in zip(inputs.is_sampled, inputs.drafts.num_planned, strict=True):
+        if is_sampled:
+            accepted, proposed = next(counts)
+            yield planned + 1, accepted + 1, Drafts(planned, proposed) if planned else None
+        else:
+            yield 0, 0, None
 
 
-def _add_row(output: ModelRunnerOutput, request_id: str, token_ids: list[int]) -> None:
-    """Add a row's tokens. The output has its drafts and log probabilities already."""
-    details = (output.drafts, output.logprobs, output.prompt_logprobs)
-    if len(token_ids) == 1 and not any(request_id in by_id for by_id in details):
-        output.plain_token_ids.append(token_ids[0])
-    else:
-        output.sampled_token_ids[request_id] = token_ids
+def _pooled_rows(parts: list[Tensor], inputs: StepInputs) -> Iterator[tuple[str, PooledRows]]:
+    groups = () if inputs.pooling is None else inputs.pooling.groups
+    for values, group in zip(parts, groups, strict=True):
+        rows, end = values.numpy().astype("<f4", copy=False), 0
+        for request_id, num_before, num_rows, num_values in group.requests:
+            start, end = end, end + num_rows
+            yield request_id, PooledRows(num_before, num_rows, rows[start:end, : num_values or None].tobytes())
 
 
 class AsyncOutput:
@@ -138,26 +125,28 @@ def _logprobs_to_host(tensors: LogprobTensors) -> LogprobTensors:
     )
 
 
-def _logprob_inputs(inputs: StepInputs) -> LogprobInputs | None:
-    return None if inputs.sampling is None else inputs.sampling.logprobs
-
-
-def _logprobs(tensors: LogprobTensors | None, inputs: LogprobInputs | None) -> dict[str, list[TokenLogprobs]]:
-    if tensors is None or inputs is None:
-        return {}
-    rows, named = _rows(tensors, max(inputs.num_top.values())), inputs.named
-    return {name: [_cut(next(rows), count, named.get(name, ()))] for name, count in inputs.num_top.items()}
-
-
-def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> dict[str, list[TokenLogprobs]]:
+def _prompt_logprobs(parts: list[LogprobTensors], inputs: StepInputs) -> Iterator[tuple[str, list[TokenLogprobs]]]:
     if inputs.prompt_logprobs is None:
-        return {}
+        return
     most = max((num_top for _, _, num_top in inputs.prompt_logprobs.requests), default=0)
     rows = (row for part in parts for row in _rows(part, most))
-    return {
-        name: [_cut(next(rows), num_top) for _ in range(count)]
-        for name, count, num_top in inputs.prompt_logprobs.requests
-    }
+    for name, count, num_top in inputs.prompt_logprobs.requests:
+        yield name, [_cut(next(rows), num_top) for _ in range(count)]
+
+
+class _Logprobs:
+    """The log probabilities of a step's samples, which are taken in the order of the rows."""
+
+    def __init__(self, tensors: StepTensors, inputs: StepInputs) -> None:
+        self.num_top: Mapping[str, int] = {}  # by request id, of those that want any
+        wanted = None if inputs.sampling is None else inputs.sampling.logprobs
+        if tensors.logprobs is not None and wanted is not None:
+            self.num_top, self._named = wanted.num_top, wanted.named
+            self._rows = _rows(tensors.logprobs, max(wanted.num_top.values()))
+
+    def take(self, name: str, num_samples: int) -> list[TokenLogprobs]:
+        named = self._named.get(name, ())
+        return [_cut(row, self.num_top[name], named) for row in islice(self._rows, num_samples)]
 
 
 _Row = tuple[TokenLogprobs, Sequence[float]]
