@@ -120,7 +120,7 @@ def engine() -> dict[str, Any]:
     transformers than the tests: the engine imports it when such a model is loaded."""
     parts = (name for part in ("kernels", "layers", "models") for name in modules_of(f"proa_engine.{part}"))
     packages = (name for name in parts if not name.startswith(_ADAPTER))
-    programs = ("proa_engine.llm", "proa_engine.executor.multiproc", "proa_engine.worker.compile_kernels")
+    programs = ("proa_engine.offline.llm", "proa_engine.executor.multiproc", "proa_engine.worker.compile_kernels")
     return imports((*packages, *programs, *_BENCHMARKS))
 
 

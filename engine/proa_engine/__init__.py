@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from proa_engine.config import EngineConfig
-    from proa_engine.llm import LLM
-    from proa_engine.llm_engine import LLMEngine
-    from proa_engine.lora_request import LoRARequest
-    from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from proa_engine.offline.llm import LLM
+    from proa_engine.offline.llm_engine import LLMEngine
+    from proa_engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
+    from proa_engine.offline.prompts import LoRARequest
 
 __all__ = [
     "LLM",
@@ -42,15 +42,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "proa_engine.llm",
-    "LLMEngine": "proa_engine.llm_engine",
-    "CompletionOutput": "proa_engine.outputs",
+    "LLM": "proa_engine.offline.llm",
+    "LLMEngine": "proa_engine.offline.llm_engine",
+    "CompletionOutput": "proa_engine.offline.outputs",
     "EngineConfig": "proa_engine.config",
-    "LoRARequest": "proa_engine.lora_request",
-    "Logprob": "proa_engine.outputs",
+    "LoRARequest": "proa_engine.offline.prompts",
+    "Logprob": "proa_engine.offline.outputs",
     "PoolingParams": "proa.contract",
     "PoolingTask": "proa.contract",
-    "RequestOutput": "proa_engine.outputs",
+    "RequestOutput": "proa_engine.offline.outputs",
     "RepetitionDetectionParams": "proa.contract",
     "SamplingParams": "proa.contract",
     "StructuredOutputsParams": "proa.contract",

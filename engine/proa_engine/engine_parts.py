@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from proa.blocks import checkpoint_positions, hash_block, root_hash
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
+from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraError, LoraStore
 from proa_engine.core.loras import Loras
@@ -23,7 +25,6 @@ from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.grammar import SERVING_LIMITS, GrammarTokenizer, LLGuidanceGrammars, QueueLimits, make_tokenizer
-from proa_engine.image_parts import make_images, max_image_tokens
 from proa_engine.models.folders import check_model, resolve_model, resolve_tokenizer
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
@@ -235,3 +236,26 @@ def scheduler_config(config: EngineConfig, executor: LoadedExecutor) -> Schedule
     }
     shared = {field.name: getattr(config, field.name) for field in fields(SchedulerConfig) if field.name not in own}
     return SchedulerConfig(**shared, **own)
+
+
+def make_images(config: EngineConfig, images: ImageConfig | None) -> Images | None:
+    """None if the engine reads no images."""
+    if images is None:
+        return None
+    return Images(
+        ImageStore(int(config.mm_processor_cache_gb * 2**30)),
+        EncoderCache(config.num_encoder_cache_tokens(images.input), config.max_num_batched_tokens),
+        attends_within=images.attends_within,
+    )
+
+
+def max_image_tokens(config: EngineConfig, images: ImageConfig | None, *, max_num_seqs: int) -> int:
+    """Of one image. A step that must compute all of an image also has a token, with its drafts, of each other running
+    request, of which there are up to `max_num_seqs` - 1."""
+    if images is None:
+        return 0
+    size, budget = config.num_encoder_cache_tokens(images.input), config.max_num_batched_tokens
+    if not images.attends_within:
+        return size
+    num_others = min(max_num_seqs, budget) - 1
+    return min(size, budget - num_others * (1 + config.num_speculative_tokens))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
-from proa_engine.telemetry import EngineTracer
-from proa_engine.worker_spans import WorkerTracer
+from proa_engine.observability.telemetry import EngineTracer
+from proa_engine.observability.worker_spans import WorkerTracer
 from proa_gateway.observability.telemetry import GatewayTracer
 from support.otlp import OtlpReceiver
 
@@ -203,7 +203,7 @@ def test_standard_variables_name_the_service_and_choose_the_sampler(
 
 def test_importing_telemetry_imports_no_sdk_and_sets_no_global_provider() -> None:
     check = (
-        "import sys, proa_engine.telemetry, proa_gateway.observability.telemetry\n"
+        "import sys, proa_engine.observability.telemetry, proa_gateway.observability.telemetry\n"
         "from opentelemetry import trace\n"
         "assert not {'opentelemetry.sdk', 'opentelemetry.exporter'} & set(sys.modules)\n"
         "proa_gateway.observability.telemetry.GatewayTracer.from_environment()\n"

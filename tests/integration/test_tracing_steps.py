@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proa.contract import EngineCoreRequest, EventType
-from proa_engine.telemetry import EngineTracer
+from proa_engine.observability.telemetry import EngineTracer
 from support.core import CoreRun, make_request
 from support.fake_executor import FakeExecutor
 from support.fake_grammar import fake_grammar

@@ -1,6 +1,7 @@
 """CallTrace: which functions of a package run while something happens. Shows how many files a reader must open."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,18 +27,22 @@ class CallTrace:
 
 
 @contextmanager
-def traced_calls(package: ModuleType) -> Iterator[CallTrace]:
-    """Record the calls of functions in `package`, on this thread."""
+def traced_calls(package: ModuleType, *parts: str) -> Iterator[CallTrace]:
+    """Record the calls of functions in `package`, or in some `parts` of it, on this thread and on those it starts."""
     root, trace = Path(package.__path__[0]), CallTrace()
     prefix = f"{root}/"
 
     def on_event(frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(prefix) and not code.co_name.startswith("<"):
-            trace.functions.add((code.co_filename.removeprefix(prefix), code.co_qualname))
+            file = code.co_filename.removeprefix(prefix)
+            if not parts or file.split("/")[0] in parts:
+                trace.functions.add((file, code.co_qualname))
 
+    threading.setprofile(on_event)
     sys.setprofile(on_event)
     try:
         yield trace
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)

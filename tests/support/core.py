@@ -17,17 +17,16 @@ from proa.contract import (
     PoolingTask,
     SamplingParams,
 )
-from proa_engine.core.block_hashes import BlockHashFunction
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
-from proa_engine.core.image_store import ImageStore
-from proa_engine.core.images import Images
+from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.loras import Loras
 from proa_engine.core.operations import LoadLora
+from proa_engine.core.prefix_cache import BlockHashFunction
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, Rejection

@@ -19,10 +19,9 @@ from proa_engine.core.grammar import GrammarMasks, Grammars
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.types import SchedulerOutput
-from proa_engine.engine_parts import make_loras, scheduler_config
+from proa_engine.engine_parts import make_images, make_loras, scheduler_config
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
-from proa_engine.image_parts import make_images
 from proa_engine.layers.cache_layers import StateLayer
 
 DEADLINE = 60.0  # seconds for one run

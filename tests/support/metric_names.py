@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.metrics import EngineMetrics
+from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}

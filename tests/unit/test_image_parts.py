@@ -7,7 +7,7 @@ import pytest
 
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
-from proa_engine.image_parts import make_images, max_image_tokens
+from proa_engine.engine_parts import make_images, max_image_tokens
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.speculative_config import SpeculativeConfig
 

@@ -32,7 +32,7 @@ ONLY = {
     "kubernetes": [GATEWAY / "engines/discovery.py"],
     "opentelemetry.sdk": [
         PROTOS / "telemetry.py",
-        *(ENGINE / name for name in ("telemetry.py", "worker_spans.py")),
+        *(ENGINE / "observability" / name for name in ("telemetry.py", "worker_spans.py")),
         GATEWAY / "observability/telemetry.py",
     ],
     "transformers": [ENGINE / "models/transformers_adapter"],

@@ -11,8 +11,8 @@ from proa.contract import Grammar, SamplingParams
 from proa_engine.config import EngineConfig
 from proa_engine.core.validation import LengthLimits, ModelLimits
 from proa_engine.engine_parts import EngineParts
-from proa_engine.llm_engine import LLMEngine
 from proa_engine.models.pooling_config import PoolingConfig
+from proa_engine.offline.llm_engine import LLMEngine
 from support.core import CoreRun
 from support.fake_executor import VOCAB_SIZE
 from support.fake_grammar import fake_grammar

@@ -28,12 +28,9 @@ class FreeBlockQueue:
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._head, self._tail = Block(-1), Block(-1)  # sentinels, so that no operation has to handle an end
         self._head.next, self._tail.prev = self._tail, self._head
-        self._num_blocks = 0
+        self.num_blocks = 0
         for block in blocks:
             self.append(block)
-
-    def __len__(self) -> int:
-        return self._num_blocks
 
     def append(self, block: Block) -> None:
         """Make `block` the last to be allocated."""
@@ -59,7 +56,7 @@ class FreeBlockQueue:
         assert after is not None
         before.next, after.prev = after, before
         block.prev = block.next = None
-        self._num_blocks -= 1
+        self.num_blocks -= 1
 
     def to_list(self) -> list[Block]:
         """All blocks in order. Raises `AssertionError` for inconsistent links."""
@@ -71,14 +68,14 @@ class FreeBlockQueue:
             blocks.append(block)
             block = block.next
         assert block is self._tail, "the free list is cut"
-        assert len(blocks) == self._num_blocks
+        assert len(blocks) == self.num_blocks
         return blocks
 
     def _link(self, before: Block, block: Block, after: Block) -> None:
         assert block.prev is None, f"block {block.block_id} is free already"
         before.next, after.prev = block, block
         block.prev, block.next = before, after
-        self._num_blocks += 1
+        self.num_blocks += 1
 
 
 class BlockPool:
@@ -103,12 +100,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free)
+        return self._free.num_blocks
 
     @property
     def usage(self) -> float:
         """Share of blocks in use, 0 to 1."""
-        return 1.0 - len(self._free) / len(self.blocks)
+        return 1.0 - self._free.num_blocks / len(self.blocks)
 
     def num_free_of(self, blocks: Iterable[Block]) -> int:
         """How many of these blocks are free."""

@@ -121,9 +121,9 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        unsent = self._outputs or self._rejections or self._kv_events.has_pending or self._loras.has_changed
-        operates = self._operation is not None or self._operations.must_sleep
-        return self._scheduler.has_work or operates or bool(self._in_flight or unsent) or not self._inbox.empty()
+        if self._in_flight or self._operation is not None or not self._inbox.empty():
+            return True
+        return self._scheduler.has_work or self._operations.must_sleep or self._has_news
 
     def wait_for_work(self, timeout: float | None = None) -> None:
         """Block until there is something to do, `wake` is called or `timeout` seconds have passed."""
@@ -241,12 +241,19 @@ class EngineCore:
     def _on_lora_read(self, digest: "Future[str]") -> None:
         self._inbox.put(_LoraRead(digest))
 
+    @property
+    def _has_news(self) -> bool:
+        """Whether there is anything to send."""
+        if self._outputs or self._plain.token_ids or self._rejections:
+            return True
+        has_slept = self._operations.sleep_level != self._sent_sleep_level
+        return has_slept or self._kv_events.has_pending or self._loras.has_changed
+
     def _take_outputs(self) -> StepOutputs | None:
-        kv_events, loras, sleep_level = self._kv_events.take(), self._loras.take_changed(), self._operations.sleep_level
-        has_new = self._outputs or self._plain.token_ids or self._rejections or kv_events or loras
-        if not has_new and sleep_level == self._sent_sleep_level:
+        if not self._has_news:
             return None
-        self._sent_sleep_level = sleep_level
+        kv_events, loras = self._kv_events.take(), self._loras.take_changed()
+        self._sent_sleep_level = self._operations.sleep_level
         outputs, self._outputs = self._outputs, []
         plain, self._plain = self._plain, PlainTokens()
         rejections, self._rejections = self._rejections, []

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proa_engine.core.block_hashes import BlockHashes, BlockHashFunction
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
-from proa_engine.core.prefix_cache import Checkpoint, PrefixCache
+from proa_engine.core.prefix_cache import BlockHashes, BlockHashFunction, Checkpoint, PrefixCache
 from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
 from proa_engine.core.types import NO_STATES, CacheOccupancy, StateSteps

@@ -31,16 +31,11 @@ class Loras:
         self._leaving: list[Adapter] = []  # unloaded, and not without requests yet
         self._num_loaded = 0  # since the start
         self._loading: deque[LoadLora] = deque()  # the first one is being read
-        self._has_changed = False
+        self.has_changed = False  # since the last call of `take_changed`
 
     @property
     def are_enabled(self) -> bool:
         return self._store is not None
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether `take_changed` returns anything."""
-        return self._has_changed
 
     @property
     def loaded(self) -> LoadedLoras:
@@ -49,7 +44,7 @@ class Loras:
 
     def take_changed(self) -> LoadedLoras | None:
         """`loaded`, if it has changed since the last call."""
-        has_changed, self._has_changed = self._has_changed, False
+        has_changed, self.has_changed = self.has_changed, False
         return self.loaded if has_changed else None
 
     def find(self, request: EngineCoreRequest) -> Adapter | None:
@@ -160,7 +155,7 @@ class Loras:
         if known is not None:
             self._remove(lora.name)
         self._by_name[lora.name] = adapter
-        self._has_changed = True
+        self.has_changed = True
         return lora
 
     def _make_room(self, operation: LoadLora, known: Adapter | None) -> None:
@@ -177,7 +172,7 @@ class Loras:
 
     def _remove(self, name: str) -> None:
         adapter = self._by_name.pop(name)
-        self._has_changed = True
+        self.has_changed = True
         if adapter.num_requests:
             self._leaving.append(adapter)
         else:

@@ -10,7 +10,8 @@ from proa_engine.core.validation import LengthLimits
 
 
 class _RepetitionRequest(Request):
-    """A request with `repetition_detection`: its output ends when it repeats itself. What else ends it comes first, and nothing does before `min_tokens`."""
+    """A request with `repetition_detection`: its output ends when it repeats itself. What else ends it comes first, and
+    nothing does before `min_tokens`."""
 
     __slots__ = ()
 

@@ -1,7 +1,9 @@
-"""RequestQueue: the waiting requests, by `Request.order`."""
+"""RequestQueue and LoraQueue: the waiting requests, by `Request.order`, without adapters and with them."""
 
 import heapq
+from itertools import chain
 
+from proa_engine.core.lora_slots import Adapter, LoraSlots
 from proa_engine.core.request import Request
 
 Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themselves are never compared
@@ -10,6 +12,8 @@ Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themse
 class RequestQueue:
     """A priority queue. Removed requests stay in the heap as dead entries and are skipped later."""
 
+    num_deferred = 0  # any of the requests can be started
+
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._num_tokens: dict[tuple[int, ...], int] = {}  # of the requests in the queue, by order
@@ -17,11 +21,6 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._num_tokens)
-
-    @property
-    def num_deferred(self) -> int:
-        """Any of the requests can be started."""
-        return 0
 
     def push(self, request: Request) -> None:
         heapq.heappush(self._entries, (request.order, request))
@@ -56,3 +55,98 @@ class RequestQueue:
 
 def _order(entry: Entry) -> tuple[int, ...]:
     return entry[0]
+
+
+# With a larger number, a few adapters of steady traffic keep the others waiting longer; with a smaller one, batches
+# are smaller, as slots are emptied more often.
+MAX_PASSED = 32
+
+
+class LoraQueue:
+    """A `RequestQueue` whose next request is the first that has no adapter, or one that has a slot or can have one.
+
+    So requests that wait for a slot do not stop those behind them. An adapter starves when `MAX_PASSED` requests of
+    other adapters have started before older ones of its own. As long as one starves, the slot with the fewest running
+    requests is emptied: its adapter starts no requests behind the first starving one.
+    """
+
+    def __init__(self, slots: LoraSlots) -> None:
+        self._slots = slots
+        self._plain = RequestQueue()  # requests without an adapter
+        self._queues: dict[Adapter, RequestQueue] = {}  # none is empty
+
+    def __len__(self) -> int:
+        return len(self._plain) + sum(map(len, self._queues.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens of all waiting requests."""
+        return self._plain.num_tokens + sum(queue.num_tokens for queue in self._queues.values())
+
+    @property
+    def num_deferred(self) -> int:
+        """Requests whose adapters have no slot and can have none now."""
+        if not self._queues or self._slots.has_idle:
+            return 0
+        return sum(len(queue) for adapter, queue in self._queues.items() if adapter.slot is None)
+
+    def push(self, request: Request) -> None:
+        queue = self._plain if request.lora is None else self._queues.setdefault(request.lora, RequestQueue())
+        queue.push(request)
+
+    def peek(self) -> Request | None:
+        """The next request that can be applied, without removing it."""
+        head = self._plain.peek()
+        if not self._queues:
+            return head
+        heads = self._heads()
+        starving = [head.order for adapter, head in heads if adapter.slot is None and adapter.num_passed >= MAX_PASSED]
+        has_idle = self._slots.has_idle
+        emptied = self._slots.least_used if starving and not has_idle else None
+        able = [
+            head
+            for adapter, head in heads
+            if (has_idle if adapter.slot is None else adapter is not emptied or head.order < min(starving))
+        ]
+        return min(able if head is None else [head, *able], key=_order_of_request, default=None)
+
+    def pop(self) -> Request:
+        """Remove the next request. It may be pushed again."""
+        request = self.peek()
+        assert request is not None, "no request can be started"
+        if request.lora is None:
+            return self._plain.pop()
+        for adapter, head in self._heads():
+            adapter.num_passed += adapter.slot is None and adapter is not request.lora and head.order < request.order
+        self._queues[request.lora].pop()
+        if request.lora.slot is None:
+            request.lora.num_passed = 0
+        self._drop_if_empty(request.lora)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Remove `request` from anywhere in the queue. It must not be pushed again."""
+        if request.lora is None:
+            self._plain.remove(request)
+        else:
+            self._queues[request.lora].remove(request)
+            self._drop_if_empty(request.lora)
+
+    def to_list(self) -> list[Request]:
+        """All waiting requests, in order."""
+        queues = [self._plain, *self._queues.values()]
+        return sorted(chain.from_iterable(queue.to_list() for queue in queues), key=_order_of_request)
+
+    def _heads(self) -> list[tuple[Adapter, Request]]:
+        """Each adapter's first request."""
+        heads = [(adapter, queue.peek()) for adapter, queue in self._queues.items()]
+        return [(adapter, head) for adapter, head in heads if head is not None]
+
+    def _drop_if_empty(self, adapter: Adapter) -> None:
+        if not len(self._queues[adapter]):
+            del self._queues[adapter]
+            adapter.num_passed = 0
+
+
+def _order_of_request(request: Request) -> tuple[int, ...]:
+    return request.order

@@ -8,10 +8,9 @@ from bisect import bisect_left, insort
 from proa.contract import EventType
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.kv_cache_manager import KVCacheManager
-from proa_engine.core.lora_queue import LoraQueue
 from proa_engine.core.loras import Loras
 from proa_engine.core.request import Request, RequestStatus
-from proa_engine.core.request_queue import RequestQueue
+from proa_engine.core.request_queue import LoraQueue, RequestQueue
 
 
 class RequestTable:

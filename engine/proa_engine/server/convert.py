@@ -30,8 +30,8 @@ from proa.options import masked
 from proa_engine.config import EngineConfig
 from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.operations import LoadLora, Sleep, UnloadLora
+from proa_engine.observability.telemetry import TRACE_HEADERS
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
-from proa_engine.telemetry import TRACE_HEADERS
 
 SessionRequest = service_pb2.SessionRequest
 SessionResponse = service_pb2.SessionResponse

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.types import StepOutputs
-from proa_engine.metrics import EngineMetrics
-from proa_engine.telemetry import EngineTracer
+from proa_engine.observability.metrics import EngineMetrics
+from proa_engine.observability.telemetry import EngineTracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.executor import Executor, ExecutorFailed
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
-from proa_engine.metrics import EngineMetrics
+from proa_engine.observability.metrics import EngineMetrics
+from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 from proa_engine.server.health import GATEWAY_WAIT_SECONDS, Health
 from proa_engine.server.io_thread import IoThread
@@ -36,7 +37,6 @@ from proa_engine.server.shutdown import FLUSH_SECONDS, ShutdownHandler
 from proa_engine.server.signals import SignalPipe
 from proa_engine.server.tls import server_credentials
 from proa_engine.server.watchdog import StepDeadlines, Watchdog
-from proa_engine.telemetry import EngineTracer
 from proa_engine.tokenizer import read_tokenizer_files
 
 Load = Callable[[EngineConfig, Callable[[str], None], Callable[[Executor], Executor]], EngineParts]

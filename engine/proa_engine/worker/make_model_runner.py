@@ -9,6 +9,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM, ImageReader, move_weights
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.pooling_heads import PoolingHeads
+from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker.cache_plan import CachePlan, allocate_caches
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape
 from proa_engine.worker.device_thread import SMALL_STEP, SmallSteps
@@ -22,7 +23,6 @@ from proa_engine.worker.pooling import PoolingColumns
 from proa_engine.worker.sampling import SamplingColumns
 from proa_engine.worker.slots import SlotTables
 from proa_engine.worker.states import StateColumns
-from proa_engine.worker_spans import WorkerTracer
 
 
 @dataclass(frozen=True, slots=True)

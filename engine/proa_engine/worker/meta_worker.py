@@ -13,10 +13,10 @@ from torch._C._distributed_c10d import Store
 from proa_engine.config import EngineConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
+from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker.decode_graphs import GraphCapture, GraphShape
 from proa_engine.worker.distributed import Rendezvous
 from proa_engine.worker.worker import Worker
-from proa_engine.worker_spans import WorkerTracer
 
 _NUM_BLOCKS = 1 << 20  # meta tensors take no memory
 

@@ -12,6 +12,7 @@ from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
+from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker.async_output import StepTensors
 from proa_engine.worker.columns import ForwardInputs, TokenRows
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
@@ -21,7 +22,6 @@ from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler, s
 from proa_engine.worker.sampling import SamplingInputs
 from proa_engine.worker.staging import Staging
 from proa_engine.worker.step_inputs import InputBuilder, StepInputs
-from proa_engine.worker_spans import WorkerTracer
 
 # Logits of prompt tokens are computed in slices of this many bytes: those of a long prompt do not fit into memory.
 _PROMPT_LOGITS_BYTES = 64 * 1024 * 1024

@@ -17,6 +17,7 @@ from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.folders import resolve_model
 from proa_engine.models.loader import load_model, load_pooling_heads
+from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker import auto_config, distributed, kv_cache
 from proa_engine.worker.cache_plan import CachePlan, plan_caches
 from proa_engine.worker.compile_pool import CompilePool
@@ -28,7 +29,6 @@ from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup import WarmUp
-from proa_engine.worker_spans import WorkerTracer
 
 
 class Worker:

@@ -26,7 +26,7 @@ def queue_of(count: int) -> tuple[FreeBlockQueue, list[Block]]:
 def test_queue_pops_in_order() -> None:
     queue, _ = queue_of(3)
     assert [queue.pop_left().block_id for _ in range(3)] == [0, 1, 2]
-    assert len(queue) == 0
+    assert queue.num_blocks == 0
     assert queue.to_list() == []
 
 

@@ -120,6 +120,6 @@ def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
 
 
 def test_server_and_llm_import_torch_only_when_a_model_is_loaded() -> None:
-    script = "import sys, proa_engine.server.serve, proa_engine.llm; sys.exit('torch' in sys.modules)"
+    script = "import sys, proa_engine.server.serve, proa_engine.offline.llm; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

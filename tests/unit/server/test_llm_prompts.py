@@ -10,7 +10,7 @@ from PIL import Image
 from tokenizers import AddedToken
 
 from proa.contract import ImageInput
-from proa_engine.llm_prompts import PromptTokenizer
+from proa_engine.offline.prompts import PromptTokenizer
 from proa_engine.tokenizer import Tokenizer
 from support.tokenizers import byte_level_tokenizer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from proa.contract import EngineCoreOutput, FinishReason, SamplingParams, TokenLogprobs
 from proa.text import TextDelta, TextStream
 from proa_engine.core.types import PlainTokens
-from proa_engine.outputs import CompletionOutput, Logprob, RequestOutput
+from proa_engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from proa_engine.tokenizer import Tokenizer
 
 

@@ -17,10 +17,11 @@ from opentelemetry.util.types import AttributeValue
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
 from proa.telemetry import PROVIDER_NAME, extract_context, inject_headers, make_tracer_provider, set_error
 from proa_engine.core.executor import Executor
-from proa_engine.step_spans import TracedExecutor
+from proa_engine.observability.step_spans import TracedExecutor
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 

@@ -11,26 +11,26 @@ from tqdm.auto import tqdm
 
 from proa.contract import PoolingParams, PoolingTask, SamplingParams
 from proa_engine.config import EngineConfig
-from proa_engine.llm_engine import LLMEngine
-from proa_engine.llm_pooling import cosine_scores, make_output, pairs, params_of_task
-from proa_engine.llm_prompts import Message, Prompt, TokenizedPrompt, are_token_ids
-from proa_engine.lora_request import LoRARequest
-from proa_engine.outputs import RequestOutput
-from proa_engine.pooler_config import PoolerConfig
-from proa_engine.pooling_outputs import (
+from proa_engine.offline.llm_engine import LLMEngine
+from proa_engine.offline.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
 )
+from proa_engine.offline.pooling import cosine_scores, make_output, pairs, params_of_task
+from proa_engine.offline.prompts import LoRARequest, Message, Prompt, TokenizedPrompt, are_token_ids
+from proa_engine.pooler_config import PoolerConfig
 from proa_engine.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 T = TypeVar("T")
 LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None

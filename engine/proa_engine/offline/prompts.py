@@ -1,14 +1,37 @@
-"""Offline prompts to token ids and images."""
+"""What the offline `LLM` takes: prompts, and adapters."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from proa.contract import Image, ImageInput
 from proa.image.placeholders import expand_placeholders, place_images
-from proa_engine.llm_images import chat_images, expand_token_ids, images_of, prepare
+from proa_engine.offline.images import chat_images, expand_token_ids, images_of, prepare
 from proa_engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """`lora_int_id` is not used: adapters are identified by their names. Raises `ValueError` for an empty name."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str  # folder with adapter_config.json and adapter_model.safetensors
+
+    def __post_init__(self) -> None:
+        if not self.lora_name or not self.lora_path:
+            raise ValueError(f"a LoRARequest needs a name and a path, got {self}")
+
+
+def paths_by_name(requests: Iterable[LoRARequest]) -> dict[str, str]:
+    """Raises `ValueError` if two have one name and different paths."""
+    paths: dict[str, str] = {}
+    for request in requests:
+        if paths.setdefault(request.lora_name, request.lora_path) != request.lora_path:
+            raise ValueError(f"two adapters have the name {request.lora_name!r}")
+    return paths
+
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]

@@ -31,10 +31,9 @@ from proa_engine.core.types import Rejection, StepOutputs
 from proa_engine.core.validation import check_request
 from proa_engine.engine_parts import EngineParts, load_engine
 from proa_engine.grammar import NO_LIMITS
-from proa_engine.llm_prompts import Message, Prompt, PromptTokenizer, TokenizedPrompt
-from proa_engine.lora_request import LoRARequest, paths_by_name
-from proa_engine.output_processor import OutputProcessor, RequestState
-from proa_engine.outputs import RequestOutput
+from proa_engine.offline.output_processor import OutputProcessor, RequestState
+from proa_engine.offline.outputs import RequestOutput
+from proa_engine.offline.prompts import LoRARequest, Message, Prompt, PromptTokenizer, TokenizedPrompt, paths_by_name
 from proa_engine.tokenizer import Tokenizer, read_tokenizer_files
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from proa.contract import EngineCoreOutput, PoolingParams, PoolingTask
-from proa_engine.pooling_outputs import (
+from proa_engine.offline.outputs import (
     EmbeddingRequestOutput,
     PoolingRequestOutput,
     ScoringOutput,
@@ -17,6 +17,7 @@ from proa_engine.pooling_outputs import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 T = TypeVar("T")
 TASKS = {task.name.lower(): task for task in PoolingTask}

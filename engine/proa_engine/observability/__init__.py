@@ -1,0 +1,1 @@
+"""Metrics and spans of the engine and its workers."""
