@@ -1,6 +1,7 @@
 """BlockTables: allocates blocks to the tables of requests, and frees those that a window has passed."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.cache_groups import CacheGroups
@@ -31,16 +32,16 @@ class BlockTables:
         num_cached, windows = len(blocks), self._groups.windows
         firsts = [self._groups.first_column(window, num_cached * self._block_size) for window in windows]
         needs = [max(end - num_cached, 0) for end in self._ends(request, num_tokens, firsts)]
-        cached = [*blocks, *(block for tail in window_blocks for block in tail)]
+        cached = [*blocks, *chain.from_iterable(window_blocks)]
         if sum(needs) > self._pool.num_free_blocks - self._pool.num_free_of(cached):
             return None
         # New blocks are evicted ones, in any table: a hit that is not referenced yet could be among them.
         self._pool.touch(cached)
         request.tables = [list(blocks)]
         for index, first in enumerate(firsts):
-            tail = window_blocks[index] if window_blocks else ()
-            request.tables.append([*[None] * (num_cached - len(tail)), *tail])
-            assert len(tail) == num_cached - first, "a checkpoint has all blocks behind the window"
+            behind = window_blocks[index] if window_blocks else ()
+            request.tables.append([*[None] * (num_cached - len(behind)), *behind])
+            assert len(behind) == num_cached - first, "a checkpoint has all blocks behind the window"
         request.first_columns = firsts
         self._extend(request, needs)
         return [[-1 if block is None else block.block_id for block in table] for table in request.tables]

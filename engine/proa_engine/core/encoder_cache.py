@@ -10,7 +10,7 @@ from proa_engine.core.types import EncoderInput
 @dataclass(slots=True)
 class _Encoding:
     num_tokens: int
-    num_holds: int = 0  # of requests, and of the step that is being planned
+    num_references: int = 0  # of requests, and of the step that is being planned
     is_encoded: bool = False
 
 
@@ -53,7 +53,7 @@ class EncoderCache:
             if image.hash in seen:
                 continue
             seen.add(image.hash)
-            if encoding is None or not encoding.num_holds:
+            if encoding is None or not encoding.num_references:
                 room -= image.num_tokens
                 if room < 0 or self._is_full:
                     self._is_full = True
@@ -69,12 +69,12 @@ class EncoderCache:
         part of the first one."""
         for image in images:
             if image.hash in self._encodings:  # before any is evicted, so that none of these is
-                self._hold_for_step(image.hash)
+                self._touch_for_step(image.hash)
         for index, image in enumerate(images):
             if image.hash not in self._encodings:
                 self._make_room(image.num_tokens)
                 self._encodings[image.hash] = _Encoding(image.num_tokens)
-                self._hold_for_step(image.hash)
+                self._touch_for_step(image.hash)
             encoding = self._encodings[image.hash]
             if encoding.is_encoded:
                 self.num_hits += index > 0 or not continues
@@ -84,16 +84,16 @@ class EncoderCache:
             self._num_input_tokens += image.num_tokens
             self._inputs.append(EncoderInput(image.hash, image.height, image.width, image.pixels))
 
-    def hold(self, image_hash: bytes) -> None:
-        """Keep an image until `release`."""
+    def touch(self, image_hash: bytes) -> None:
+        """Add a reference to an image, which keeps it until `free`."""
         encoding = self._encodings[image_hash]
-        self._num_held_tokens += 0 if encoding.num_holds else encoding.num_tokens
-        encoding.num_holds += 1
+        self._num_held_tokens += 0 if encoding.num_references else encoding.num_tokens
+        encoding.num_references += 1
 
-    def release(self, image_hash: bytes) -> None:
+    def free(self, image_hash: bytes) -> None:
         encoding = self._encodings[image_hash]
-        encoding.num_holds -= 1
-        if encoding.num_holds == 0:
+        encoding.num_references -= 1
+        if encoding.num_references == 0:
             self._num_held_tokens -= encoding.num_tokens
             if not encoding.is_encoded:
                 self._forget(image_hash)
@@ -105,7 +105,7 @@ class EncoderCache:
             assert not self._inputs, "an image is encoded for tokens"
             return [], []
         for image_hash in self._in_step:
-            self.release(image_hash)
+            self.free(image_hash)
         freed, inputs = self._freed, self._inputs
         self._in_step, self._freed, self._inputs, self._num_input_tokens = set(), [], [], 0
         return freed, inputs
@@ -116,7 +116,7 @@ class EncoderCache:
             if encoding.is_encoded:
                 self._freed.append(image_hash)
             encoding.is_encoded = False
-            if not encoding.num_holds:
+            if not encoding.num_references:
                 self._forget(image_hash)
 
     def clear(self) -> None:
@@ -129,20 +129,20 @@ class EncoderCache:
         """Raises `AssertionError` unless, between two steps, exactly the images `held` by requests are held, each as
         often as it is among them."""
         assert not any((self._in_step, self._inputs, self._num_input_tokens, self._is_full))
-        holds = {image_hash: each.num_holds for image_hash, each in self._encodings.items() if each.num_holds}
+        holds = {image_hash: each.num_references for image_hash, each in self._encodings.items() if each.num_references}
         assert holds == {image_hash: held.count(image_hash) for image_hash in held}
         assert self._num_tokens == sum(each.num_tokens for each in self._encodings.values()) <= self._capacity
         assert self._num_held_tokens == sum(self._encodings[image_hash].num_tokens for image_hash in holds)
-        assert all(each.is_encoded or each.num_holds for each in self._encodings.values())
+        assert all(each.is_encoded or each.num_references for each in self._encodings.values())
 
-    def _hold_for_step(self, image_hash: bytes) -> None:
+    def _touch_for_step(self, image_hash: bytes) -> None:
         self._encodings[image_hash] = self._encodings.pop(image_hash)  # the most recently used
         if image_hash not in self._in_step:
             self._in_step.add(image_hash)
-            self.hold(image_hash)
+            self.touch(image_hash)
 
     def _make_room(self, num_tokens: int) -> None:
-        unheld = (image_hash for image_hash, encoding in self._encodings.items() if not encoding.num_holds)
+        unheld = (image_hash for image_hash, encoding in self._encodings.items() if not encoding.num_references)
         evicted, num_free = list[bytes](), self._capacity - self._num_tokens
         while num_free < num_tokens:
             evicted.append(next(unheld))

@@ -8,6 +8,7 @@ where the blocks behind the window, in all tables, and the state are cached too.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from proa_engine.core.block_pool import Block
 from proa_engine.core.kv_events import KvEvents
@@ -51,7 +52,7 @@ class Checkpoint:
 
     @property
     def blocks(self) -> list[Block]:
-        blocks = [block for tail in self.window_blocks for block in tail]
+        blocks = list(chain.from_iterable(self.window_blocks))
         return blocks if self.state is None else [*blocks, self.state]
 
 
@@ -97,8 +98,8 @@ class PrefixCache:
         In place of a block for whose hash another one is cached, the checkpoint has that one.
         """
         cached = [
-            [_cache(blocks, block_hash, block) for block_hash, block in tail]
-            for blocks, tail in zip(self.cached_window_blocks, window_blocks, strict=True)
+            [_cache(blocks, block_hash, block) for block_hash, block in hashed]
+            for blocks, hashed in zip(self.cached_window_blocks, window_blocks, strict=True)
         ]
         if state is not None:
             _cache(self.cached_states, checkpoint_hash, state)

@@ -33,7 +33,7 @@ class NoImages:
     def claim(self, request: _Computed, num_tokens: int) -> None:
         pass
 
-    def release(self) -> None:
+    def free(self) -> None:
         pass
 
 
@@ -79,16 +79,16 @@ class RequestImages:
         self._cache.use(images, continues=before is not None)
         self.held = images[-1].hash if images and images[-1].end > end else None
         if self.held is not None:
-            self._cache.hold(self.held)
+            self._cache.touch(self.held)
         if before is not None:
-            self._cache.release(before)
+            self._cache.free(before)
         if end < self._ends[-1]:
             request.num_slots = end  # so that it is scheduled with its images, not as a decode
 
-    def release(self) -> None:
+    def free(self) -> None:
         """Hold no image any more: the request is preempted or has finished."""
         if self.held is not None:
-            self._cache.release(self.held)
+            self._cache.free(self.held)
             self.held = None
 
     def _touching(self, start: int, end: int) -> Sequence[Image]:

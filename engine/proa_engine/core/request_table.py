@@ -100,7 +100,7 @@ class RequestTable:
         request = self.running.pop()
         self._kv_cache_manager.free(request)
         self._loras.free_slot(request)
-        request.images.release()
+        request.images.free()
         request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
         self.waiting.push(request)
@@ -115,7 +115,7 @@ class RequestTable:
             del self.running[bisect_left(self.running, request.order, key=_order)]
             self._kv_cache_manager.free(request)
             self._loras.free_slot(request)
-            request.images.release()
+            request.images.free()
             self._finished_ids.append(request.request_id)
         elif before is RequestStatus.WAITING_FOR_GRAMMAR:
             del self.pending[request.request_id]

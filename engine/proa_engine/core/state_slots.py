@@ -16,7 +16,7 @@ class StateSlots:
     hit, and no chunk of a prompt is cut short, since a step can write several slots, each at its position.
 
     The rows of a step run at the same time. So a slot that one row of a step reads must not be given to another row of
-    that step: `release` frees those only when all rows are planned.
+    that step: `free_read` frees those only when all rows are planned.
     """
 
     def __init__(self, num_slots: int, evict: Callable[[Block], None]) -> None:
@@ -50,7 +50,7 @@ class StateSlots:
         A checkpoint is left out if no slot is free. None: the row reads and writes the slot that it has.
         """
         assert request.state is not None
-        read, cuts = request.state if start else None, list[tuple[int, int]]()
+        read, writes = request.state if start else None, list[tuple[int, int]]()
         if request.state_read is not None:
             read, request.state_read = request.state_read, None
             self._reads.append(read)
@@ -61,13 +61,13 @@ class StateSlots:
             if position == start:  # the request goes on in another slot
                 slot, request.state = request.state, slot
             else:
-                cuts.append((position, slot.block_id))
+                writes.append((position, slot.block_id))
             snapshot(request, position, slot)
             self._reads.append(slot)
-        if read is request.state and not cuts:
+        if read is request.state and not writes:
             return None
-        cuts.append((request.num_computed_tokens, request.state.block_id))
-        return StateSteps(NO_STATE if read is None else read.block_id, tuple(cuts))
+        writes.append((request.num_computed_tokens, request.state.block_id))
+        return StateSteps(NO_STATE if read is None else read.block_id, tuple(writes))
 
     def free_read(self) -> None:
         """Free the slots that the step uses last. They are cached, until they are given to a later step's request."""

@@ -40,8 +40,8 @@ class CachePlan:
     def checkpoint_interval(self) -> int:
         """Tokens: the least power of two for which a checkpoint takes at most a quarter of table 0's bytes between
         two."""
-        tails = sum(-(-(window - 1) // self.block_size) for window in self.windows)
-        checkpoint_bytes = tails * self.block_bytes + self.state_bytes
+        num_window_blocks = sum(-(-(window - 1) // self.block_size) for window in self.windows)
+        checkpoint_bytes = num_window_blocks * self.block_bytes + self.state_bytes
         interval = _MIN_INTERVAL
         while interval // self.block_size * self.block_bytes < 4 * checkpoint_bytes:
             interval *= 2

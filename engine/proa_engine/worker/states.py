@@ -56,18 +56,18 @@ class StateColumns(Columns):
         read = self.slots[rows.slots]
         if not rows.states:
             return Segments(read, read, np.arange(read.size + 1), rows.query_start_loc)
-        write: list[int] = []
+        slots: list[int] = []
         ends: list[int] = []
         counts: list[int] = []
         for row, request_id in enumerate(rows.request_ids):
             first, start = int(rows.query_start_loc[row]), int(rows.starts[row])
             steps = rows.states.get(request_id)
-            cuts: Sequence[tuple[int, int]] = ((int(rows.ends[row]), int(read[row])),)
+            writes: Sequence[tuple[int, int]] = ((int(rows.ends[row]), int(read[row])),)
             if steps is not None:
-                read[row], cuts = steps.read, steps.writes
-                self.slots[rows.slots[row]] = cuts[-1][1]
-            assert cuts[-1][0] == rows.ends[row], "the last cut is at the end of the chunk"
-            ends += [first + position - start for position, _ in cuts]
-            write += [slot for _, slot in cuts]
-            counts.append(len(cuts))
-        return Segments(read, np.array(write, np.int64), np.cumsum([0, *counts]), np.array([0, *ends], np.int64))
+                read[row], writes = steps.read, steps.writes
+                self.slots[rows.slots[row]] = writes[-1][1]
+            assert writes[-1][0] == rows.ends[row], "the last write is at the end of the chunk"
+            ends += [first + position - start for position, _ in writes]
+            slots += [slot for _, slot in writes]
+            counts.append(len(writes))
+        return Segments(read, np.array(slots, np.int64), np.cumsum([0, *counts]), np.array([0, *ends], np.int64))

@@ -47,12 +47,12 @@ def test_a_held_image_is_not_evicted() -> None:
     cache = EncoderCache(8, 8)
     step(cache, A)
     step(cache, B)
-    cache.hold(A.hash)
+    cache.touch(A.hash)
     assert step(cache, C) == ([B.hash], [C.hash])
     cache.check_integrity([A.hash])
     assert cache.num_available([B, C]) == 1
     cache.end_step(has_tokens=False)
-    cache.release(A.hash)
+    cache.free(A.hash)
     assert step(cache, B) == ([A.hash], [B.hash])
 
 
@@ -75,7 +75,7 @@ def test_a_cache_that_an_image_fills_exactly_takes_one_after_the_other() -> None
 def test_without_room_for_one_request_those_behind_it_get_none_in_this_step() -> None:
     cache, large = EncoderCache(8, 100), make_image(9, 8)
     step(cache, A)
-    cache.hold(A.hash)
+    cache.touch(A.hash)
     assert cache.num_available([large]) == 0
     assert cache.num_available([B]) == 0
     assert cache.num_available([A]) == 1, "held images take no room"
@@ -110,20 +110,20 @@ def test_a_step_without_tokens_keeps_what_is_to_be_freed_for_the_next() -> None:
 def test_after_a_reset_a_held_image_is_encoded_again_without_further_room() -> None:
     cache = EncoderCache(4, 4)
     step(cache, A)
-    cache.hold(A.hash)
+    cache.touch(A.hash)
     cache.reset()
     cache.reset()
     assert step(cache, A) == ([A.hash], [A.hash])
-    cache.release(A.hash)
+    cache.free(A.hash)
     cache.check_integrity([])
 
 
 def test_an_image_released_after_a_reset_is_forgotten() -> None:
     cache = EncoderCache(4, 4)
     step(cache, A)
-    cache.hold(A.hash)
+    cache.touch(A.hash)
     cache.reset()
-    cache.release(A.hash)
+    cache.free(A.hash)
     cache.check_integrity([])
     assert step(cache, B) == ([A.hash], [B.hash])
 
