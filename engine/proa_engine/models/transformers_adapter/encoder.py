@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from proa_engine.layers.attention_metadata import AttentionMetadata
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
@@ -18,9 +18,9 @@ from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import IMPLEMENTATION, AttentionCall, AttentionCalls, register
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
+from proa_engine.models.transformers_adapter.model import GivenStates, unique_tensors
+from proa_engine.models.transformers_adapter.probe import LENGTHS, check_states
 
-LENGTHS = 13, 10  # tokens of the two sequences that a model is tried with
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of a token's hidden state, relative
 OFFSET_TYPES = ("camembert", "roberta", "xlm-roberta")  # positions begin behind that of padding
 
 
@@ -67,10 +67,10 @@ class TransformersEncoder:
         self._offset = position_offset(options.fields)
         self._has_types = int(options.fields.get("type_vocab_size") or 0) > 1
         self._calls = AttentionCalls(self._model)
-        self._given: _GivenStates | None = None
+        self._given: GivenStates | None = None
         if config.pooling.labels:
             # The rest of the model computes labels of hidden states that it gets from here.
-            self._given = _GivenStates(getattr(base, "pooler", None))
+            self._given = GivenStates(getattr(base, "pooler", None))
             setattr(self._model, self._model.base_model_prefix, self._given)
         self._try(config)
 
@@ -95,12 +95,7 @@ class TransformersEncoder:
         return ()
 
     def parameters(self) -> Iterator[Tensor]:
-        seen: set[int] = set()
-        for module in (self._encoder, self._model):
-            for tensor in (*module.parameters(), *module.buffers()):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield tensor
+        return unique_tensors(self._encoder, self._model)
 
     def _hidden(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None, starts: list[int]) -> Tensor:
         inputs = {"input_ids": input_ids[None], "position_ids": positions[None] + self._offset}
@@ -120,12 +115,11 @@ class TransformersEncoder:
         self._encoder.config._attn_implementation = IMPLEMENTATION
         positions = torch.cat([torch.arange(length, device=device) for length in LENGTHS])
         packed = self._hidden(torch.cat(ids), positions, None, [0, LENGTHS[0], sum(LENGTHS)])
-        difference = ((packed - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)).max()
-        if device.type != "meta" and not float(difference) < TOLERANCE[expected.dtype]:
-            raise ValueError(
-                f"{config.architecture} cannot be run through transformers: its hidden states depend on more than the "
-                "tokens' attention"
-            )
+        if device.type != "meta":
+            try:
+                check_states(packed, expected)
+            except ValueError as error:
+                raise ValueError(f"{config.architecture} cannot be run through transformers: {error}") from error
 
 
 def _has_pooler(source: TypedSource) -> bool:
@@ -153,30 +147,3 @@ def _window(length: int, window: int | None, device: torch.device) -> Tensor | N
         return None
     place = torch.arange(length, device=device)
     return (place[:, None] - place).abs() < window
-
-
-class _GivenStates(nn.Module):
-    """Stands for the encoder: returns hidden states [n, 1, hidden_size] that were computed before."""
-
-    hidden: Tensor
-
-    def __init__(self, pooler: nn.Module | None) -> None:
-        super().__init__()
-        self.pooler = pooler
-
-    def forward(self, *_: Any, **__: Any) -> "_Output":
-        return _Output(self.hidden, None if self.pooler is None else self.pooler(self.hidden))
-
-
-class _Output:
-    """A model output with hidden states, pooled ones too if the model pools them; all its other fields are None."""
-
-    def __init__(self, hidden: Tensor, pooled: Tensor | None) -> None:
-        self.last_hidden_state = hidden
-        self.pooler_output = pooled
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state, self.pooler_output)[index]
-
-    def __getattr__(self, name: str) -> None:
-        return None

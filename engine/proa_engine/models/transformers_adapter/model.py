@@ -18,12 +18,8 @@ from proa_engine.models.decoder import tensors_of
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
-from proa_engine.models.transformers_adapter.own_modules import OwnModule, hold_children
 from proa_engine.models.transformers_adapter.probe import probe
-from proa_engine.models.transformers_adapter.products import CalledLayers, use_products
-from proa_engine.models.transformers_adapter.proofs import random_rows
-from proa_engine.models.transformers_adapter.replacements import replace_modules
-from proa_engine.models.transformers_adapter.rotation import rotate_together
+from proa_engine.models.transformers_adapter.products import CalledLayers, OwnLinear, use_products
 from proa_engine.models.transformers_adapter.tensor_parallel import connect, divide, localize, read_plan
 
 
@@ -70,11 +66,7 @@ class TransformersForCausalLM:
         output_name = next(name for name, module in model.named_modules() if module is output_layer)
 
         def prepare() -> None:
-            layers = called.end()
-            replace_modules(self.decoder, layers)
-            use_products(model, layers | set(output_layer.modules()))
-            rotate_together(self.decoder, next(self.decoder.parameters()).dtype)
-            hold_children(self.decoder)
+            use_products(model, called.end() | set(output_layer.modules()))
 
         self.layers = probe(
             model,
@@ -85,7 +77,7 @@ class TransformersForCausalLM:
             config.max_position_embeddings,
         )
         # The rest of the model computes logits of hidden states that it gets from here.
-        self.given = _GivenStates()
+        self.given = GivenStates(None)
         _replace(model, self.decoder, self.given)
         self.head = model
         self.logits: Callable[[Tensor], Tensor] = self._whole_head
@@ -110,7 +102,8 @@ class TransformersForCausalLM:
 
     def _is_head(self, layer: nn.Module, hidden_size: int) -> bool:
         """Whether the head computes no more than its output layer."""
-        hidden = random_rows(3, hidden_size, like=next(self.decoder.parameters()))
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(3, hidden_size, generator=generator).to(next(self.decoder.parameters()))
         hidden *= 100 / layer(hidden).abs().max()  # a soft cap would show
         whole, alone = self._whole_head(hidden), layer(hidden)
         return whole.dtype == alone.dtype and torch.equal(whole, alone)
@@ -125,35 +118,45 @@ class TransformersForCausalLM:
         return self.layers
 
     def parameters(self) -> Iterator[Tensor]:
-        seen: set[int] = set()
-        for module in (self.decoder, self.head):
-            held = [part.held for part in module.modules() if isinstance(part, OwnModule)]
-            for tensor in (*module.parameters(), *module.buffers(), *tensors_of(held)):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield tensor
+        return unique_tensors(self.decoder, self.head)
 
 
-class _GivenStates(nn.Module):
-    """Stands for the decoder: returns hidden states [1, T, hidden_size] that were computed before."""
+class GivenStates(nn.Module):
+    """Stands for a model's decoder or encoder: returns hidden states that were computed before."""
 
     hidden: Tensor
 
+    def __init__(self, pooler: nn.Module | None) -> None:
+        super().__init__()
+        self.pooler = pooler
+
     def forward(self, *_: Any, **__: Any) -> "_Output":
-        return _Output(self.hidden)
+        return _Output(self.hidden, None if self.pooler is None else self.pooler(self.hidden))
 
 
 class _Output:
-    """A model output with hidden states alone; all its other fields are None."""
+    """A model output with hidden states, pooled ones too if the model pools them; all its other fields are None."""
 
-    def __init__(self, hidden: Tensor) -> None:
+    def __init__(self, hidden: Tensor, pooled: Tensor | None) -> None:
         self.last_hidden_state = hidden
+        self.pooler_output = pooled
 
     def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state,)[index]
+        return (self.last_hidden_state, self.pooler_output)[index]
 
     def __getattr__(self, name: str) -> None:
         return None
+
+
+def unique_tensors(*models: nn.Module) -> Iterator[Tensor]:
+    """The parameters, buffers and products' weights of `models`, each once."""
+    seen: set[int] = set()
+    for model in models:
+        products = [part.product for part in model.modules() if isinstance(part, OwnLinear)]
+        for tensor in (*model.parameters(), *model.buffers(), *tensors_of(products)):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
 
 
 def _decoder(model: Any) -> Any:

@@ -109,10 +109,15 @@ def probe(
         raise ValueError("it computes with the attention mask itself") from error
     if next(remaining, None) is not None:
         raise ValueError("the number of its attention calls changes")
+    check_states(packed, expected)
+    return tuple(layers)
+
+
+def check_states(packed: Tensor, expected: Tensor) -> None:
+    """Raise ValueError if the hidden states of packed sequences differ from those of each alone. Both [T, H]"""
     difference = ((packed - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)).max()
     if not float(difference) < TOLERANCE[expected.dtype]:
         raise ValueError("its hidden states depend on more than the tokens' attention")
-    return tuple(layers)
 
 
 def _implement(config: Any, name: str) -> None:
