@@ -1,8 +1,8 @@
 """CPU time of a step of the engine core alone, by kind of cache: `python benchmarks/core_step.py`.
 
 Every request decodes one plain token a step, over an executor that costs nothing. Their lengths differ, so that each
-step fills a block of one request in sixteen. Milliseconds of this thread; the garbage collector is off, since a few
-allocations more or less move its collections from one step to another.
+step fills a block of one request in sixteen, and with `--host` stores as many in the host. Milliseconds of this thread;
+the garbage collector is off, since a few allocations more or less move its collections from one step to another.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from proa.contract import EngineCoreRequest, SamplingParams
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -85,10 +86,11 @@ def cache_groups(kind: str, num_prompt_tokens: int, num_steps: int) -> CacheGrou
     )
 
 
-def measure(kind: str, num_prompt_tokens: int, num_steps: int) -> list[float]:
+def measure(kind: str, num_prompt_tokens: int, num_steps: int, *, has_host: bool) -> list[float]:
     """CPU milliseconds of each step."""
     groups = cache_groups(kind, num_prompt_tokens, num_steps)
-    manager = KVCacheManager(groups, hash_block=hash_block, checkpoint_positions=checkpoint_positions)
+    host = HostTierConfig(num_pages=2 * groups.num_blocks, num_states=4 * MAX_NUM_SEQS) if has_host else None
+    manager = KVCacheManager(groups, hash_block=hash_block, checkpoint_positions=checkpoint_positions, host=host)
     core = EngineCore(
         Scheduler(SchedulerConfig(max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS), manager), InstantExecutor()
     )
@@ -116,10 +118,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--prompt", type=int, default=1100, help="tokens of the shortest prompt")
     parser.add_argument("--steps", type=int, default=480)
+    parser.add_argument("--host", action="store_true", help="with a host tier")
     arguments = parser.parse_args(argv)
     print(f"{'cache':>10} {'mean ms':>8} {'median ms':>10}")
     for kind in arguments.kinds:
-        costs = measure(kind, arguments.prompt, arguments.steps)
+        costs = measure(kind, arguments.prompt, arguments.steps, has_host=arguments.host)
         print(f"{kind:>10} {statistics.mean(costs):>8.3f} {statistics.median(costs):>10.3f}", flush=True)
 
 

@@ -21,11 +21,12 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.kv_events import KvEventBatch
 from proa_engine.core.loras import Loras
-from proa_engine.core.operations import LoadLora
+from proa_engine.core.operations import LoadLora, ResetPrefixCache
 from proa_engine.core.prefix_cache import BlockHashFunction
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -33,6 +34,7 @@ from proa_engine.core.types import PlainTokens, Rejection
 from proa_engine.engine_parts import untraced
 from support.fake_executor import LAST_TOKEN_TASKS, FakeExecutor, generate, pool
 from support.fake_grammar import FakeGrammars, generate_constrained
+from support.fake_host import FakeHost
 from support.fake_images import FakeEncodings, seen
 
 EOS = frozenset({0})
@@ -133,6 +135,7 @@ class CoreRun:
         attends_within: bool = False,
         image_store_bytes: int = 10_000,
         hash_block: BlockHashFunction = hash_block,
+        host: HostTierConfig | None = None,
     ) -> None:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
@@ -144,6 +147,7 @@ class CoreRun:
             accept=accept,
             max_loras=max_loras,
             encodings=FakeEncodings(encoder_cache_size, max_num_batched_tokens, attends_within=attends_within),
+            host=None if host is None else FakeHost(host.num_pages, host.num_states),
         )
         self.groups = CacheGroups(
             num_blocks=num_blocks,
@@ -160,6 +164,7 @@ class CoreRun:
             root_hash=b"root",
             checkpoint_positions=checkpoint_positions,
             block_order=block_order,
+            host=host,
         )
         config = SchedulerConfig(
             max_model_len=max_model_len,
@@ -274,6 +279,14 @@ class CoreRun:
             request.lora_digest,
         )
         return tokens[len(request.resumed_token_ids) :]
+
+    def reset_prefix_cache(self) -> None:
+        """Operate a reset. The device's weights change at the same time."""
+        done = self.core.operate(ResetPrefixCache())
+        done.add_done_callback(lambda _: self._begin_epoch())
+
+    def _begin_epoch(self) -> None:
+        self.executor.weights_epoch += 1
 
     def load_lora(self, name: str, path: str = "", *, replace: bool = False) -> "Future[Lora]":
         """Load an adapter, whose digest is its path, the name if that is empty."""

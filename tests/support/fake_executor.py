@@ -28,6 +28,7 @@ from proa_engine.core.types import (
 )
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.models.pooling_config import PoolingConfig
+from support.fake_host import FakeHost
 from support.fake_images import FakeEncodings, seen
 
 _MODULUS = 2**61 - 1
@@ -131,6 +132,7 @@ class FakeRow:
     pooling: PoolingParams | None = None
     sum: int = 0  # of a pooled request's contexts
     images: Sequence[ImageSpan] = ()
+    weights_epoch: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -200,14 +202,16 @@ class FakeExecutor:
     lora_slots: dict[int, int] = field(default_factory=dict)  # ids, by slot
     lora_reads: list[tuple[int, str, Future[str]]] = field(default_factory=list)  # adapters that are being read
     num_slot_fills: int = 0
+    host: FakeHost | None = None
+    weights_epoch: int = 0  # a row added in an epoch reads nothing that was computed before it
     encodings: FakeEncodings = field(default_factory=lambda: FakeEncodings(0, 0, attends_within=False))
     num_in_flight: int = 0
     is_shut_down: bool = False
     _started: SchedulerOutput | None = None
 
     def __post_init__(self) -> None:
-        self._cache: list[list[tuple[int, int] | None]] = []  # by block and offset: table, context
-        self._states: list[tuple[int, int] | None] = []  # by slot: number of tokens, context
+        self._cache: list[list[tuple[int, int, int] | None]] = []  # by block and offset: table, context, epoch
+        self._states: list[tuple[int, int, int] | None] = []  # by slot: number of tokens, context, epoch
         self._allocate()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
@@ -221,7 +225,9 @@ class FakeExecutor:
             self.on_execute()
         self.num_in_flight += 1
         assert self.num_in_flight <= self.max_in_flight, "too many steps in flight"
+        self._copy(plan)
         self._apply(plan)
+        self._check_loads(plan)
         self.encodings.apply(plan)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self._write(request_id, num_tokens)
@@ -251,6 +257,7 @@ class FakeExecutor:
         assert not self.rows, "requests are unfinished"
         assert self.num_in_flight == 0
         self.log.append(("sleep", level))
+        self._end_copies()
         self._cache = []
         self.lora_slots = {}
         self.encodings.clear()
@@ -285,6 +292,30 @@ class FakeExecutor:
     def _allocate(self) -> None:
         self._cache = [[None] * self.block_size for _ in range(self.num_blocks)]
         self._states = [None] * self.num_state_slots
+
+    def _copy(self, plan: SchedulerOutput) -> None:
+        """Run the step's copies before it changes anything; those of the step before have ended."""
+        if self.host is None:
+            assert not plan.copies
+            return
+        self._end_copies()
+        self.host.begin_step(plan.copies, self._cache, self._states)
+
+    def _check_loads(self, plan: SchedulerOutput) -> None:
+        """No row of this step has what is being loaded."""
+        loaded = {target for _, target in plan.copies.loads}
+        for request_id in plan.num_scheduled_tokens if loaded else ():
+            row = self.rows[request_id]
+            for table, window in zip(row.tables, (None, *self.windows), strict=True):
+                first = 0 if window is None else max(row.num_computed_tokens - window + 1, 0) // self.block_size
+                assert loaded.isdisjoint(table[first:]), f"{request_id} has blocks that are being loaded"
+        slots = {target for _, target in plan.copies.state_loads}
+        used = {slot for steps in plan.states.values() for slot in (steps.read, *(slot for _, slot in steps.writes))}
+        assert slots.isdisjoint(used | {self.rows[request_id].state_slot for request_id in plan.num_scheduled_tokens})
+
+    def _end_copies(self) -> None:
+        if self.host is not None:
+            self.host.end_step(self._cache, self._states)
 
     def _reach_host(self, step: int) -> None:
         self.log.append(("host", step))
@@ -324,6 +355,7 @@ class FakeExecutor:
             new.num_computed_tokens,
             pooling=new.pooling_params,
             images=new.images,
+            weights_epoch=self.weights_epoch,
         )
         assert len(new.block_ids) == 1 + len(self.windows)
         self._poison(table[new.num_computed_tokens // self.block_size :] for table in new.block_ids)
@@ -385,7 +417,7 @@ class FakeExecutor:
             is_right = position < row.num_computed_tokens
             for index, table in enumerate(row.tables):
                 block_id = table[position // self.block_size]
-                written = (index, row.contexts[position]) if is_right else None
+                written = (index, row.contexts[position], self.weights_epoch) if is_right else None
                 self._cache[block_id][position % self.block_size] = written
 
     def _check_drafts(self, request_id: str, row: FakeRow, num_drafts: int) -> None:
@@ -412,7 +444,9 @@ class FakeExecutor:
                 assert block_id >= 0, f"{request_id} has no block in table {index} at {position}"
                 found = self._cache[block_id][position % self.block_size]
                 expected = (index, row.contexts[position])
-                assert found == expected, f"{request_id} reads another's tokens in block {block_id} of table {index}"
+                assert found is not None, f"{request_id} reads nothing in block {block_id} of table {index}"
+                assert found[:2] == expected, f"{request_id} reads another's tokens: block {block_id}, table {index}"
+                assert found[2] >= row.weights_epoch, f"{request_id} reads what other weights computed"
             blocks = table[first // self.block_size : -(-row.num_computed_tokens // self.block_size)]
             assert seen.isdisjoint(blocks), f"{request_id} has a block twice"
             seen.update(blocks)
@@ -438,7 +472,10 @@ class FakeExecutor:
                 assert steps.read == -1, f"{request_id} begins with a state"
             else:
                 expected = (start, row.contexts[start - 1])
-                assert self._states[steps.read] == expected, f"{request_id} reads another state in slot {steps.read}"
+                found = self._states[steps.read]
+                assert found is not None
+                assert found[:2] == expected, f"{request_id} reads another state in slot {steps.read}"
+                assert found[2] >= row.weights_epoch, f"{request_id} reads what other weights computed"
                 reads[steps.read] = request_id
             positions = [position for position, _ in steps.writes]
             assert positions == sorted(set(positions))
@@ -447,7 +484,7 @@ class FakeExecutor:
             for position, slot in steps.writes:
                 assert slot not in writes, f"{request_id} and {writes[slot]} write slot {slot}"
                 writes[slot] = request_id
-                states[slot] = (position, row.contexts[position - 1])
+                states[slot] = (position, row.contexts[position - 1], self.weights_epoch)
             row.state_slot = steps.writes[-1][1]
         for slot in reads.keys() & writes.keys():
             assert reads[slot] == writes[slot], f"{reads[slot]} reads slot {slot}, which {writes[slot]} writes"

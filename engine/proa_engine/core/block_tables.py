@@ -1,5 +1,6 @@
 """BlockTables: allocates blocks to the tables of requests, and frees those that a window has passed."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -80,16 +81,19 @@ class BlockTables:
         end = position // self._block_size
         return [held(table[first:end]) for table, first in zip(request.tables[1:], firsts, strict=True)]
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raises `AssertionError` unless exactly the blocks of `requests` are in use, and none that windows passed."""
-        references: dict[int, int] = {}
+    def check_integrity(self, requests: Iterable[Request], held_blocks: Iterable[Block]) -> None:
+        """Raises `AssertionError` unless exactly the blocks of `requests` and `held_blocks` are in use.
+
+        Those that windows have passed must not be.
+        """
+        references = Counter(block.block_id for block in held_blocks)
         for request in requests:
             assert len(request.tables) == self._groups.num_tables
             for table, first in zip(request.tables, (0, *request.first_columns), strict=True):
                 assert not any(table[:first]), "a block before the first column"
                 assert all(table[first:]), "no block from the first column on"
                 for block in held(table[first:]):
-                    references[block.block_id] = references.get(block.block_id, 0) + 1
+                    references[block.block_id] += 1
             lowest = min(request.num_computed_tokens, request.num_tokens - 1)
             for index, window in enumerate(self._groups.windows):
                 first = request.first_columns[index]

@@ -72,18 +72,17 @@ class Checkpoints:
             for block in tail:
                 self._pool.refresh(block)
 
-    def add_last(self, request: Request) -> None:
-        """Make a checkpoint at the end of a request whose full blocks are cached.
+    def last_position(self, request: Request) -> int:
+        """Where to make a checkpoint at the end of a request whose full blocks are cached; 0: nowhere.
 
         With states only if the last full block ends there: else they are those of a later token.
         """
         position = min(request.num_computed_tokens, request.num_tokens) // self._block_size * self._block_size
         if position == 0 or request.num_cached_blocks == CACHES_NOTHING:
-            return
+            return 0
         if request.state is not None and position != request.num_computed_tokens:
-            return
-        if self._can_add(request, position):
-            self.add(request, position, request.state)
+            return 0
+        return position if self._can_add(request, position) else 0
 
     def _is_planned(self, request: Request, position: int) -> bool:
         return position in request.checkpoints or (self._interval > 0 and position % self._interval == 0)

@@ -173,10 +173,8 @@ class EngineCore:
             self._operations.fall_asleep()
 
     def _start(self, scheduler_output: SchedulerOutput, requests: list[Request]) -> bool:
-        """Start the step. Returns False if there is none: no tokens, and no ids that workers must drop."""
-        if scheduler_output.is_empty and not (
-            scheduler_output.finished_request_ids or scheduler_output.preempted_request_ids
-        ):
+        """Start the step. Returns False if there is none."""
+        if not scheduler_output.must_run:
             return False
         self._executor.execute_model(scheduler_output)
         rows = scheduler_output.grammar_rows

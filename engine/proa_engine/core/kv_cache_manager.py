@@ -7,10 +7,11 @@ from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.block_tables import BlockTables
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.checkpoints import CheckpointPositions, Checkpoints
+from proa_engine.core.host_tier import HostTier, HostTierConfig
 from proa_engine.core.prefix_cache import BlockHashes, BlockHashFunction, Checkpoint, PrefixCache
 from proa_engine.core.request import CACHES_NOTHING, Request
 from proa_engine.core.state_slots import StateSlots
-from proa_engine.core.types import NO_STATES, CacheOccupancy, StateSteps
+from proa_engine.core.types import NO_COPIES, NO_STATES, CacheOccupancy, Copies, StateSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class KVCacheManager:
     """Block tables of requests over a `BlockPool`, their states in `StateSlots`, and their prefix cache.
 
     `hash_block` None disables prefix caching. `root_hash` is the parent hash of every sequence's first block.
-    `checkpoint_positions` is needed for caching with windows or states.
+    `checkpoint_positions` is needed for caching with windows or states. `host` None: there is no host tier.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class KVCacheManager:
         root_hash: bytes = b"",
         checkpoint_positions: CheckpointPositions | None = None,
         block_order: Sequence[int] | None = None,
+        host: HostTierConfig | None = None,
     ) -> None:
         self.groups = groups
         self.num_queried_tokens = 0  # of requests when they were first scheduled, since start
@@ -52,6 +54,10 @@ class KVCacheManager:
         self._states = StateSlots(groups.num_state_slots, self._cache.evict) if groups.num_state_slots else None
         self.kv_events = self._cache.kv_events
         self._hashes = None if hash_block is None else BlockHashes(hash_block, root_hash, groups.block_size)
+        self._host: HostTier | None = None
+        if host is not None and self._hashes is not None:
+            states = None if self._states is None else self._states.pool
+            self._host = HostTier(host, groups, self._hashes, self._cache, self._pool, states)
         self._checkpoints: Checkpoints | None = None
         if groups.has_checkpoints and hash_block is not None:
             assert checkpoint_positions is not None
@@ -140,28 +146,63 @@ class KVCacheManager:
             else:
                 for position in due:
                     self._add_checkpoint(request, position)
+        if self._host is not None:
+            self._host.end_plan()
         if self._states is None:
             return NO_STATES
         self._states.free_read()
         return steps
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether the host has yet to store anything."""
+        return self._host is not None and self._host.has_stores
+
+    def begin_load(self, request: Request) -> bool:
+        """Begin to load what the host has behind the request's hit. Returns whether the request must wait for that."""
+        if self._host is None or not request.reads_prefix_cache:
+            return False
+        return self._host.begin(request, self.get_computed_blocks(request).num_tokens)
+
+    def take_loaded(self) -> Sequence[Request]:
+        """The requests that need not wait any more, since the last call."""
+        return () if self._host is None else self._host.take_loaded()
+
+    def end_load(self, request: Request) -> None:
+        """Drop what is held for a request that has started or has ended."""
+        if self._host is not None:
+            self._host.end_load(request)
+
+    def give_up_load(self, first: Request | None = None) -> bool:
+        """Drop what is held for the last request that has not started, if none is before `first`. Returns whether it
+        did."""
+        return self._host is not None and self._host.give_up(first)
+
+    def plan_copies(self) -> Copies:
+        """The step's copies, when all its blocks are allocated. Call it before `cache_blocks`, which ends the plan."""
+        return NO_COPIES if self._host is None else self._host.plan()
+
     def free(self, request: Request) -> None:
         """Free all that the request holds. What is in the prefix cache stays there until it is allocated again."""
         if self._checkpoints is not None:
             self._cache_full_blocks(request)
-            self._checkpoints.add_last(request)
+            position = self._checkpoints.last_position(request)
+            if position:
+                self._add_checkpoint(request, position, request.state)
         self._tables.free(request)
         if self._states is not None:
             self._states.free(request)
         request.num_cached_blocks = 0
         request.checkpoints = ()
 
-    def reset_prefix_cache(self, running: Iterable[Request] = ()) -> None:
-        """Empty the prefix cache, as after a change of weights.
+    def reset_prefix_cache(self, running: Iterable[Request] = (), *, keep_host: bool = False) -> None:
+        """Empty the prefix cache, as after a change of weights. `keep_host`: but not the host's part.
 
         The `running` requests keep what they hold and add nothing to the cache, because their KV is of the old weights.
         """
         self._cache.reset()
+        if self._host is not None and not keep_host:
+            self._host.reset()
         for request in running:
             request.num_cached_blocks = CACHES_NOTHING
 
@@ -172,10 +213,11 @@ class KVCacheManager:
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Raises `AssertionError` unless exactly the blocks of `requests`, all running ones, are in use."""
         self._pool.check_integrity()
-        self._tables.check_integrity(requests)
+        held_blocks, held_states = ([], []) if self._host is None else self._host.check_integrity()
+        self._tables.check_integrity(requests, held_blocks)
         blocks = self._pool.blocks
         if self._states is not None:
-            self._states.check_integrity(requests)
+            self._states.check_integrity(requests, held_states)
             blocks = [*blocks, *self._states.pool.blocks]
             assert all(checkpoint.state for checkpoint in self._cache.checkpoints.values())
         self._cache.check_integrity(blocks)
@@ -189,11 +231,16 @@ class KVCacheManager:
         for index in range(request.num_cached_blocks, num_full):
             block = table[index]
             assert block is not None, "table 0 has all blocks"
-            replaced = self._cache.add(block, self._hashes.of(request, index))
+            block_hash = self._hashes.of(request, index)
+            replaced = self._cache.add(block, block_hash)
             if replaced is not None:
                 self._pool.demote(replaced)
+            if self._host is not None and block.cached_in is not None:
+                self._host.block_cached(block_hash, block)
         request.num_cached_blocks = num_full
 
     def _add_checkpoint(self, request: Request, position: int, state: Block | None = None) -> None:
         assert self._checkpoints is not None
         self._checkpoints.add(request, position, state)
+        if self._host is not None:
+            self._host.checkpoint_cached(request.block_hashes[position // self._block_size - 1])

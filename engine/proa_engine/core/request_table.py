@@ -4,6 +4,7 @@ Each transition also updates the request's blocks, its events and the ids that w
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 from proa.contract import EventType
 from proa_engine.core.constrained import ConstrainedRequest
@@ -16,7 +17,8 @@ from proa_engine.core.request_queue import LoraQueue, RequestQueue
 class RequestTable:
     """Running requests hold blocks; waiting ones, preempted ones included, hold none.
 
-    Pending requests wait for their grammars. They cannot be scheduled and are no work.
+    Pending requests wait for their grammars. They cannot be scheduled and are no work. Loading requests wait for blocks
+    that the host has; for all but the queue they are waiting ones.
 
     `running` is sorted by `Request.order`, so the last one is the first to be preempted.
     """
@@ -25,6 +27,7 @@ class RequestTable:
         self.by_id: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = LoraQueue(loras.slots) if loras.are_enabled else RequestQueue()
+        self.loading: set[Request] = set()
         self.pending: dict[str, ConstrainedRequest] = {}
         self.constrained: dict[str, ConstrainedRequest] = {}  # running and waiting ones
         self.num_preemptions = 0
@@ -45,13 +48,14 @@ class RequestTable:
 
     @property
     def num_waiting(self) -> int:
-        """Waiting and pending requests."""
-        return len(self.waiting) + len(self.pending)
+        """Waiting, loading and pending requests."""
+        return len(self.waiting) + len(self.loading) + len(self.pending)
 
     @property
     def num_deferred(self) -> int:
-        """Those of them that could not start even if there were room: without a grammar or a slot for their adapter."""
-        return len(self.pending) + self.waiting.num_deferred
+        """Those of them that could not start even if there were room: without a grammar, a slot for their adapter or
+        their blocks."""
+        return len(self.pending) + len(self.loading) + self.waiting.num_deferred
 
     def add(self, request: Request, now: float) -> None:
         self.by_id[request.request_id] = request
@@ -78,11 +82,23 @@ class RequestTable:
         del self.pending[request.request_id], self.by_id[request.request_id]
         self._loras.remove_request(request)
 
+    def wait_for_load(self, request: Request) -> None:
+        """Move the next waiting request to the loading ones."""
+        assert self.waiting.peek() is request, "only the next request can be started"
+        self.loading.add(self.waiting.pop())
+
+    def queue_loaded(self, requests: Iterable[Request]) -> None:
+        """Move loading requests to the waiting ones."""
+        for request in requests:
+            self.loading.remove(request)
+            self.waiting.push(request)
+
     def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """Move the next waiting request to running, with `num_cached_tokens` tokens found in the prefix cache."""
         assert self.waiting.peek() is request, "only the next request can be started"
         assert request.num_placeholders == 0, "a preempted request still has a token in flight"
         self.waiting.pop()
+        self._kv_cache_manager.end_load(request)
         self._loras.allocate_slot(request)
         insort(self.running, request, key=_order)
         request.num_computed_tokens = num_cached_tokens
@@ -120,7 +136,11 @@ class RequestTable:
         elif before is RequestStatus.WAITING_FOR_GRAMMAR:
             del self.pending[request.request_id]
         else:
-            self.waiting.remove(request)
+            self._kv_cache_manager.end_load(request)
+            if request in self.loading:
+                self.loading.remove(request)
+            else:
+                self.waiting.remove(request)
         del self.by_id[request.request_id]
         self.constrained.pop(request.request_id, None)
         self._loras.remove_request(request)
@@ -134,8 +154,8 @@ class RequestTable:
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if requests, queues and blocks are inconsistent."""
-        waiting = self.waiting.to_list()
-        assert len(waiting) == len(self.waiting)
+        waiting = [*self.waiting.to_list(), *self.loading]
+        assert len(waiting) == len(self.waiting) + len(self.loading)
         admitted = {request.request_id: request for request in [*self.running, *waiting]}
         assert admitted | self.pending == self.by_id
         constrained = {key: request for key, request in admitted.items() if isinstance(request, ConstrainedRequest)}

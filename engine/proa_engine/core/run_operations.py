@@ -59,9 +59,9 @@ class Operations:
         return []
 
     def fall_asleep(self) -> None:
-        """Free the executor's memory. The prefix cache is emptied, as the content of the KV cache is lost."""
+        """Free the executor's memory. The content of the KV cache is lost, but at level 1 not that of the host."""
         assert self.sleep_level != 0
-        self._scheduler.reset_prefix_cache()
+        self._scheduler.reset_prefix_cache(keep_host=self.sleep_level == 1)
         self._executor.sleep(self.sleep_level)
         self._is_asleep = True
         self._settle()

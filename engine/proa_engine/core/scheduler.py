@@ -22,6 +22,7 @@ from proa_engine.core.speculation import check_speculation
 from proa_engine.core.step_plan import IdColumn, StepPlan
 from proa_engine.core.types import (
     CacheOccupancy,
+    Copies,
     ModelRunnerOutput,
     PlainTokens,
     RowOutput,
@@ -79,8 +80,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Requests run or wait to be scheduled, or workers still hold some that finished."""
-        return not self._table.is_settled
+        """Requests run or wait to be scheduled, or workers still hold some that finished, or the host stores blocks."""
+        return not self._table.is_settled or self._manager.has_copies
 
     @property
     def has_pending(self) -> bool:
@@ -144,11 +145,13 @@ class Scheduler:
 
         Returns the step and the requests of its rows, to be passed to `update_from_output` with the step's result.
         """
+        self._table.queue_loaded(self._manager.take_loaded())
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
+        copies = self._manager.plan_copies()
         states = self._manager.cache_blocks(plan.block_candidates)
-        return self._scheduler_output(plan, states), plan.rows
+        return self._scheduler_output(plan, states, copies), plan.rows
 
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
@@ -158,9 +161,10 @@ class Scheduler:
         outputs = [self._append(request, row, now) for request, row in others]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
-    def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache and the encoder cache, as after a change of weights."""
-        self._manager.reset_prefix_cache(self._table.running)
+    def reset_prefix_cache(self, *, keep_host: bool = False) -> None:
+        """Empty the prefix cache and the encoder cache, as after a change of weights. `keep_host`: but not the host's
+        part."""
+        self._manager.reset_prefix_cache(self._table.running, keep_host=keep_host)
         self.encoder_cache.reset()
 
     def check_integrity(self) -> None:
@@ -211,34 +215,43 @@ class Scheduler:
         A request gets the blocks of all its known tokens at once, so its prefill is never preempted for its own blocks.
         """
         while plan.budget > 0 and len(self._table.running) < self._max_running:
-            request = self._table.waiting.peek()
+            request = self._next_waiting()
             if request is None or not request.fits(plan.budget):
                 break
             hit = self._manager.get_computed_blocks(request)
             budget = request.images.limit(hit.num_tokens, plan.budget)
             if budget == 0:
                 break
-            block_ids = self._manager.allocate_slots(request, request.num_slots_to_start, hit)
-            if block_ids is None:
-                break
+            while (block_ids := self._manager.allocate_slots(request, request.num_slots_to_start, hit)) is None:
+                if not self._manager.give_up_load(request):
+                    return
             self._table.start(request, hit.num_tokens, now)
             plan.add_new(request, min(request.num_uncomputed_tokens, budget), block_ids)
 
+    def _next_waiting(self) -> Request | None:
+        """The next request that can start. Those before it wait until what the host has of them is loaded."""
+        while (request := self._table.waiting.peek()) is not None and self._manager.begin_load(request):
+            self._table.wait_for_load(request)
+        return request
+
     def _grow(self, request: Request, num_slots: int, now: float) -> list[list[int]] | None:
-        """Allocate `num_slots` in total, preempting the last requests. Returns None if that includes this request."""
+        """Allocate `num_slots` in total. Returns None if that preempts this request.
+
+        To make room, loads for requests that have not started are given up, then the last requests are preempted.
+        """
         while (block_ids := self._manager.allocate_slots(request, num_slots)) is None:
-            if self._table.preempt_last(now) is request:
+            if not self._manager.give_up_load() and self._table.preempt_last(now) is request:
                 return None
         return block_ids
 
-    def _scheduler_output(self, plan: StepPlan, states: Mapping[str, StateSteps]) -> SchedulerOutput:
+    def _scheduler_output(self, plan: StepPlan, states: Mapping[str, StateSteps], copies: Copies) -> SchedulerOutput:
         """Finished and preempted ids go with the next step that has tokens, or at once if none can follow."""
         notifies = plan.has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
-        if plan.has_tokens or finished_ids or preempted_ids:
-            self._num_steps += 1
         freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=plan.has_tokens)
         decode_ids = self._decode_ids.of(plan.decodes)
-        return plan.scheduler_output(
-            self._num_steps, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs
+        step = plan.scheduler_output(
+            self._num_steps + 1, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs, copies
         )
+        self._num_steps += step.must_run
+        return step

@@ -1,5 +1,6 @@
 """StateSlots: the slots that hold the recurrent states of requests and of checkpoints."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from proa_engine.core.block_pool import Block, BlockPool
@@ -74,14 +75,15 @@ class StateSlots:
         self.pool.free_blocks(self._reads)
         self._reads = []
 
-    def check_integrity(self, running: Sequence[Request]) -> None:
-        """Raises `AssertionError` unless each running request has a slot of its own, and no others are in use."""
+    def check_integrity(self, running: Sequence[Request], held_states: Sequence[Block]) -> None:
+        """Raises `AssertionError` unless each running request has a slot of its own, and else only `held_states` are
+        in use."""
         self.pool.check_integrity()
         assert not self._reads
         assert not any(request.state_read for request in running)
         states = [request.state for request in running if request.state is not None]
         assert len(states) == len(running)
-        used = [slot for slot in self.pool.blocks if slot.ref_count]
-        assert {slot.block_id for slot in states} == {slot.block_id for slot in used}
-        assert len(states) == len(used), "two requests have the same slot"
-        assert all(slot.ref_count == 1 and slot.cached_in is None for slot in used), "a slot in use is a checkpoint's"
+        assert all(slot.cached_in is None for slot in states), "a slot in use is a checkpoint's"
+        assert len(set(states)) == len(states), "two requests have the same slot"
+        references = Counter([*states, *held_states])
+        assert references == {slot: slot.ref_count for slot in self.pool.blocks if slot.ref_count}

@@ -6,6 +6,7 @@ from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.request import Request
 from proa_engine.core.types import (
     CachedRequestData,
+    Copies,
     EncoderInput,
     LoraSlot,
     NewRequestData,
@@ -92,6 +93,7 @@ class StepPlan:
         states: Mapping[str, StateSteps],
         freed_images: list[bytes],
         encoder_inputs: list[EncoderInput],
+        copies: Copies,
     ) -> SchedulerOutput:
         """The step for the executor."""
         return SchedulerOutput(
@@ -106,6 +108,7 @@ class StepPlan:
             states=states,
             freed_images=freed_images,
             encoder_inputs=encoder_inputs,
+            copies=copies,
         )
 
     def _grammar_rows(self) -> list[int]:

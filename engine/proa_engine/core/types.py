@@ -130,6 +130,25 @@ class StateSteps:
 NO_STATES: Mapping[str, StateSteps] = {}
 
 
+@dataclass(slots=True)
+class Copies:
+    """What a step copies between the device and the host's pages and slots: pairs of source and target.
+
+    The copies of a step run at any time between the end of the step before it and the start of the step after it.
+    """
+
+    stores: list[tuple[int, int]] = field(default_factory=list)  # block and page
+    loads: list[tuple[int, int]] = field(default_factory=list)  # page and block
+    state_stores: list[tuple[int, int]] = field(default_factory=list)  # slots
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.loads or self.state_stores or self.state_loads)
+
+
+NO_COPIES = Copies()
+
+
 @dataclass(slots=True, kw_only=True)
 class SchedulerOutput:
     """One step, as the core schedules it and the executor sends it to every worker.
@@ -137,7 +156,7 @@ class SchedulerOutput:
     A request samples a token in this step if and only if the step computes the last of its tokens, counting sampled
     ones that the host does not know yet; a pooled request never does. Tokens scheduled beyond that last one are drafts
     to verify; such a request's `num_computed_tokens` is an upper bound, and only the workers know the exact number. A
-    step without tokens has no rows and no forward pass; it only carries finished and preempted ids.
+    step without tokens has no rows and no forward pass; it only carries finished and preempted ids, and copies.
 
     The batch's rows are `decode_request_ids`, then `num_chunk_tokens`. The list of decodes is the same object as in the
     step before if the decodes are the same.
@@ -158,6 +177,7 @@ class SchedulerOutput:
     # They then have every image that the step's tokens touch. An image that is encoded again may be in both.
     freed_images: list[bytes] = field(default_factory=list)  # hashes
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
+    copies: Copies = field(default_factory=lambda: NO_COPIES)
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -171,6 +191,11 @@ class SchedulerOutput:
     @property
     def is_empty(self) -> bool:
         return not (self.decode_request_ids or self.num_chunk_tokens)
+
+    @property
+    def must_run(self) -> bool:
+        """Whether workers have anything to do, be it to drop requests or to copy pages."""
+        return not self.is_empty or bool(self.finished_request_ids or self.preempted_request_ids or self.copies)
 
 
 @dataclass(frozen=True, slots=True)

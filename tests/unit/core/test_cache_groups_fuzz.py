@@ -10,7 +10,7 @@ from typing import Final, Literal
 import pytest
 
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.operations import ResetPrefixCache
+from proa_engine.core.host_tier import HostTierConfig
 from support.core import CoreRun
 from support.core_traffic import MAX_MODEL_LEN, Follower, Traffic
 from support.thorough import seeds
@@ -25,7 +25,17 @@ def random_windows(rng: random.Random, kind: Kind) -> tuple[int, ...]:
     return tuple(rng.choice([2, 3, 5, rng.randint(2, 100)]) for _ in range(count))
 
 
-def random_run(rng: random.Random, kind: Kind) -> CoreRun:
+def random_host(rng: random.Random) -> HostTierConfig:
+    return HostTierConfig(
+        num_pages=rng.choice([1, 2, 5, rng.randint(3, 20), 300]),
+        num_states=rng.choice([1, 2, 20]),
+        max_step_pages=rng.choice([1, 2, 5, 1000]),
+        state_pages=rng.randint(1, 3),
+        min_load_tokens=rng.choice([1, 1, 8, 16]),
+    )
+
+
+def random_run(rng: random.Random, kind: Kind, *, has_host: bool = False) -> CoreRun:
     """A core whose cache holds little more than the longest request."""
     windows, has_states = random_windows(rng, kind), kind.startswith("state")
     drafts = 0 if has_states else rng.choice([0, 1, 5])
@@ -48,13 +58,14 @@ def random_run(rng: random.Random, kind: Kind) -> CoreRun:
         enable_prefix_caching=rng.random() < 0.9,
         num_speculative_tokens=drafts,
         accept=(lambda num_drafts: rng.randint(0, num_drafts)) if drafts else None,
+        host=random_host(rng) if has_host else None,
     )
 
 
 def drive(seed: int, kind: Kind) -> CoreRun:
     """Random traffic until all requests have ended, with all checks after every step."""
     rng = random.Random(f"{kind} {seed}")
-    run = random_run(rng, kind)
+    run = random_run(rng, kind, has_host=seed % 3 == 1)
     grammar_share, num_requests = rng.choice([0.0, 0.3]), rng.choice([20, 60])
     pooled_share = 0.3 if seed % 3 == 0 else 0.0
     traffic = Traffic(run, rng, num_requests, 0.1, grammar_share, follow_up_share=0.5, pooled_share=pooled_share)
@@ -62,7 +73,7 @@ def drive(seed: int, kind: Kind) -> CoreRun:
 
     def step() -> None:
         if rng.random() < 0.005:
-            run.core.operate(ResetPrefixCache())
+            run.reset_prefix_cache()
         follower.step()
 
     traffic.step = step

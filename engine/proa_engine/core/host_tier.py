@@ -1,0 +1,384 @@
+"""HostTier: a second prefix cache, in host memory, and the copies between it and the device.
+
+The host has pages, each the content of one block of one table, and slots of states. They are named by the same hashes
+as on the device and evicted by the same rules, so `PrefixCache` and `BlockPool` serve both.
+
+Copies are planned with a step and never awaited: those of step N run at any time between the end of step N - 1 and the
+start of step N + 1. What a request can load is brought to the device before it starts. It waits until its copies are
+planned, and then finds its blocks as an ordinary hit, so that nothing can fail under a running request.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from proa_engine.core.block_pool import Block, BlockPool
+from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.prefix_cache import BlockHashes, PrefixCache
+from proa_engine.core.request import Request
+from proa_engine.core.types import NO_COPIES, Copies
+
+_NUM_FREE_STATES = 2  # of the device, for a load: the state that it writes, and the request's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTierConfig:
+    num_pages: int
+    num_states: int = 0
+    max_step_pages: int = 1 << 20  # copied in one step, both directions together; one unit is always allowed
+    state_pages: int = 1  # pages that a copy of a state is as long as
+    min_load_tokens: int = 1  # fewer are computed again
+
+
+class _Place(NamedTuple):
+    """Where a block with this hash is: on the device, in the host, or in both."""
+
+    block_hash: bytes
+    block: Block | None
+    page: Block | None
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """What is named at once on the device: a block of table 0, or a checkpoint."""
+
+    block_hash: bytes
+    pages: list[tuple[Block, Block]] = field(default_factory=list)  # to be copied: page and block
+    # Of a checkpoint.
+    window_blocks: list[list[tuple[bytes, Block]]] = field(default_factory=list)  # hashes and blocks on the device
+    state_page: Block | None = None  # of the host
+    state: Block | None = None
+    is_checkpoint: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A request's blocks on their way to the device. What it holds stays until the request starts."""
+
+    blocks: list[Block]
+    states: list[Block] = field(default_factory=list)
+    units: deque[_Unit] = field(default_factory=deque)  # not planned yet
+
+
+class HostTier:
+    """The host's part of the prefix cache of one engine, on the core's thread.
+
+    `cache`, `blocks` and `states` are the device's, whose blocks are stored and loaded.
+    """
+
+    def __init__(
+        self,
+        config: HostTierConfig,
+        groups: CacheGroups,
+        hashes: BlockHashes,
+        cache: PrefixCache,
+        blocks: BlockPool,
+        states: BlockPool | None,
+    ) -> None:
+        self.cache = PrefixCache(len(groups.windows))
+        self.pages = BlockPool(config.num_pages, self.cache.evict)
+        self.states = BlockPool(config.num_states, self.cache.evict) if states is not None else None
+        self.num_stored_pages = 0  # since start
+        self.num_loaded_pages = 0
+        self.num_loaded_tokens = 0
+        self._config = config
+        self._groups = groups
+        self._hashes = hashes
+        self._device = cache
+        self._device_blocks = blocks
+        self._device_states = states
+        self._stores: deque[tuple[bytes, Block | None]] = deque()  # block of table 0; None: a checkpoint
+        self._loads: dict[Request, _Load] = {}  # of requests that have not started
+        self._loaded: list[Request] = []
+        # Of the plan, until `end_plan`.
+        self._planned_pages: list[Block] = []
+        self._planned_states: list[Block] = []
+        self._stored_states: list[Block] = []  # of the device
+
+    @property
+    def has_stores(self) -> bool:
+        """Whether anything is queued to be stored."""
+        return bool(self._stores)
+
+    def block_cached(self, block_hash: bytes, block: Block) -> None:
+        """Queue a block of table 0, which was cached on the device, to be stored by a later plan."""
+        self._stores.append((block_hash, block))
+        if len(self._stores) > self._config.num_pages:
+            self._stores.popleft()
+
+    def checkpoint_cached(self, checkpoint_hash: bytes) -> None:
+        """Queue a checkpoint to be stored."""
+        self._stores.append((checkpoint_hash, None))
+
+    def begin(self, request: Request, num_hit: int) -> bool:
+        """Begin to load what continues the request's hit of `num_hit` tokens, if that saves enough.
+
+        Returns whether it did. The request must wait then, until `take_loaded` returns it.
+        """
+        if request in self._loads:
+            return False
+        places = self._find(request)
+        if self._groups.has_checkpoints:
+            while places and not self._has_checkpoint(places[-1].block_hash):
+                places.pop()
+        num_tokens = len(places) * self._groups.block_size
+        if num_tokens - num_hit < self._config.min_load_tokens or (load := self._reserve(request, places)) is None:
+            return False
+        self._loads[request] = load
+        self.num_loaded_tokens += num_tokens - num_hit
+        return True
+
+    def take_loaded(self) -> list[Request]:
+        """The requests whose load has ended, or was given up, since the last call."""
+        loaded, self._loaded = self._loaded, []
+        return loaded
+
+    def end_load(self, request: Request) -> None:
+        """Drop what is held for a request that has started or has ended. Its blocks stay cached."""
+        load = self._loads.pop(request, None)
+        if load is not None:
+            self._drop(load)
+        if request in self._loaded:
+            self._loaded.remove(request)
+
+    def give_up(self, first: Request | None = None) -> bool:
+        """Drop the load of the last request, to make room on the device. Returns False if there is none.
+
+        Nor is there one if the last request is before `first`, for which the room is.
+        """
+        request = max(self._loads, key=_order, default=None)
+        if request is None or (first is not None and request.order < first.order):
+            return False
+        load = self._loads.pop(request)
+        if load.units:  # else the request waits no more
+            self._loaded.append(request)
+        self._drop(load)
+        return True
+
+    def plan(self) -> Copies:
+        """The copies of this step: loads first. Call it before the step's own blocks are cached, and `end_plan` then.
+
+        Pages that a plan stores or loads are referenced until `end_plan`, so that no store takes the page of a load.
+        """
+        if not self._stores and not self._loads:
+            return NO_COPIES
+        copies, budget = Copies(), self._config.max_step_pages
+        for request, load in self._loads.items():
+            while load.units and budget > 0:
+                budget -= self._plan_load(load.units.popleft(), copies)
+                if not load.units:
+                    self._loaded.append(request)
+        while self._stores and budget > 0:
+            block_hash, block = self._stores.popleft()
+            if block is None:
+                budget -= self._plan_checkpoint(block_hash, copies)
+            else:
+                budget -= self._plan_store(block_hash, block, copies)
+        return copies
+
+    def end_plan(self) -> None:
+        """Free what the plan used. States of the device are given to others only now."""
+        if self._planned_pages:
+            self.pages.free_blocks(self._planned_pages)
+            self._planned_pages = []
+        if self.states is not None and self._device_states is not None:
+            self.states.free_blocks(self._planned_states)
+            self._device_states.free_blocks(self._stored_states)
+            self._planned_states, self._stored_states = [], []
+
+    def give_up_all(self) -> None:
+        """Drop all loads and all that is queued: the device's blocks lose their content."""
+        self._stores.clear()
+        while self.give_up():
+            pass
+
+    def reset(self) -> None:
+        """Forget everything, as after a change of weights."""
+        self.give_up_all()
+        self.cache.reset()
+
+    def check_integrity(self) -> tuple[list[Block], list[Block]]:
+        """Raises `AssertionError` unless exactly the pages that loads still have to read are referenced.
+
+        Returns the device's blocks and states that loads hold, once for each load.
+        """
+        self.pages.check_integrity()
+        pages, states = self.pages.blocks, list[Block]()
+        if self.states is not None:
+            self.states.check_integrity()
+            states = self.states.blocks
+        self.cache.check_integrity([*pages, *states])
+        units = [unit for load in self._loads.values() for unit in load.units]
+        sources = [page for unit in units for page, _ in unit.pages]
+        sources += [unit.state_page for unit in units if unit.state_page is not None]
+        for page in (*pages, *states):
+            assert page.ref_count == sources.count(page), f"page {page.block_id} has leaked"
+        assert not self._planned_pages
+        assert not self._stored_states
+        loads = self._loads.values()
+        return [block for load in loads for block in load.blocks], [state for load in loads for state in load.states]
+
+    def _find(self, request: Request) -> list[_Place]:
+        """The request's leading full blocks that the device or the host has."""
+        places: list[_Place] = []
+        for index in range((request.num_tokens - 1) // self._groups.block_size):
+            block_hash = self._hashes.of(request, index)
+            block, page = self._device.cached_blocks.get(block_hash), self.cache.cached_blocks.get(block_hash)
+            if block is None and page is None:
+                break
+            places.append(_Place(block_hash, block, page))
+        return places
+
+    def _has_checkpoint(self, checkpoint_hash: bytes) -> bool:
+        return checkpoint_hash in self._device.checkpoints or checkpoint_hash in self.cache.checkpoints
+
+    def _reserve(self, request: Request, places: Sequence[_Place]) -> _Load | None:
+        """Allocate what a load writes, and reference what it reads and what its hit needs. None if there is no room.
+
+        The room is that of the request's whole start, so that a load never takes what the start then lacks.
+        """
+        tables = self._window_places(places[-1].block_hash) if self._groups.has_checkpoints else []
+        needed = [*places, *chain.from_iterable(tables)]
+        held = [place.block for place in needed if place.block is not None]
+        sources = [place.page for place in needed if place.block is None and place.page is not None]
+        num_free = self._device_blocks.num_free_blocks - self._device_blocks.num_free_of(held)
+        if num_free < max(self._groups.blocks_of(request.num_slots_to_start) - len(held), len(sources)):
+            return None
+        if self._device_states is not None and self._device_states.num_free_blocks < _NUM_FREE_STATES:
+            return None
+        self._device_blocks.touch(held)
+        self.pages.touch(sources)
+        targets = self._device_blocks.get_new_blocks(len(sources))
+        load, remaining = _Load([*held, *targets]), iter(targets)
+        for place in places:
+            if place.block is None and place.page is not None:
+                load.units.append(_Unit(place.block_hash, [(place.page, next(remaining))]))
+        if tables or self._device_states is not None:
+            self._reserve_checkpoint(places[-1].block_hash, tables, remaining, load)
+        return load
+
+    def _window_places(self, checkpoint_hash: bytes) -> list[list[_Place]]:
+        """What a checkpoint has of each table with a window."""
+        on_device = self._device.checkpoints.get(checkpoint_hash)
+        if on_device is not None:
+            return [[_Place(block.block_hash, block, None) for block in blocks] for blocks in on_device.window_blocks]
+        return [
+            [_Place(page.block_hash, cached.get(page.block_hash), page) for page in pages]
+            for cached, pages in zip(
+                self._device.cached_window_blocks, self.cache.checkpoints[checkpoint_hash].window_blocks, strict=True
+            )
+        ]
+
+    def _reserve_checkpoint(
+        self, checkpoint_hash: bytes, tables: Sequence[Sequence[_Place]], targets: Iterator[Block], load: _Load
+    ) -> None:
+        """Add the checkpoint to the load: its states, and what of it is not on the device."""
+        on_device = self._device.checkpoints.get(checkpoint_hash)
+        if on_device is not None:
+            if on_device.state is not None and self._device_states is not None:
+                self._device_states.touch([on_device.state])
+                load.states.append(on_device.state)
+            return
+        unit = _Unit(checkpoint_hash, is_checkpoint=True)
+        for places in tables:
+            blocks = [place.block or next(targets) for place in places]
+            unit.pages += [
+                (place.page, block)
+                for place, block in zip(places, blocks, strict=True)
+                if place.block is None and place.page is not None
+            ]
+            unit.window_blocks.append([(each.block_hash, block) for each, block in zip(places, blocks, strict=True)])
+        source = self.cache.checkpoints[checkpoint_hash].state
+        if source is not None and self.states is not None and self._device_states is not None:
+            self.states.touch([source])
+            (unit.state,) = self._device_states.get_new_blocks(1)
+            unit.state_page = source
+            load.states.append(unit.state)
+        load.units.append(unit)
+
+    def _drop(self, load: _Load) -> None:
+        for unit in load.units:
+            self.pages.free_blocks([page for page, _ in unit.pages])
+            if unit.state_page is not None and self.states is not None:
+                self.states.free_blocks([unit.state_page])
+        self._device_blocks.free_blocks(load.blocks)
+        if self._device_states is not None:
+            self._device_states.free_blocks(load.states)
+
+    def _plan_load(self, unit: _Unit, copies: Copies) -> int:
+        """Plan the copies of a unit and name it on the device: steps from the next one on find it. Returns the number
+        of pages that they are as long as."""
+        copies.loads += [(page.block_id, block.block_id) for page, block in unit.pages]
+        self._planned_pages += [page for page, _ in unit.pages]
+        self.num_loaded_pages += len(unit.pages)
+        if not unit.is_checkpoint:
+            ((_, block),) = unit.pages
+            if (replaced := self._device.add(block, unit.block_hash)) is not None:
+                self._device_blocks.demote(replaced)
+            return 1
+        if unit.state is not None and unit.state_page is not None:
+            copies.state_loads.append((unit.state_page.block_id, unit.state.block_id))
+            self._planned_states.append(unit.state_page)
+        if unit.block_hash not in self._device.checkpoints:
+            self._device.add_checkpoint(unit.block_hash, unit.window_blocks, unit.state)
+        return len(unit.pages) + (unit.state is not None) * self._config.state_pages
+
+    def _plan_store(self, block_hash: bytes, block: Block, copies: Copies) -> int:
+        """Plan to store a block, unless it has lost its name, or the host has it or no room. Returns its pages."""
+        if self._device.cached_blocks.get(block_hash) is not block or block_hash in self.cache.cached_blocks:
+            return 0
+        if not self.pages.num_free_blocks:
+            return 0
+        (page,) = self.pages.get_new_blocks(1)
+        self.cache.add(page, block_hash)
+        self._planned_pages.append(page)
+        copies.stores.append((block.block_id, page.block_id))
+        self.num_stored_pages += 1
+        return 1
+
+    def _plan_checkpoint(self, checkpoint_hash: bytes, copies: Copies) -> int:
+        """Plan to store a checkpoint as a whole, or not at all. Returns the number of pages that it is as long as.
+
+        Pages that the host has already are referenced first: to allocate others may evict the checkpoint that names
+        them.
+        """
+        source = self._device.checkpoints.get(checkpoint_hash)
+        if source is None or checkpoint_hash in self.cache.checkpoints:
+            return 0
+        known = [
+            [cached.get(block.block_hash) for block in blocks]
+            for cached, blocks in zip(self.cache.cached_window_blocks, source.window_blocks, strict=True)
+        ]
+        shared = [page for pages in known for page in pages if page is not None]
+        num_new = sum(map(len, known)) - len(shared)
+        self.pages.touch(shared)
+        has_states = self.states is None or self.states.num_free_blocks > 0
+        if self.pages.num_free_blocks < num_new or not has_states:
+            self.pages.free_blocks(shared)
+            return 0
+        new = self.pages.get_new_blocks(num_new)
+        self._planned_pages += [*shared, *new]
+        remaining, stored = iter(new), list[list[tuple[bytes, Block]]]()
+        for blocks, pages in zip(source.window_blocks, known, strict=True):
+            stored.append([])
+            for block, page in zip(blocks, pages, strict=True):
+                if page is None:
+                    page = next(remaining)
+                    copies.stores.append((block.block_id, page.block_id))
+                stored[-1].append((block.block_hash, page))
+        state: Block | None = None
+        if source.state is not None and self.states is not None and self._device_states is not None:
+            (state,) = self.states.get_new_blocks(1)
+            copies.state_stores.append((source.state.block_id, state.block_id))
+            self._planned_states.append(state)
+            self._device_states.touch([source.state])
+            self._stored_states.append(source.state)
+        self.cache.add_checkpoint(checkpoint_hash, stored, state)
+        self.num_stored_pages += num_new
+        return num_new + (state is not None) * self._config.state_pages
+
+
+def _order(request: Request) -> tuple[int, ...]:
+    return request.order
