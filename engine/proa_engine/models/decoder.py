@@ -15,6 +15,7 @@ from proa_engine.layers.norm import RMSNorm
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Weights
+from proa_engine.models.base import ImageEncoder
 from proa_engine.models.config import DecoderOptions, ModelConfig
 from proa_engine.models.fields import Fields
 
@@ -115,3 +116,25 @@ def tensors_of(owner: object) -> Iterator[torch.Tensor]:
     elif type(owner).__module__.startswith("proa_engine") and hasattr(owner, "__dict__"):
         for item in vars(owner).values():
             yield from tensors_of(item)
+
+
+class ImageReadingDecoder(DecoderForCausalLM):
+    """An `ImageReader` if its configuration has an image encoder, a model of text otherwise.
+
+    An architecture that derives from it has `read_images` (`registry.ImageModelClass`).
+    """
+
+    image_encoder: ImageEncoder
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
+        super().__init__(config, weights, parallel)
+        if config.image_encoder is not None:
+            self.image_encoder = config.image_encoder.make(weights)
+
+    def begin(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> tuple[torch.Tensor, AttentionStep]:
+        x, step = super().begin(input_ids, positions, metadata)
+        if metadata.images is not None:
+            x.index_copy_(0, metadata.images.rows, metadata.images.embeddings[:, : x.shape[1]])
+        return x, step

@@ -1,22 +1,25 @@
-"""Qwen3-Next (80B-A3B): gated delta nets in most layers, attention with an output gate in the others, and experts."""
+"""Qwen3-Next and Qwen3.5: gated delta nets in most layers, attention with an output gate in the others."""
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.attention import QkNorm
-from proa_engine.layers.experts import SeparateOrTogether
 from proa_engine.layers.gated_delta_net import KERNEL_SIZE, GatedDeltaNetOptions
-from proa_engine.layers.moe import MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
-from proa_engine.models.decoder import DecoderForCausalLM
+from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder
 from proa_engine.models.decoder_layer import FeedForwardOptions, LayerOptions, MixerOptions
+from proa_engine.models.image_files import ImageFiles
+from proa_engine.models.qwen import experts
+from proa_engine.models.qwen_vision import QwenVisionOptions, read_qwen_vision
 
 LAYER_TYPES = ("linear_attention", "full_attention")
 
 
 class Qwen3NextForCausalLM(DecoderForCausalLM):
+    """Qwen3-Next (80B-A3B): gated delta nets in most layers, attention with an output gate in the others, and
+    experts."""
+
     defaults: ClassVar[read.Fields] = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
 
     @staticmethod
@@ -46,18 +49,6 @@ def hybrid_options(fields: read.Fields, mlps: Sequence[FeedForwardOptions], *, b
     return DecoderOptions(layers=tuple(layers), norm=norm)
 
 
-def experts(fields: read.Fields, *, normalize: bool) -> MoEOptions:
-    read.require(fields, "hidden_act", ("silu",))
-    shared = read.gated_mlp(fields, inner_size=fields["shared_expert_intermediate_size"])
-    return MoEOptions(
-        num_experts=fields["num_experts"],
-        expert_size=fields["moe_intermediate_size"],
-        router=RouterOptions(routing=Routing(fields["num_experts_per_tok"], normalize=normalize)),
-        experts=SeparateOrTogether(),
-        shared=SharedExpertOptions(mlp=shared, name="shared_expert", gate="shared_expert_gate"),
-    )
-
-
 def _gated_delta_net(fields: read.Fields, *, by_key_head: bool) -> GatedDeltaNetOptions:
     read.require(fields, "linear_conv_kernel_dim", (KERNEL_SIZE,))
     num_key_heads, num_value_heads = fields["linear_num_key_heads"], fields["linear_num_value_heads"]
@@ -82,3 +73,48 @@ def _layer_types(fields: read.Fields) -> tuple[str, ...]:
         if kind not in LAYER_TYPES:
             raise ValueError(f"layer type {kind} is not supported; supported: {', '.join(LAYER_TYPES)}")
     return tuple(types)
+
+
+class Qwen3_5ForCausalLM(DecoderForCausalLM):
+    """Qwen3.5 (dense and mixture of experts): the layers of Qwen3-Next.
+
+    Checkpoints that also read images have the image encoder of Qwen3-VL, without DeepStack.
+    """
+
+    defaults: ClassVar[read.Fields] = {
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "mrope_section": (11, 11, 10),
+        "image_token_id": 248_056,
+    }
+
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        read.require(fields, "attn_output_gate", (True,))
+        mlps = [read.gated_mlp(fields)] * fields["num_hidden_layers"]
+        return hybrid_options(fields, mlps, by_key_head=False)
+
+
+class Qwen3_5MoeForCausalLM(DecoderForCausalLM):
+    defaults: ClassVar[read.Fields] = Qwen3_5ForCausalLM.defaults
+
+    @staticmethod
+    def read_options(fields: read.Fields) -> DecoderOptions:
+        read.require(fields, "attn_output_gate", (True,))
+        mlps = [experts(fields, normalize=True)] * fields["num_hidden_layers"]
+        return hybrid_options(fields, mlps, by_key_head=False)
+
+
+class Qwen3_5ForConditionalGeneration(ImageReadingDecoder):
+    defaults: ClassVar[read.Fields] = Qwen3_5ForCausalLM.defaults
+    read_options = staticmethod(Qwen3_5ForCausalLM.read_options)
+
+    @staticmethod
+    def read_images(fields: read.Fields, files: ImageFiles) -> QwenVisionOptions:
+        return read_qwen_vision(fields, files, deepstack=())
+
+
+class Qwen3_5MoeForConditionalGeneration(ImageReadingDecoder):
+    defaults: ClassVar[read.Fields] = Qwen3_5ForCausalLM.defaults
+    read_options = staticmethod(Qwen3_5MoeForCausalLM.read_options)
+    read_images = staticmethod(Qwen3_5ForConditionalGeneration.read_images)
