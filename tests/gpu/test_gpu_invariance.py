@@ -10,8 +10,7 @@ import torch
 
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.models.batch_invariance import make_batch_invariant
-from proa_engine.models.config import ModelConfig
+from proa_engine.models.config import ModelConfig, make_batch_invariant
 from proa_engine.models.loader import load_model
 from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import build_core, request, run

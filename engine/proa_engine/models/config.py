@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from proa.contract import PoolingTask
-from proa_engine.layers.cache_layers import StateLayer
+from proa_engine.layers.cache_layers import LatentLayer, StateLayer
+from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.norm import NormOptions
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import LinearMethod, Weights
@@ -34,14 +35,7 @@ from proa_engine.models.pooling_config import (
     reward_config,
 )
 from proa_engine.models.quantization import linear_method
-from proa_engine.models.registry import (
-    Form,
-    architecture_of,
-    is_adapted,
-    is_encoder,
-    model_class,
-    standard_fields,
-)
+from proa_engine.models.registry import Form, architecture_of, is_adapted, is_encoder, model_class, standard_fields
 
 Runner = Literal["auto", "generate", "pooling"]
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -250,3 +244,19 @@ def _torch_dtype(config: Mapping[str, Any]) -> torch.dtype:
     if name not in TORCH_DTYPES:
         raise ValueError(f"dtype {name} is not supported; supported: {', '.join(TORCH_DTYPES)}")
     return TORCH_DTYPES[name]
+
+
+def make_batch_invariant(config: ModelConfig, tensor_parallel_size: int) -> ModelConfig:
+    """Return the batch-invariant configuration. Raises ValueError, naming the feature, if it is not supported with
+    it."""
+    if not isinstance(config.linear_method, Unquantized):
+        raise ValueError("batch_invariant on a GPU is not supported with quantized weights")
+    if any(layer.mlp.num_experts for layer in config.layers):
+        raise ValueError("batch_invariant on a GPU is not supported with a mixture of experts")
+    if any(layer.cache_kind is LatentLayer for layer in config.layers):  # `HeadLinear` is a batched product
+        raise ValueError("batch_invariant on a GPU is not supported with latent attention")
+    if tensor_parallel_size > 1:
+        raise ValueError(
+            f"batch_invariant on a GPU is not supported with tensor_parallel_size {tensor_parallel_size}, only with 1"
+        )
+    return replace(config, batch_invariant=True, linear_method=Unquantized(batch_invariant=True))

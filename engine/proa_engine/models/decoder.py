@@ -121,7 +121,7 @@ def tensors_of(owner: object) -> Iterator[torch.Tensor]:
 class ImageReadingDecoder(DecoderForCausalLM):
     """An `ImageReader` if its configuration has an image encoder, a model of text otherwise.
 
-    An architecture that derives from it has `read_images` (`registry.ImageModelClass`).
+    An architecture that derives from it has `read_images` (`config.ImageModelClass`).
     """
 
     image_encoder: ImageEncoder

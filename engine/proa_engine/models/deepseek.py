@@ -30,7 +30,8 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
             scale=fields.get("routed_scaling_factor", 1.0),
         )
         num_dense = fields.get("first_k_dense_replace", 0)
-        return latent_decoder(fields, routing, [layer >= num_dense for layer in range(fields["num_hidden_layers"])])
+        are_sparse = [layer >= num_dense for layer in range(fields["num_hidden_layers"])]
+        return _decoder(fields, latent_attention(fields), RouterOptions(routing=routing), are_sparse)
 
 
 class DeepseekV3ForCausalLM(DecoderForCausalLM):
@@ -40,7 +41,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
     def read_options(fields: read.Fields) -> DecoderOptions:
         num_dense = fields.get("first_k_dense_replace", 3)
         are_sparse = [layer >= num_dense for layer in range(fields["num_hidden_layers"])]
-        return latent_decoder(fields, sigmoid_routing(fields), are_sparse, "e_score_correction_bias")
+        return _decoder(fields, latent_attention(fields), sigmoid_router(fields), are_sparse)
 
 
 class Glm4MoeForCausalLM(DecoderForCausalLM):
@@ -55,7 +56,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
         rope = read.rope(fields, partial=True)
         attention = read.attention(fields, rope=rope, output_bias=False, qk_norm=qk_norm)
         are_sparse = [number >= fields["first_k_dense_replace"] for number in range(fields["num_hidden_layers"])]
-        return decoder_with_experts(fields, attention, sigmoid_routing(fields), are_sparse, "e_score_correction_bias")
+        return _decoder(fields, attention, sigmoid_router(fields), are_sparse)
 
 
 class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
@@ -66,14 +67,7 @@ class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
         num_layers, num_dense = fields["num_hidden_layers"], fields.get("first_k_dense_replace", 1)
         types = fields.get("mlp_layer_types") or ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
         are_sparse = [each == "sparse" for each in types]
-        return latent_decoder(fields, sigmoid_routing(fields), are_sparse, "e_score_correction_bias")
-
-
-def latent_decoder(
-    fields: read.Fields, routing: Routing, are_sparse: Sequence[bool], correction: str | None = None
-) -> DecoderOptions:
-    """The arguments are those of `decoder_with_experts`."""
-    return decoder_with_experts(fields, latent_attention(fields), routing, are_sparse, correction)
+        return _decoder(fields, latent_attention(fields), sigmoid_router(fields), are_sparse)
 
 
 def latent_attention(fields: read.Fields) -> LatentAttentionOptions:
@@ -100,32 +94,9 @@ def _score_scale(fields: read.Fields) -> float:
     return (0.1 * mscale * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
 
 
-def decoder_with_experts(
-    fields: read.Fields,
-    attention: MixerOptions,
-    routing: Routing,
-    are_sparse: Sequence[bool],
-    correction: str | None = None,
-) -> DecoderOptions:
-    """`are_sparse`: whether each layer has experts, which `routing` and the tensor `correction` choose."""
-    norm = read.norm(fields)
-    shared = read.gated_mlp(fields, inner_size=fields["moe_intermediate_size"] * fields["n_shared_experts"])
-    experts = MoEOptions(
-        num_experts=fields["n_routed_experts"],
-        expert_size=fields["moe_intermediate_size"],
-        router=RouterOptions(routing=routing, correction=correction),
-        shared=SharedExpertOptions(mlp=shared),
-    )
-    layers = [
-        LayerOptions(attention=attention, mlp=experts if is_sparse else read.gated_mlp(fields), norm=norm)
-        for is_sparse in are_sparse
-    ]
-    return DecoderOptions(layers=tuple(layers), norm=norm)
-
-
-def sigmoid_routing(fields: read.Fields) -> Routing:
-    """DeepSeek-V3's router: the best groups by their two best experts, sigmoids as weights."""
-    return Routing(
+def sigmoid_router(fields: read.Fields) -> RouterOptions:
+    """DeepSeek-V3's router: the best groups by their two best experts, corrected sigmoids as weights."""
+    routing = Routing(
         fields["num_experts_per_tok"],
         normalize=fields.get("norm_topk_prob", True),
         scoring="sigmoid",
@@ -133,3 +104,23 @@ def sigmoid_routing(fields: read.Fields) -> Routing:
         num_chosen_groups=fields.get("topk_group") or 1,
         scale=fields.get("routed_scaling_factor", 1.0),
     )
+    return RouterOptions(routing=routing, correction="e_score_correction_bias")
+
+
+def _decoder(
+    fields: read.Fields, attention: MixerOptions, router: RouterOptions, are_sparse: Sequence[bool]
+) -> DecoderOptions:
+    """`are_sparse`: whether each layer has experts, which `router` chooses."""
+    norm = read.norm(fields)
+    shared = read.gated_mlp(fields, inner_size=fields["moe_intermediate_size"] * fields["n_shared_experts"])
+    experts = MoEOptions(
+        num_experts=fields["n_routed_experts"],
+        expert_size=fields["moe_intermediate_size"],
+        router=router,
+        shared=SharedExpertOptions(mlp=shared),
+    )
+    layers = [
+        LayerOptions(attention=attention, mlp=experts if is_sparse else read.gated_mlp(fields), norm=norm)
+        for is_sparse in are_sparse
+    ]
+    return DecoderOptions(layers=tuple(layers), norm=norm)

@@ -1,7 +1,7 @@
 """Llama, and models that differ from it in a few options."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.experts import SeparateExperts
@@ -9,7 +9,27 @@ from proa_engine.layers.moe import MoEOptions, RouterOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
-from proa_engine.models.decoder_layer import PRE_NORM, LayerOptions, NormNames
+from proa_engine.models.decoder_layer import PRE_NORM, FeedForwardOptions, LayerOptions, NormNames
+
+
+def equal_layers(
+    fields: read.Fields,
+    *,
+    mlp: FeedForwardOptions | None = None,
+    norms: NormNames = PRE_NORM,
+    residual_scale: float = 1.0,
+    **attention: Any,
+) -> DecoderOptions:
+    """Llama's decoder, all of whose layers are equal. The arguments replace its options: those of `LayerOptions`, and
+    `attention` those of `AttentionOptions`."""
+    layer = LayerOptions(
+        attention=read.attention(fields, **attention),
+        mlp=mlp or read.gated_mlp(fields),
+        norm=read.norm(fields),
+        norms=norms,
+        residual_scale=residual_scale,
+    )
+    return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
@@ -17,8 +37,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        layer = LayerOptions(attention=read.attention(fields), mlp=read.gated_mlp(fields), norm=read.norm(fields))
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
+        return equal_layers(fields)
 
 
 class MistralForCausalLM(DecoderForCausalLM):
@@ -26,12 +45,7 @@ class MistralForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        layer = LayerOptions(
-            attention=read.attention(fields, window=fields.get("sliding_window")),
-            mlp=read.gated_mlp(fields),
-            norm=read.norm(fields),
-        )
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
+        return equal_layers(fields, window=fields.get("sliding_window"))
 
 
 class Ministral3ForCausalLM(MistralForCausalLM):
@@ -62,10 +76,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
             experts=SeparateExperts(gate="w1", up="w3", down="w2"),
             name="block_sparse_moe",
         )
-        layer = LayerOptions(
-            attention=read.attention(fields, window=fields.get("sliding_window")), mlp=experts, norm=read.norm(fields)
-        )
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
+        return equal_layers(fields, mlp=experts, window=fields.get("sliding_window"))
 
 
 class GraniteForCausalLM(DecoderForCausalLM):
@@ -73,15 +84,9 @@ class GraniteForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        layer = LayerOptions(
-            attention=read.attention(fields, scale=fields.get("attention_multiplier", 1.0)),
-            mlp=read.gated_mlp(fields),
-            norm=read.norm(fields),
-            residual_scale=fields.get("residual_multiplier", 1.0),
-        )
-        return DecoderOptions(
-            layers=(layer,) * fields["num_hidden_layers"],
-            norm=layer.norm,
+        scale, residual_scale = fields.get("attention_multiplier", 1.0), fields.get("residual_multiplier", 1.0)
+        return replace(
+            equal_layers(fields, scale=scale, residual_scale=residual_scale),
             embedding_scale=fields.get("embedding_multiplier", 1.0),
             logits_scale=1 / fields.get("logits_scaling", 1.0),
         )
@@ -94,17 +99,8 @@ class Phi3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        layer = LayerOptions(
-            attention=read.attention(
-                fields,
-                rope=read.rope(fields, partial=True),
-                window=fields.get("sliding_window"),
-                stored_merged=True,
-            ),
-            mlp=read.gated_mlp(fields, stored_merged=True),
-            norm=read.norm(fields),
-        )
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
+        mlp, rope = read.gated_mlp(fields, stored_merged=True), read.rope(fields, partial=True)
+        return equal_layers(fields, mlp=mlp, rope=rope, window=fields.get("sliding_window"), stored_merged=True)
 
 
 class SeedOssForCausalLM(DecoderForCausalLM):
@@ -112,15 +108,7 @@ class SeedOssForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        layer = LayerOptions(
-            attention=read.attention(
-                fields,
-                output_bias=fields.get("attention_out_bias", False),
-            ),
-            mlp=read.gated_mlp(fields),
-            norm=read.norm(fields),
-        )
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
+        return equal_layers(fields, output_bias=fields.get("attention_out_bias", False))
 
 
 class SmolLM3ForCausalLM(DecoderForCausalLM):
@@ -160,13 +148,8 @@ class GlmForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def read_options(cls, fields: read.Fields) -> DecoderOptions:
-        layer = LayerOptions(
-            attention=read.attention(fields, rope=read.rope(fields, interleaved=True, partial=True), output_bias=False),
-            mlp=read.gated_mlp(fields, stored_merged=True),
-            norm=read.norm(fields),
-            norms=cls.norms,
-        )
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
+        mlp, rope = read.gated_mlp(fields, stored_merged=True), read.rope(fields, interleaved=True, partial=True)
+        return equal_layers(fields, mlp=mlp, norms=cls.norms, rope=rope, output_bias=False)
 
 
 class Glm4ForCausalLM(GlmForCausalLM):

@@ -5,11 +5,11 @@ from typing import ClassVar
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.attention import QkNorm
 from proa_engine.layers.moe import MoEOptions, RouterOptions
-from proa_engine.layers.rotary import RopeConfig
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM
 from proa_engine.models.decoder_layer import LayerOptions, NormNames
+from proa_engine.models.llama import equal_layers
 
 POST_NORM = NormNames(
     before_attention=None,
@@ -26,18 +26,7 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        layer = layer_options(fields, read.rope(fields), None)
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=layer.norm)
-
-
-def layer_options(fields: read.Fields, rope: RopeConfig, window: int | None) -> LayerOptions:
-    norm = read.norm(fields)
-    return LayerOptions(
-        attention=read.attention(fields, rope=rope, window=window, qk_norm=QkNorm(norm, whole=True)),
-        mlp=read.gated_mlp(fields),
-        norm=norm,
-        norms=POST_NORM,
-    )
+        return equal_layers(fields, norms=POST_NORM, qk_norm=QkNorm(read.norm(fields), whole=True))
 
 
 class Olmo3ForCausalLM(DecoderForCausalLM):
@@ -49,13 +38,18 @@ class Olmo3ForCausalLM(DecoderForCausalLM):
     def read_options(fields: read.Fields) -> DecoderOptions:
         types = read.layer_types(fields, read.every(4, fields))
         ropes = read.ropes(fields, sliding_theta=fields["rope_theta"])
-        windows = read.windows(fields, types)
-        return DecoderOptions(
-            layers=tuple(
-                layer_options(fields, ropes[kind], window) for kind, window in zip(types, windows, strict=True)
-            ),
-            norm=read.norm(fields),
-        )
+        norm, mlp = read.norm(fields), read.gated_mlp(fields)
+        qk_norm = QkNorm(norm, whole=True)
+        layers = [
+            LayerOptions(
+                attention=read.attention(fields, rope=ropes[kind], window=window, qk_norm=qk_norm),
+                mlp=mlp,
+                norm=norm,
+                norms=POST_NORM,
+            )
+            for kind, window in zip(types, read.windows(fields, types), strict=True)
+        ]
+        return DecoderOptions(layers=tuple(layers), norm=norm)
 
 
 class OlmoeForCausalLM(DecoderForCausalLM):
@@ -67,15 +61,10 @@ class OlmoeForCausalLM(DecoderForCausalLM):
     def read_options(fields: read.Fields) -> DecoderOptions:
         read.require(fields, "hidden_act", ("silu",))
         read.require(fields, "clip_qkv", ())
-        norm = read.norm(fields)
         routing = Routing(fields["num_experts_per_tok"], normalize=fields.get("norm_topk_prob", False))
-        layer = LayerOptions(
-            attention=read.attention(fields, qk_norm=QkNorm(norm, whole=True)),
-            mlp=MoEOptions(
-                num_experts=fields["num_experts"],
-                expert_size=fields["intermediate_size"],
-                router=RouterOptions(routing=routing),
-            ),
-            norm=norm,
+        experts = MoEOptions(
+            num_experts=fields["num_experts"],
+            expert_size=fields["intermediate_size"],
+            router=RouterOptions(routing=routing),
         )
-        return DecoderOptions(layers=(layer,) * fields["num_hidden_layers"], norm=norm)
+        return equal_layers(fields, mlp=experts, qk_norm=QkNorm(read.norm(fields), whole=True))

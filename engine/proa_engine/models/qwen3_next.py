@@ -10,7 +10,7 @@ from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM, ImageReadingDecoder
 from proa_engine.models.decoder_layer import FeedForwardOptions, LayerOptions, MixerOptions
 from proa_engine.models.image_files import ImageFiles
-from proa_engine.models.qwen import experts
+from proa_engine.models.qwen import dense_layers, shared_expert_moe, sparse_layers
 from proa_engine.models.qwen_vision import QwenVisionOptions, read_qwen_vision
 
 LAYER_TYPES = ("linear_attention", "full_attention")
@@ -24,13 +24,8 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
-        step, plain = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers") or ()
-        moe = experts(fields, normalize=fields.get("norm_topk_prob", True))
-        mlps = [
-            moe if number not in plain and (number + 1) % step == 0 else read.gated_mlp(fields)
-            for number in range(fields["num_hidden_layers"])
-        ]
-        return hybrid_options(fields, mlps, by_key_head=True)
+        experts = shared_expert_moe(fields, normalize=fields.get("norm_topk_prob", True))
+        return hybrid_options(fields, sparse_layers(fields, experts), by_key_head=True)
 
 
 def hybrid_options(fields: read.Fields, mlps: Sequence[FeedForwardOptions], *, by_key_head: bool) -> DecoderOptions:
@@ -91,8 +86,7 @@ class Qwen3_5ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         read.require(fields, "attn_output_gate", (True,))
-        mlps = [read.gated_mlp(fields)] * fields["num_hidden_layers"]
-        return hybrid_options(fields, mlps, by_key_head=False)
+        return hybrid_options(fields, dense_layers(fields), by_key_head=False)
 
 
 class Qwen3_5MoeForCausalLM(DecoderForCausalLM):
@@ -101,7 +95,7 @@ class Qwen3_5MoeForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         read.require(fields, "attn_output_gate", (True,))
-        mlps = [experts(fields, normalize=True)] * fields["num_hidden_layers"]
+        mlps = [shared_expert_moe(fields, normalize=True)] * fields["num_hidden_layers"]
         return hybrid_options(fields, mlps, by_key_head=False)
 
 

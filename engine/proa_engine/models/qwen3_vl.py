@@ -20,7 +20,7 @@ from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import ImageReadingDecoder
 from proa_engine.models.decoder_layer import FeedForwardOptions, Layer, LayerDeclaration
 from proa_engine.models.image_files import ImageFiles
-from proa_engine.models.qwen import Qwen3ForCausalLM, moe_options
+from proa_engine.models.qwen import Qwen3ForCausalLM, qwen3_moe_decoder
 from proa_engine.models.qwen_vision import QwenVisionOptions, read_qwen_vision
 
 DEEPSTACK = (8, 16, 24)  # the default of `deepstack_visual_indexes`
@@ -51,7 +51,7 @@ class Qwen3VLMoeForConditionalGeneration(ImageReadingDecoder):
     @staticmethod
     def read_options(fields: read.Fields) -> DecoderOptions:
         storage = SeparateOrTogether(inputs_first=True)
-        return _with_deepstack(fields, moe_options({**fields, "norm_topk_prob": True}, storage))
+        return _with_deepstack(fields, qwen3_moe_decoder({**fields, "norm_topk_prob": True}, storage))
 
     read_images = staticmethod(Qwen3VLForConditionalGeneration.read_images)
 

@@ -7,8 +7,7 @@ import torch
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.speculation import check_speculation
-from proa_engine.models.batch_invariance import make_batch_invariant
-from proa_engine.models.config import ModelConfig
+from proa_engine.models.config import ModelConfig, make_batch_invariant
 from proa_engine.models.pooling_config import changed_pooling
 from proa_engine.worker.host import available_cores, threads_per_rank
 
