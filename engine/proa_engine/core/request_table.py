@@ -4,7 +4,6 @@ Each transition also updates the request's blocks, its events and the ids that w
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 
 from proa.contract import EventType
 from proa_engine.core.constrained import ConstrainedRequest
@@ -87,11 +86,10 @@ class RequestTable:
         assert self.waiting.peek() is request, "only the next request can be started"
         self.loading.add(self.waiting.pop())
 
-    def queue_loaded(self, requests: Iterable[Request]) -> None:
-        """Move loading requests to the waiting ones."""
-        for request in requests:
-            self.loading.remove(request)
-            self.waiting.push(request)
+    def queue_loaded(self, request: Request) -> None:
+        """Move a loading request to the waiting ones."""
+        self.loading.remove(request)
+        self.waiting.push(request)
 
     def start(self, request: Request, num_cached_tokens: int, now: float) -> None:
         """Move the next waiting request to running, with `num_cached_tokens` tokens found in the prefix cache."""

@@ -145,7 +145,8 @@ class Scheduler:
 
         Returns the step and the requests of its rows, to be passed to `update_from_output` with the step's result.
         """
-        self._table.queue_loaded(self._manager.take_loaded())
+        for request in self._manager.take_loaded():
+            self._table.queue_loaded(request)
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
@@ -214,7 +215,7 @@ class Scheduler:
 
         A request gets the blocks of all its known tokens at once, so its prefill is never preempted for its own blocks.
         """
-        while plan.budget > 0 and len(self._table.running) < self._max_running:
+        while self._table.waiting and plan.budget > 0 and len(self._table.running) < self._max_running:
             request = self._next_waiting()
             if request is None or not request.fits(plan.budget):
                 break
@@ -246,9 +247,10 @@ class Scheduler:
 
     def _scheduler_output(self, plan: StepPlan, states: Mapping[str, StateSteps], copies: Copies) -> SchedulerOutput:
         """Finished and preempted ids go with the next step that has tokens, or at once if none can follow."""
-        notifies = plan.has_tokens or self._table.is_idle
+        has_tokens = bool(plan.rows)
+        notifies = has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])
-        freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=plan.has_tokens)
+        freed_images, encoder_inputs = self.encoder_cache.end_step(has_tokens=has_tokens)
         decode_ids = self._decode_ids.of(plan.decodes)
         step = plan.scheduler_output(
             self._num_steps + 1, decode_ids, finished_ids, preempted_ids, states, freed_images, encoder_inputs, copies

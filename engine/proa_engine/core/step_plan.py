@@ -53,10 +53,6 @@ class StepPlan:
         return self._budget - len(self.decodes)
 
     @property
-    def has_tokens(self) -> bool:
-        return bool(self.decodes or self._chunks)
-
-    @property
     def rows(self) -> list[Request]:
         """The step's requests, those of one token first: decodes are computed together."""
         return self.decodes + self._chunks if self._chunks else self.decodes

@@ -28,13 +28,9 @@ class Rows:
     slots: IntArray
     starts: IntArray
     ends: IntArray
+    counts: IntArray  # tokens of each row
     query_start_loc: IntArray  # [rows + 1]
     states: Mapping[str, StateSteps]  # by request id; `SchedulerOutput.states`
-
-    @property
-    def counts(self) -> IntArray:
-        """Tokens of each row, [rows]."""
-        return self.ends - self.starts
 
     def token_positions(self) -> IntArray:
         """The position of each token in its request, [tokens]."""

@@ -88,7 +88,7 @@ class InputBatch:
         assert has_tokens, "a step cannot compute tokens that do not exist"
         query_start_loc = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=query_start_loc[1:])
-        return Rows(request_ids, slots, starts, ends, query_start_loc, scheduler_output.states)
+        return Rows(request_ids, slots, starts, ends, counts, query_start_loc, scheduler_output.states)
 
     def _add(self, request: NewRequestData, edits: Edits) -> None:
         """Assign the request a slot and write all of the slot's state."""

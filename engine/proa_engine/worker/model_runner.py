@@ -18,6 +18,8 @@ from proa_engine.worker.columns import ForwardInputs, TokenRows
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.device_thread import SmallSteps
 from proa_engine.worker.input_batch import InputBatch
+from proa_engine.worker.logprobs import PromptLogprobRows
+from proa_engine.worker.pooling import PoolingInputs
 from proa_engine.worker.sampler import LogprobTensors, SampledTokens, Sampler, ship_masks
 from proa_engine.worker.sampling import SamplingInputs
 from proa_engine.worker.staging import Staging
@@ -131,8 +133,9 @@ class ModelRunner:
     def _sample_step(
         self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor, masks: GrammarMasks | None
     ) -> StepTensors:
-        prompt_logprobs = self._prompt_logprobs(inputs, arrays, hidden)
-        pooled = self._pool(inputs, arrays, hidden)
+        prompt_rows = inputs.prompt_logprobs
+        prompt_logprobs = [] if prompt_rows is None else self._prompt_logprobs(prompt_rows, arrays, hidden)
+        pooled = [] if inputs.pooling is None else self._pool(inputs.pooling, arrays, hidden)
         sampling = inputs.sampling
         if sampling is None:
             return StepTensors(None, None, prompt_logprobs, pooled=pooled)
@@ -144,11 +147,9 @@ class ModelRunner:
             drafts = self._features.drafts.accept(inputs.drafts, sampling, arrays, sampled.token_ids)
         return StepTensors(sampled.token_ids, sampled.logprobs, prompt_logprobs, drafts, pooled)
 
-    def _pool(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[Tensor]:
-        if inputs.pooling is None:
-            return []
+    def _pool(self, inputs: PoolingInputs, arrays: list[Tensor], hidden: Tensor) -> list[Tensor]:
         assert self._features.pooling is not None, "the model has no pooling tasks"
-        return self._features.pooling.pool(inputs.pooling, arrays, hidden)
+        return self._features.pooling.pool(inputs, arrays, hidden)
 
     def _sample(
         self,
@@ -217,11 +218,8 @@ class ModelRunner:
         )
         return self._model(inputs.input_ids, inputs.positions, self.caches, metadata)
 
-    def _prompt_logprobs(self, inputs: StepInputs, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
+    def _prompt_logprobs(self, rows: PromptLogprobRows, arrays: list[Tensor], hidden: Tensor) -> list[LogprobTensors]:
         """Compute the log probabilities of the step's prompt tokens, in slices of `_PROMPT_LOGITS_BYTES`."""
-        rows = inputs.prompt_logprobs
-        if rows is None:
-            return []
         targets = self._tables.flat_token_ids[arrays[rows.targets]].long()
         slices = zip(arrays[rows.hidden_rows].split(self._prompt_slice), targets.split(self._prompt_slice), strict=True)
         return [

@@ -22,9 +22,9 @@ def make_states() -> StateColumns:
 def rows_of(
     slots: dict[str, int], starts: list[int], ends: list[int], states: Mapping[str, StateSteps] = NO_STATES
 ) -> Rows:
-    counts = np.array(ends) - np.array(starts)
-    starts_of_rows = np.concatenate(([0], np.cumsum(counts)))
-    return Rows(list(slots), np.array(list(slots.values())), np.array(starts), np.array(ends), starts_of_rows, states)
+    first, last = np.array(starts), np.array(ends)
+    starts_of_rows = np.concatenate(([0], np.cumsum(last - first)))
+    return Rows(list(slots), np.array(list(slots.values())), first, last, last - first, starts_of_rows, states)
 
 
 def test_rows_without_steps_read_and_write_their_own_slots() -> None:
