@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from proa_engine.kernels import decode_attention, decode_plan
-from proa_engine.kernels.accept_drafts import accept_drafts
 from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+from proa_engine.kernels.drafts import accept_drafts, propose_ngrams
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
-from proa_engine.kernels.ngram import propose_ngrams
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache

@@ -10,19 +10,20 @@ import pytest
 import torch
 
 from proa_engine import LLM
-from proa_engine.kernels import fp8, int4_linear, moe_route, rms_norm, silu_and_mul
+from proa_engine.kernels import fp8, moe_route, rms_norm, silu_and_mul
+from proa_engine.kernels import int4 as int4_linear
 from proa_engine.kernels.attention_plan import plan_reference
-from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_align import align_pairs, align_pairs_reference
 from proa_engine.kernels.moe_matmul import ExpertMatrices, rows_per_block
 from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
+from proa_engine.kernels.moe_pairs import align_pairs, align_pairs_reference
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.quant_mxfp4 import DequantizedLinear
 from proa_engine.models.config import ModelConfig

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from proa_engine.kernels.skinny_gemm import MAX_ROWS
-from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.skinny_gemm import MAX_ROWS, skinny_gemm_linear, skinny_gemm_linear_reference
 from support.kernel_cases import skinny_gemm_cases
 from support.launch_chain import check_captured_chain
 

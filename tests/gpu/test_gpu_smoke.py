@@ -15,20 +15,20 @@ import torch
 
 from proa_engine import LLM, SamplingParams
 from proa_engine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+from proa_engine.kernels.drafts import propose_ngrams, propose_ngrams_reference
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
-from proa_engine.kernels.int4_linear import Int4Linear, Int4Weight
+from proa_engine.kernels.int4 import Int4Linear, Int4Weight
 from proa_engine.kernels.invariant_linear import InvariantLinear
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.kernels.moe_route import Routing, route
-from proa_engine.kernels.ngram import propose_ngrams, propose_ngrams_reference
 from proa_engine.kernels.rms_norm import add_rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support.kernel_cases import attend, attention_case, mask_cases, sampling_cases, skinny_gemm_cases

@@ -9,22 +9,22 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from proa_engine.kernels import (
-    accept_drafts,
     decode_attention,
     decode_inputs,
     lora_matmul,
-    ngram,
     rms_norm,
     rotate_and_cache,
     silu_and_mul,
     skinny_gemm,
     store_kv,
 )
-from proa_engine.kernels.cache_rows import cache_rows
+from proa_engine.kernels import drafts as accept_drafts
+from proa_engine.kernels import drafts as ngram
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
-from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
+from proa_engine.kernels.store_kv import cache_rows
 from proa_engine.kernels.token_bitmask import _token_bitmask_triton
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance

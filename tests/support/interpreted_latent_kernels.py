@@ -4,8 +4,7 @@ import torch
 
 from proa_engine.kernels import latent_attention
 from proa_engine.kernels.decode_plan import plan_decodes
-from proa_engine.kernels.latent_attention import head_groups
-from proa_engine.kernels.latent_cache import _cache_latents_triton, cache_latents_reference
+from proa_engine.kernels.latent_attention import _cache_latents_triton, cache_latents_reference, head_groups
 from proa_engine.kernels.paged_attention import plan_attention
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case

@@ -2,22 +2,14 @@
 
 import torch
 
-from proa_engine.kernels import (
-    clamped_swiglu,
-    fp8,
-    fp8_block_matmul,
-    fp8_linear,
-    int4_linear,
-    int4_matmul,
-    moe_align,
-    moe_combine,
-    moe_route,
-    rms_norm,
-    rotate_and_cache,
-    silu_and_mul,
-)
+from proa_engine.kernels import fp8, fp8_linear, moe_route, rms_norm, rotate_and_cache, silu_and_mul
+from proa_engine.kernels import fp8_linear as fp8_block_matmul
+from proa_engine.kernels import int4 as int4_linear
+from proa_engine.kernels import int4 as int4_matmul
+from proa_engine.kernels import moe_pairs as moe_align
+from proa_engine.kernels import moe_pairs as moe_combine
+from proa_engine.kernels import silu_and_mul as clamped_swiglu
 from proa_engine.kernels.attention_plan import plan_reference
-from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
@@ -27,6 +19,7 @@ from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
+from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.quant_mxfp4 import DequantizedLinear
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from proa_engine.kernels import gated_rms_norm
+from proa_engine.kernels import rms_norm as gated_rms_norm
 from support.interpreter import TOLERANCE, close
 from support.state_cases import BATCHES, DECODES, LONG, MIXED, SHORT, conv_case, delta_case
 

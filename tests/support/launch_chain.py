@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from proa_engine.kernels.skinny_gemm import unnormed_rows
-from proa_engine.kernels.skinny_gemm_linear import skinny_gemm_linear
+from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, unnormed_rows
 from proa_engine.worker.decode_graphs import CudaGraphCapture
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form, QuantizedRows, dequantize_rows, quantize_reference
-from proa_engine.kernels.int4_linear import Int4Weight
-from proa_engine.kernels.moe_align import ExpertBlocks
+from proa_engine.kernels.int4 import Int4Weight
+from proa_engine.kernels.moe_pairs import ExpertBlocks
 from proa_engine.kernels.moe_route import Routing
 
 FORMS = (Fp8Form(), Fp8Form(group=128), Fp8Form(scale=torch.tensor([0.011])))

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from proa_engine.kernels.delta_rule import gated_delta_rule
 from proa_engine.kernels.short_conv import short_conv
-from proa_engine.kernels.state_plan import plan_states
-from proa_engine.kernels.state_rows import StateRows
+from proa_engine.kernels.state_rows import StateRows, plan_states
 
 NUM_SLOTS = 40
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from proa_engine.kernels.cache_layout import RowsView, rows_view
+from proa_engine.kernels.store_kv import RowsView, rows_view
 
 IntArray = npt.NDArray[np.int64]
 

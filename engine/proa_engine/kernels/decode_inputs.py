@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 
 BLOCK = 1024
 

@@ -12,9 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.device import num_multiprocessors
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv
+from proa_engine.kernels.launch import cdiv, kernel, num_multiprocessors
 
 PROGRAMS_PER_MULTIPROCESSOR = 2
 SPLIT_MULTIPLE = 128  # tokens: a shorter split costs more to merge than it saves

@@ -3,7 +3,7 @@
     token = argmax over x >= threshold of  x / temperature + noise(key, position, token id)
 
 Two kernels: the best token of each chunk of the vocabulary (grid: rows, chunks), then the best of those (grid: rows).
-The noise has the bits of `noise.py`. Logits are read once, in their own type, and are not changed.
+The noise has the bits of `sampling.gumbel`. Logits are read once, in their own type, and are not changed.
 """
 
 import torch
@@ -12,13 +12,12 @@ import triton.language as tl
 
 from proa_engine.kernels import sampling
 from proa_engine.kernels import sampling_params as columns
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 
 CHUNK = 8192
 
-# the constants of noise.py
+# the constants of `sampling`
 START_A = tl.constexpr(0x243F6A88)
 START_B = tl.constexpr(0x13198A2E)
 MULTIPLIER_1 = tl.constexpr(0x7FEB352D)

@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import next_power_of_2
+from proa_engine.kernels.launch import kernel, next_power_of_2
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0

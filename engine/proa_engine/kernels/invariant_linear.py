@@ -8,8 +8,7 @@ inputs are multiplied without tensor cores.
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv
+from proa_engine.kernels.launch import cdiv, kernel
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
 GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache

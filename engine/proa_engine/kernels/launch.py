@@ -6,18 +6,61 @@ takes longer than many kernels run. A `Kernel` leaves that to Triton once for ea
 A variant holds for its constants, for the types of its arguments, and for what Triton specializes on: whether an
 address or an integer is a multiple of 16, whether an integer is 1, and its width. The key determines all of these. It
 has the values of integers, so those that change from step to step should be listed in `do_not_specialize`.
+
+Programmatic dependent launch (CUDA, Hopper and later): a kernel starts while the previous kernel ends.
+
+A kernel with the constant PDL begins with `gdc_launch_dependents` if that is set: once all of its programs have
+started, the next kernel's programs may start on free multiprocessors, load what no kernel writes (weights), and wait.
+`gdc_wait` returns when the previous kernel has ended and its writes are visible. Every program must call it before it
+reads or writes memory that the step's kernels write, and must call it even if it does neither, because the next kernel
+takes this kernel's end as the end of all earlier ones. Ordinary kernels wait for these kernels, and these for them.
+
+PROA_DEPENDENT_LAUNCH=0 in the environment turns it off, in all processes of an engine: to find out whether a hang or a
+wrong result comes from it.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from types import NoneType
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 from triton.runtime import driver
 
-from proa_engine.kernels.dependent_launch import INTERPRETED, dependent_launch
+
+def cdiv(n: int, d: int) -> int:
+    """n / d, rounded up; d > 0"""
+    return -(-n // d)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two of at least n; n > 0"""
+    return 1 << (n - 1).bit_length()
+
+
+HOPPER_MULTIPROCESSORS = 132
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":  # meta tensors or the interpreter
+        return HOPPER_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+FIRST_CAPABILITY = 90
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
+
+
+def dependent_launch() -> dict[str, Any]:
+    """Return what the launch of a kernel with the constant PDL needs: the constant and Triton's option."""
+    if INTERPRETED or _IS_OFF or driver.active.get_current_target().arch < FIRST_CAPABILITY:
+        return {"PDL": False}
+    return {"PDL": True, "launch_pdl": True}
+
 
 INT32_END = 1 << 31
 

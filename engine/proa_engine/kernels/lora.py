@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from proa_engine.kernels.launch import next_power_of_2
 from proa_engine.kernels.linear import Linear, Verdict, find_row_policy
 from proa_engine.kernels.lora_matmul import (
     MIN_RANK,
@@ -20,7 +21,6 @@ from proa_engine.kernels.lora_matmul import (
     output_tiles,
     sort_tokens,
 )
-from proa_engine.kernels.sizes import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv
+from proa_engine.kernels.launch import cdiv, kernel
 
 MIN_RANK = 16  # of a tensor core's product
 BLOCK_N = 64

@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
-from proa_engine.kernels.moe_align import ExpertBlocks, align_pairs
-from proa_engine.kernels.moe_combine import combine_pairs
 from proa_engine.kernels.moe_matmul import rows_per_block
+from proa_engine.kernels.moe_pairs import ExpertBlocks, align_pairs, combine_pairs
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
 
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]

@@ -9,9 +9,8 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.moe_align import ExpertBlocks
-from proa_engine.kernels.sizes import cdiv
+from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.moe_pairs import ExpertBlocks
 
 SCALE_BLOCK = 128
 

@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.moe_align import ExpertBlocks
-from proa_engine.kernels.sizes import cdiv
+from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.moe_pairs import ExpertBlocks
 
 GROUP = 32  # inputs that share an exponent
 BLOCK_GROUPS = 4  # groups in a block of inputs

@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import next_power_of_2
+from proa_engine.kernels.launch import kernel, next_power_of_2
 
 SMALLEST_SUM = 1e-20  # added before a division by the sum of weights, which can be zero with the sigmoid
 

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from proa_engine.kernels.attention_plan import CHUNK, LENGTH_MULTIPLE, DecodeTile, PrefillTile, ReferencePlan
-from proa_engine.kernels.cache_layout import RowsView
 from proa_engine.kernels.linear import weighted_sums
+from proa_engine.kernels.store_kv import RowsView
 
 ROW_MULTIPLE = 4
 SCORES_LIMIT = 1 << 19  # most scores of a prefill computed at once, so that they stay in the CPU's caches

@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.attention_tile import attend_tile, first_state, score_factors, store_rows
-from proa_engine.kernels.cache_layout import block_stride
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import next_power_of_2
+from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.store_kv import block_stride
 
 
 def prefill_attention(

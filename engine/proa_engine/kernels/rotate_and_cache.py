@@ -7,12 +7,10 @@ Grid: (tokens, blocks of heads). A program computes the same for queries, keys a
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.cache_layout import block_stride
-from proa_engine.kernels.cache_rows import CacheRows, cache_rows, write_to_cache
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
-from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.rms_norm import rms_norm_reference
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.store_kv import CacheRows, block_stride, cache_rows, write_to_cache
 
 BLOCK_HEADS = 8
 

@@ -9,11 +9,9 @@ only it reads the state that one of them may overwrite.
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.prefill_attention import find_request
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
-from proa_engine.kernels.state_plan import StatePlan, read_states
-from proa_engine.kernels.state_rows import StateRows
+from proa_engine.kernels.state_rows import StatePlan, StateRows, read_states
 
 BLOCK_T = 32
 MAX_BLOCK_C = 256

@@ -1,15 +1,23 @@
-"""Skinny products: products of so few rows that they take as long as reading the weight. Their limits and tiling, and
-rows whose norm such a product computes itself.
+"""Skinny products, y = x @ weight.T + bias: of so few rows that they take as long as reading the weight.
 
-A program holds whole rows, and the part of the weight that it multiplies, in registers.
+There are as many programs as the device can run at once. Each holds the rows in registers and iterates over blocks of
+the weight: it loads the next block while it multiplies one, and the first before the rows are ready. It fuses the
+RMSNorm of the rows (of x + residual too) before the product, and silu(gate) * up after it.
+
+A row's sums are added in the same order for every number of rows.
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
 
-from proa_engine.kernels.device import num_multiprocessors
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2, num_multiprocessors
+from proa_engine.kernels.rms_norm import rms_norm_reference
+from proa_engine.kernels.silu_and_mul import activate_and_mul_reference
 
 MAX_ROWS = 2  # with more rows the arithmetic takes longer than reading the weight
 MAX_INPUTS = 16384  # a row must fit in a program's registers
@@ -81,3 +89,143 @@ def _share_of_slots(num_blocks: int, slots: int) -> float:
     """Share of the programs that work in the average round."""
     num_rounds = -(-num_blocks // slots)
     return num_blocks / (num_rounds * slots)
+
+
+def skinny_gemm_linear(
+    rows: torch.Tensor | UnnormedRows, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+) -> torch.Tensor:
+    """rows [T, K], weight [N, K] -> [T, N] in the rows' type; `gated`: silu(gate) * up of [gate | up], [T, N / 2].
+
+    GPU only. The kernel may read the weight before the previous kernel has ended.
+    """
+    unnormed = rows if isinstance(rows, UnnormedRows) else None
+    x = rows.x if isinstance(rows, UnnormedRows) else rows
+    residual = None if unnormed is None else unnormed.residual
+    num_rows, num_inputs = x.shape
+    num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    assert x.stride(1) == 1
+    assert residual is None or residual.is_contiguous()
+    assert weight.is_contiguous()
+    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    tiling = choose_tiling(num_outputs, num_inputs, 2 if gated else 1, weight.element_size(), x.device)
+    skinny_gemm_kernel[(tiling.num_programs,)](
+        x,
+        residual,
+        None if unnormed is None else unnormed.total,
+        None if unnormed is None else unnormed.weight,
+        weight,
+        bias,
+        out,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        x.stride(0),
+        0.0 if unnormed is None else unnormed.eps,
+        HAS_NORM=unnormed is not None,
+        HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None,
+        GATED=gated,
+        ROWS=next_power_of_2(num_rows),
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        num_warps=tiling.num_warps,
+    )
+    return out
+
+
+def skinny_gemm_linear_reference(
+    rows: torch.Tensor | UnnormedRows, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+) -> torch.Tensor:
+    if isinstance(rows, UnnormedRows):
+        if rows.residual is not None:
+            torch.add(rows.x, rows.residual, out=rows.total)
+        rows = rms_norm_reference(rows.total, rows.weight, rows.eps)
+    y = F.linear(rows, weight, bias)
+    return activate_and_mul_reference(y, "silu") if gated else y
+
+
+@kernel(do_not_specialize=["num_rows"])
+def skinny_gemm_kernel(
+    x_ptr,  # [num_rows, num_inputs]
+    residual_ptr,  # [num_rows, num_inputs], or nothing
+    total_ptr,  # [num_rows, num_inputs]: x + residual, or nothing
+    norm_weight_ptr,  # [num_inputs], or nothing
+    weight_ptr,  # [num_outputs, num_inputs], or [2 * num_outputs, num_inputs] if GATED
+    bias_ptr,  # [num_outputs] or [2 * num_outputs], or nothing
+    out_ptr,  # [num_rows, num_outputs]
+    num_rows,
+    num_outputs,
+    num_inputs,
+    stride_x_row,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # at least num_inputs
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    # All tensors have three dimensions, [ROWS, outputs, BLOCK_K], so that threads multiply the elements they loaded.
+    row = tl.arange(0, ROWS)[:, None, None]
+    k = tl.arange(0, BLOCK_K)[None, None, :]
+    k_mask = k < num_inputs
+    mask = (row < num_rows) & k_mask
+    first = tl.program_id(0)
+    weight = load_block(weight_ptr, first, k, num_outputs, num_inputs, GATED, BLOCK_N)
+    if HAS_NORM:
+        norm_weight = tl.load(norm_weight_ptr + k, mask=k_mask, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    # [ROWS, 1, BLOCK_K]
+    x = tl.load(x_ptr + row * stride_x_row + k, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + row * num_inputs + k, mask=mask, other=0.0).to(tl.float32)
+        # Rounded to the residual's type before the norm, as in the reference.
+        x = x.to(residual_ptr.dtype.element_ty).to(tl.float32)
+        if first == 0:
+            tl.store(total_ptr + row * num_inputs + k, x, mask=mask)
+    if HAS_NORM:
+        mean = tl.sum(x * x, axis=2, keep_dims=True) / num_inputs
+        x = x * (1.0 / tl.sqrt(mean + eps)) * norm_weight
+
+    out_row = tl.arange(0, ROWS)[:, None]
+    for block in range(first, tl.cdiv(num_outputs, BLOCK_N), tl.num_programs(0)):
+        following = load_block(weight_ptr, block + tl.num_programs(0), k, num_outputs, num_inputs, GATED, BLOCK_N)
+        y = tl.sum(x * weight.to(tl.float32), axis=2)
+        n = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        n_mask = n < num_outputs
+        if GATED:
+            gate, up = tl.split(tl.reshape(y, (ROWS, BLOCK_N, 2)))
+            if HAS_BIAS:
+                gate += tl.load(bias_ptr + n, mask=n_mask, other=0.0).to(tl.float32)
+                up += tl.load(bias_ptr + num_outputs + n, mask=n_mask, other=0.0).to(tl.float32)
+            y = gate / (1.0 + tl.exp(-gate)) * up
+        elif HAS_BIAS:
+            y += tl.load(bias_ptr + n, mask=n_mask, other=0.0).to(tl.float32)
+        # [ROWS, BLOCK_N]
+        tl.store(out_ptr + out_row * num_outputs + n, y, mask=(out_row < num_rows) & n_mask)
+        weight = following
+
+
+@triton.jit
+def load_block(weight_ptr, block, k, num_outputs, num_inputs, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Load the weight's rows of BLOCK_N outputs, [1, BLOCK_N, BLOCK_K]; if GATED twice as many, gate and up
+    alternating."""
+    if GATED:
+        turn = tl.arange(0, 2 * BLOCK_N)[None, :, None]
+        output = block * BLOCK_N + turn // 2
+        weight_row = output + turn % 2 * num_outputs
+    else:
+        output = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :, None]
+        weight_row = output
+    place = weight_row * num_inputs + k
+    mask = (output < num_outputs) & (k < num_inputs)
+    return tl.load(weight_ptr + place, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+InputForm = Fp8Form | SkinnyGemm
+Activation = torch.Tensor | QuantizedRows | UnnormedRows

@@ -1,15 +1,79 @@
-"""Write keys and values to the paged KV cache as they are: for models that rotate keys themselves.
+"""The paged KV cache's memory, and writing keys and values to it as they are: for models that rotate keys themselves.
 
-Grid: (tokens, blocks of KV heads).
+Blocks are contiguous, at equal distances. On a CPU a step's slots are row indices (`CacheRows`). On a GPU the grid is
+(tokens, blocks of KV heads).
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.cache_rows import CacheRows, write_to_cache
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+
+# Arguments of `as_strided` that view a cache as rows of its memory, whatever is between its blocks: shape and strides.
+RowsView = tuple[tuple[int, int], tuple[int, int]]
+
+
+def block_stride(key_cache: torch.Tensor, value_cache: torch.Tensor) -> int:
+    """Return the elements from one block to the next, the same in both caches [num_blocks, kv_heads, block_size, D]."""
+    stride, *inner = key_cache.stride()
+    _, _, block_size, head_dim = key_cache.shape
+    assert inner == [block_size * head_dim, head_dim, 1]
+    assert value_cache.stride() == key_cache.stride()
+    return stride
+
+
+def rows_view(cache_shape: torch.Size, block_stride: int | None, width: int) -> RowsView:
+    """The rows of `width` elements of a cache [num_blocks, kv_heads, block_size, D], from its beginning to its end.
+
+    `block_stride`: elements from one block to the next; None: the cache is contiguous. `width` divides it, and is D or
+    block_size * D.
+    """
+    size = cache_shape[1:].numel()
+    stride = size if block_stride is None else block_stride
+    assert stride % width == 0
+    end = (cache_shape[0] - 1) * stride + size if size else 0  # without KV heads there are no rows
+    return (end // width, width), (width, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """The slots of a step's tokens: computed once a step, used by every layer."""
+
+    rows: torch.Tensor  # [tokens * kv_heads] int64: rows of `view`
+    tokens: torch.Tensor | None  # int64: the tokens that are not padding; None: all
+    view: RowsView  # of a cache, rows of D
+
+
+def cache_rows(slot_mapping: torch.Tensor, cache_shape: torch.Size, block_stride: int | None = None) -> CacheRows:
+    """Convert slots [T] int64 to row indices. `cache_shape`: that of the keys, [num_blocks, kv_heads, block_size, D].
+    `block_stride`, a multiple of D: elements from one block to the next; None: the cache is contiguous."""
+    _, num_heads, block_size, head_dim = cache_shape
+    rows_per_block = num_heads * block_size if block_stride is None else block_stride // head_dim
+    tokens = None
+    if bool((slot_mapping < 0).any()):
+        tokens = (slot_mapping >= 0).nonzero().flatten()
+        slot_mapping = slot_mapping[tokens]
+    block = slot_mapping.div(block_size, rounding_mode="floor")
+    first = block * (rows_per_block - block_size) + slot_mapping
+    rows = first[:, None] + torch.arange(0, num_heads * block_size, block_size)
+    return CacheRows(rows.flatten(), tokens, rows_view(cache_shape, block_stride, head_dim))
+
+
+def write_to_cache(
+    key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: CacheRows
+) -> None:
+    """Write key and value [T, kv_heads, D] to their caches [num_blocks, kv_heads, block_size, D], in place."""
+    if rows.tokens is not None:
+        key, value = key[rows.tokens], value[rows.tokens]
+    if key_cache.itemsize == 1:  # torch cannot copy rows of 8-bit floats; it copies bytes
+        key, value, key_cache, value_cache = (each.view(torch.uint8) for each in (key, value, key_cache, value_cache))
+    head_dim = key.shape[-1]
+    key_cache.as_strided(*rows.view).index_copy_(0, rows.rows, key.reshape(-1, head_dim))
+    value_cache.as_strided(*rows.view).index_copy_(0, rows.rows, value.reshape(-1, head_dim))
+
 
 BLOCK_HEADS = 8
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv
+from proa_engine.kernels.launch import cdiv, kernel
 
 WORD = 32  # bits
 CHUNK = 8192

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.paged_attention import paged_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
+from proa_engine.kernels.skinny_gemm import Activation
 from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 from proa_engine.layers.context import LayerContext

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from proa_engine.kernels.cache_rows import CacheRows, cache_rows
 from proa_engine.kernels.latent_attention import head_groups
 from proa_engine.kernels.paged_attention import AttentionPlan, plan_attention
-from proa_engine.kernels.state_plan import StatePlan, plan_states
+from proa_engine.kernels.state_rows import StatePlan, plan_states
+from proa_engine.kernels.store_kv import CacheRows, cache_rows
 from proa_engine.layers.attention_metadata import AttentionMetadata, TableRows
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.rotary import RotaryTable, Rotation

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.activation import Activation
 from proa_engine.kernels.delta_rule import gated_delta_rule
-from proa_engine.kernels.gated_rms_norm import gated_rms_norm
+from proa_engine.kernels.rms_norm import gated_rms_norm
 from proa_engine.kernels.short_conv import short_conv
+from proa_engine.kernels.skinny_gemm import Activation
 from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import LayerCache, StateLayer
 from proa_engine.layers.context import LayerContext

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from proa_engine.kernels.activation import Activation, InputForm
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.lora import LoraShape, SlotAdapters, TokenSlots, make_slot_adapters
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.kernels.silu_and_mul import silu_and_mul
-from proa_engine.kernels.skinny_gemm import SkinnyGemm
+from proa_engine.kernels.skinny_gemm import Activation, InputForm, SkinnyGemm
 from proa_engine.layers.weights import Experts, LinearMethod, LoadedLinear, Projection, Slice, StackedExperts
 
 # Parts of models whose decoder is not all: encoders, and what fits their outputs to the decoder.

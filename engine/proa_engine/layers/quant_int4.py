@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa_engine.kernels.int4_linear import Int4Linear, Int4Weight
-from proa_engine.kernels.int4_matmul import PACKED
+from proa_engine.kernels.int4 import PACKED, Int4Linear, Int4Weight
 from proa_engine.kernels.moe import ExpertActivation
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.activation import InputForm
 from proa_engine.kernels.moe import ExpertActivation
+from proa_engine.kernels.skinny_gemm import InputForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from proa_engine.kernels.activation import Activation, InputForm
+from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.attention_step import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.context import LayerContext

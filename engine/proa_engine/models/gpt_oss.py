@@ -3,8 +3,8 @@ activation are stored in one tensor each, as 4-bit floats (mxfp4) or unquantized
 
 from typing import ClassVar
 
-from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.moe_route import Routing
+from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.experts import ExpertTensors
 from proa_engine.layers.moe import MoEOptions, RouterOptions
 from proa_engine.models import fields as read

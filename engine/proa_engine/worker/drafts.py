@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.types import NewRequestData
-from proa_engine.kernels.accept_drafts import accept_drafts
-from proa_engine.kernels.ngram import NONE, propose_ngrams
+from proa_engine.kernels.drafts import NONE, accept_drafts, propose_ngrams
 from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.columns import Columns, Rows, Samples, TokenRows
 from proa_engine.worker.decode_graphs import pad_rows

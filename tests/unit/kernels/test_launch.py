@@ -16,7 +16,7 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import proa_engine.kernels
-from proa_engine.kernels import dependent_launch, launch
+from proa_engine.kernels import launch
 from proa_engine.kernels.launch import Kernel
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn)
@@ -87,8 +87,7 @@ def all_kernels() -> dict[str, Kernel]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
-    for module in (launch, dependent_launch):
-        monkeypatch.setattr(module, "driver", SimpleNamespace(active=gpu))
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=gpu))
     return gpu
 
 
@@ -241,6 +240,6 @@ def test_arguments_must_be_complete(faked: tuple[Kernel, FakeTriton]) -> None:
 
 def test_dependent_launches_begin_with_hopper(gpu: FakeGpu) -> None:
     gpu.capability = 90
-    assert dependent_launch.dependent_launch() == {"PDL": True, "launch_pdl": True}
+    assert launch.dependent_launch() == {"PDL": True, "launch_pdl": True}
     gpu.capability = 89
-    assert dependent_launch.dependent_launch() == {"PDL": False}
+    assert launch.dependent_launch() == {"PDL": False}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from proa_engine.kernels.clamped_swiglu import ClampedSwiGLU
 from proa_engine.kernels.moe_route import Routing
+from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.context import LayerContext
 from proa_engine.layers.experts import ExpertTensors
 from proa_engine.layers.linear import Unquantized

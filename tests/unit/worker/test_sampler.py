@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proa.contract import SamplingParams
-from proa_engine.kernels.noise import gumbel
+from proa_engine.kernels.sampling import gumbel
 from proa_engine.worker import model_runner
 from support.runner import EOS, VOCAB_SIZE, FakeModel, RunnerHarness
 

@@ -1,13 +1,17 @@
-"""x @ weight.T by a weight of packed 4-bit numbers, which are unpacked and scaled tile by tile before each dot product.
+"""Matrix products by 4-bit weights: y = x @ weight.T + bias with weight = (q - zero) * scale, by groups of inputs.
 
-A program computes a tile [BLOCK_M, BLOCK_N]. (q - zero) * scale is rounded to x's type.
+On a GPU a Triton kernel unpacks and scales the numbers tile by tile, in registers, before each dot product; a program
+computes a tile [BLOCK_M, BLOCK_N], and (q - zero) * scale is rounded to x's type. On a CPU, the reference: a product by
+the dequantized weight.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.linear import Linear
 
 PACKED = 8  # numbers in an int32
 
@@ -108,3 +112,47 @@ def int4_matmul_kernel(
     tl.store(
         out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int4Weight:
+    """A weight [outputs, inputs] of 4-bit numbers. AWQ and GPTQ checkpoints are repacked to this layout."""
+
+    packed: torch.Tensor  # [inputs / 8, outputs] int32: eight neighbouring inputs, the first in the lowest bits
+    scales: torch.Tensor  # [groups, outputs]
+    zeros: torch.Tensor  # [groups, outputs] int8: 0 … 16
+    groups: torch.Tensor | None  # [inputs] int32: the group of each input; None: equal runs of inputs
+
+
+class Int4Linear:
+    def __init__(self, weight: Int4Weight, bias: torch.Tensor | None) -> None:
+        self.shape = torch.Size((weight.packed.shape[1], weight.packed.shape[0] * PACKED))
+        self.reference = None
+        if weight.packed.is_cpu:
+            self.reference = Linear(dequantize_int4(weight), bias)
+        else:
+            self.packed, self.scales, self.zeros, self.groups = (
+                weight.packed,
+                weight.scales,
+                weight.zeros,
+                weight.groups,
+            )
+            self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, inputs] -> [rows, outputs]"""
+        if self.reference is not None:
+            return self.reference(x)
+        return int4_matmul(x, self.packed, self.scales, self.zeros, self.groups, self.bias)
+
+
+def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
+    """Return the weight [outputs, inputs] in the type of its scales."""
+    shifts = torch.arange(0, 4 * PACKED, 4, dtype=torch.int32, device=weight.packed.device)
+    q = ((weight.packed[:, None, :] >> shifts[None, :, None]) & 15).flatten(0, 1)
+    num_inputs, num_groups = q.shape[0], weight.scales.shape[0]
+    groups = weight.groups
+    if groups is None:
+        groups = torch.arange(num_inputs, device=q.device) // (num_inputs // num_groups)
+    groups = groups.long()
+    return ((q - weight.zeros[groups]).to(weight.scales.dtype) * weight.scales[groups]).t().contiguous()

@@ -1,8 +1,12 @@
-"""Group (token, expert) pairs by expert into blocks of rows, each of one expert, on the device: a counting sort.
+"""(Token, expert) pairs: sort them by expert, and sum each token's outputs.
 
-Two launches with one program for each expert and each segment of the pairs. The first counts the expert's pairs in the
-segment. The second computes from all counts the expert's first block and the number of its pairs in earlier segments,
-and writes the segment's pairs behind them, in order. The host knows only an upper bound of the number of blocks.
+`align_pairs` groups pairs by expert into blocks of rows, each of one expert: a counting sort in two launches with one
+program for each expert and each segment of the pairs. The first counts the expert's pairs in the segment. The second
+computes from all counts the expert's first block and the number of its pairs in earlier segments, and writes the
+segment's pairs behind them, in order. The host knows only an upper bound of the number of blocks.
+
+`combine_pairs` sums the experts' outputs of each token, in the order of choice. One program for each token and block of
+outputs.
 """
 
 from dataclasses import dataclass
@@ -10,8 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel
-from proa_engine.kernels.sizes import cdiv, next_power_of_2
+from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -156,3 +159,48 @@ def align_pairs_kernel(
         tl.store(pairs_ptr + rest, num_pairs, mask=rest < end_block * BLOCK_SIZE)
         if expert == num_experts - 1:
             tl.store(num_blocks_ptr, end_block)
+
+
+BLOCK = 1024
+
+
+def combine_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    """pairs [T, k, N] -> [T, N]"""
+    return combine_pairs_reference(pairs) if pairs.is_cpu else _combine_pairs_triton(pairs)
+
+
+def combine_pairs_reference(pairs: torch.Tensor) -> torch.Tensor:
+    total = pairs[:, 0].float()
+    for choice in range(1, pairs.shape[1]):
+        total = total + pairs[:, choice]
+    return total.to(pairs.dtype)
+
+
+def _combine_pairs_triton(pairs: torch.Tensor) -> torch.Tensor:
+    num_tokens, k, size = pairs.shape
+    assert pairs.is_contiguous()
+    out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
+    grid = (num_tokens, cdiv(size, BLOCK))
+    combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK)
+    return out
+
+
+@kernel
+def combine_pairs_kernel(
+    pairs_ptr,  # [tokens, K, size]
+    out_ptr,  # [tokens, size]
+    size,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(K):
+        total += tl.load(pairs_ptr + (token * K + choice) * size + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * size + column, total, mask=mask)
