@@ -14,7 +14,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention_tile import attend_tile, first_state, score_factors, store_rows
 from proa_engine.kernels.decode_plan import SPLIT_MULTIPLE, DecodePlan, first_token
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.store_kv import block_stride
 
 
@@ -199,9 +199,7 @@ def decode_attention_kernel(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.load(item_row_ptr + item)

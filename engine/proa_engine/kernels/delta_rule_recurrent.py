@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.state_rows import StatePlan, StateRows, read_states
 
 NORM_EPS = 1e-6
@@ -165,9 +165,7 @@ def delta_rule_recurrent_kernel(
     ONE_TOKEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, kernel, next_power_of_2
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -176,9 +176,7 @@ def quantize_kernel(
     ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size

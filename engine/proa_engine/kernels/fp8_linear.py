@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, dequantize_rows, quantize
+from proa_engine.kernels.invariant_linear import store_tile
 from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.linear import Linear
 
@@ -96,11 +97,7 @@ def fp8_block_matmul_kernel(
         x_scale = tl.load(x_scales_ptr + row * num_groups + group, mask=row_mask, other=0.0)
         scale = x_scale * tl.load(weight_scale_place + group)
         total += tl.dot(x, weight) * scale[:, None]
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
-    )
+    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
 
 
 MULTIPLE = 16  # cuBLAS requires sizes that are multiples of this

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
+from proa_engine.kernels.invariant_linear import store_tile
 from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.linear import Linear
 
@@ -107,11 +108,7 @@ def int4_matmul_kernel(
             zero = tl.load(zeros_ptr + place, mask=column_mask, other=0)[None, :]
         weight = (q - zero.to(tl.int32)).to(tl.float32) * scale.to(tl.float32)
         total = tl.dot(x, weight.to(x.dtype), total, input_precision="ieee")
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
-    )
+    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

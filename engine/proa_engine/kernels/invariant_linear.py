@@ -6,9 +6,10 @@ inputs are multiplied without tensor cores.
 """
 
 import torch
+import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.launch import begin, cdiv, kernel
 
 BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
 GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache
@@ -77,9 +78,7 @@ def invariant_linear_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     row_block, column_block = tl.swizzle2d(
         tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), ROWS_GROUP
     )
@@ -104,8 +103,29 @@ def invariant_linear_kernel(
             other=0.0,
         )
         total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+
+
+@triton.jit
+def store_tile(
+    out_ptr,  # [num_rows, num_outputs]
+    total,  # [M, N] float32: the products of `row` and `column`
+    bias_ptr,  # [num_outputs], or nothing
+    factors_ptr,  # [num_rows], or nothing
+    row,  # [M]
+    column,  # [N]
+    num_rows,
+    num_outputs,
+    HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+):
+    """The end of a product's program: store (total + bias) * factor of the row."""
+    row_mask = row < num_rows
+    column_mask = column < num_outputs
     if HAS_BIAS:
         total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    if HAS_FACTORS:
+        total = total * tl.load(factors_ptr + row, mask=row_mask, other=0.0)[:, None]
     tl.store(
         out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
     )

@@ -13,7 +13,7 @@ from proa_engine.kernels.attention_plan import ReferencePlan
 from proa_engine.kernels.attention_tile import LOG2_E
 from proa_engine.kernels.decode_plan import DecodePlan
 from proa_engine.kernels.latent_kernels import latent_decode_kernel, latent_prefill_kernel
-from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, kernel, next_power_of_2
 from proa_engine.kernels.paged_attention import AttentionPlan, InvariantPlan
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rms_norm import rms_norm_reference
@@ -118,9 +118,7 @@ def cache_latents_kernel(
     INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     if slot < 0:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from proa_engine.kernels.attention_tile import store_rows
 from proa_engine.kernels.decode_attention import merge_parts, store_part
-from proa_engine.kernels.launch import kernel
+from proa_engine.kernels.launch import begin, kernel
 from proa_engine.kernels.prefill_attention import find_request
 
 
@@ -109,9 +109,7 @@ def latent_decode_kernel(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     item = tl.program_id(0)
     group = tl.program_id(1)
     query_index = tl.program_id(2)
@@ -203,9 +201,7 @@ def latent_prefill_kernel(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     block = tl.program_id(0)
     request = first_request + find_request(query_start_loc_ptr + first_request, block, num_requests, QUERIES)
     origin = tl.load(query_start_loc_ptr + first_request)

@@ -9,11 +9,12 @@ has the values of integers, so those that change from step to step should be lis
 
 Programmatic dependent launch (CUDA, Hopper and later): a kernel starts while the previous kernel ends.
 
-A kernel with the constant PDL begins with `gdc_launch_dependents` if that is set: once all of its programs have
-started, the next kernel's programs may start on free multiprocessors, load what no kernel writes (weights), and wait.
-`gdc_wait` returns when the previous kernel has ended and its writes are visible. Every program must call it before it
-reads or writes memory that the step's kernels write, and must call it even if it does neither, because the next kernel
-takes this kernel's end as the end of all earlier ones. Ordinary kernels wait for these kernels, and these for them.
+A kernel with the constant PDL calls `begin`, or begins with `gdc_launch_dependents` if that is set: once all of its
+programs have started, the next kernel's programs may start on free multiprocessors, load what no kernel writes
+(weights), and wait. `gdc_wait` returns when the previous kernel has ended and its writes are visible. Every program
+must call it before it reads or writes memory that the step's kernels write, and must call it even if it does neither,
+because the next kernel takes this kernel's end as the end of all earlier ones. Ordinary kernels wait for these kernels,
+and these for them.
 
 PROA_DEPENDENT_LAUNCH=0 in the environment turns it off, in all processes of an engine: to find out whether a hang or a
 wrong result comes from it.
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
@@ -53,6 +55,14 @@ def num_multiprocessors(device: torch.device) -> int:
 FIRST_CAPABILITY = 90
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """The first line of a kernel that loads nothing before the previous kernel has ended."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 def dependent_launch() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.launch import begin, cdiv, kernel
 
 MIN_RANK = 16  # of a tensor core's product
 BLOCK_N = 64
@@ -146,9 +146,7 @@ def lora_shrink_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     slot = tl.program_id(1)
     segment = tl.program_id(2) // PARTS
     part = tl.program_id(2) % PARTS
@@ -200,9 +198,7 @@ def lora_expand_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     tile = tl.program_id(0)
     slot = tl.program_id(2)
     first = tl.load(starts_ptr + slot) + tl.program_id(1) * BLOCK_M

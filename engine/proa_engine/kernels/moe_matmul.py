@@ -9,7 +9,8 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.invariant_linear import store_tile
+from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 
 SCALE_BLOCK = 128
@@ -122,9 +123,7 @@ def moe_matmul_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     tiles_n = tl.cdiv(num_outputs, BLOCK_N)
     block = tl.program_id(0) // tiles_n
     if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
@@ -159,10 +158,5 @@ def moe_matmul_kernel(
         weight_scale = tl.load(weight_scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
         total = total * x_scale[:, None] * weight_scale[None, :]
     if HAS_BIAS:
-        bias = tl.load(bias_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
-        total += bias.to(tl.float32)[None, :]
-    if WEIGHTED:
-        total = total * tl.load(pair_weights_ptr + pair, mask=row_mask, other=0.0)[:, None]
-    tl.store(
-        out_ptr + pair[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
-    )
+        bias_ptr += expert * num_outputs
+    store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)

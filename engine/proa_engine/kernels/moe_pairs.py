@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -99,9 +99,7 @@ def count_pairs_kernel(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     expert = tl.program_id(0)
     segment = tl.program_id(1)
     counts = tl.zeros([CHUNK], tl.int32)
@@ -126,9 +124,7 @@ def align_pairs_kernel(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     expert = tl.program_id(0)
     num_experts = tl.num_programs(0)
     segment = tl.program_id(1)
@@ -194,9 +190,7 @@ def combine_pairs_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size

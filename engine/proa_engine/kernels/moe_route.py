@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, kernel, next_power_of_2
 
 SMALLEST_SUM = 1e-20  # added before a division by the sum of weights, which can be zero with the sigmoid
 
@@ -121,9 +121,7 @@ def route_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     BLOCK: tl.constexpr = BLOCK_GROUPS * BLOCK_SIZE
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)

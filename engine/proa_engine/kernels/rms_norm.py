@@ -16,7 +16,7 @@ from proa_engine.kernels.fp8 import (
     quantize_reference,
     store_quantized,
 )
-from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, kernel, next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -147,9 +147,7 @@ def rms_norm_kernel(
     ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -231,9 +229,7 @@ def gated_rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     index = tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.store_kv import CacheRows, block_stride, cache_rows, write_to_cache
 
@@ -174,9 +174,7 @@ def rotate_and_cache_kernel(
     BLOCK_HALF: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     pair = tl.arange(0, BLOCK_HALF)[None, :]

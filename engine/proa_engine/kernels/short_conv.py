@@ -9,7 +9,7 @@ only it reads the state that one of them may overwrite.
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.prefill_attention import find_request
 from proa_engine.kernels.state_rows import StatePlan, StateRows, read_states
 
@@ -96,9 +96,7 @@ def short_conv_kernel(
     ONE_TOKEN: tl.constexpr,  # every row has one token
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     block = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = channel < CHANNELS

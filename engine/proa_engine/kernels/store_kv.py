@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
 
 # Arguments of `as_strided` that view a cache as rows of its memory, whatever is between its blocks: shape and strides.
 RowsView = tuple[tuple[int, int], tuple[int, int]]
@@ -155,9 +155,7 @@ def store_kv_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     dim = tl.arange(0, BLOCK_D)[None, :]
