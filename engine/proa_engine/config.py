@@ -9,8 +9,7 @@ from typing import Literal
 from proa.contract import ImageInput
 from proa.lora_module import LoraModule
 from proa.options import REQUIRED, check_options, masked_repr, option
-from proa_engine.pooler_config import PoolerConfig
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import PoolerConfig, SpeculativeConfig
 
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "float32", "float", "float16", "half", "bfloat16"]

@@ -10,8 +10,8 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.core.operations import Sleep, SleepLevel, WakeUp
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels import decode_attention, decode_plan, variants
-from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import build_core, request, run, tokens
 from support.tiny_models import ARCHITECTURES, BYTES, make_tiny_model
 

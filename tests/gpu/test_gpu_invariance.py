@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from proa.contract import SamplingParams, TokenLogprobs
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig, make_batch_invariant
 from proa_engine.models.loader import load_model
-from proa_engine.speculative_config import SpeculativeConfig
 from support.engine import build_core, request, run
 from support.invariance import check_attention, check_products
 from support.paged_model import CachedSequence, PagedModel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proa_engine.core.operations import Sleep, WakeUp
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import SpeculativeConfig
 from support.adapters import operate
 from support.engine import build_core, run
 from support.image_chats import CHATS, PARAMS, Case, image_input_of, make_case

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from proa.contract import EngineCoreRequest, PoolingParams, PoolingTask, SamplingParams
-from proa_engine.pooler_config import PoolerConfig
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import PoolerConfig, SpeculativeConfig
 from support.engine import Result, build_core, pooled, request, run
 from support.pooling_models import make_embedding_model
 from support.tiny_models import BYTES, make_tiny_model

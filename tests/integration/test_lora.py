@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from proa_engine.core.lora_store import LoraInvalid, LoraNotFound
 from proa_engine.core.operations import LoadLora, Sleep, SleepLevel, UnloadLora, WakeUp
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import SpeculativeConfig
 from support import adapters
 from support.adapters import ADAPTERS, Generated, assert_equal, generate, lora_modules, operate, requests
 from support.engine import build_core, run

@@ -29,8 +29,8 @@ from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
 from proa_engine.core.types import PlainTokens, StepOutputs
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.observability.metrics import EngineMetrics
-from proa_engine.speculative_config import SpeculativeConfig
 from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.routing.index import PrefixIndex

@@ -12,10 +12,10 @@ from proa_engine import LLM, SamplingParams, StructuredOutputsParams
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
 from proa_engine.executor import make_executor
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.server.model_info import make_model_info
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer, StartError
-from proa_engine.speculative_config import SpeculativeConfig
 from support.tiny_models import make_tiny_model
 
 CONFIG: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_batched_tokens": 64}

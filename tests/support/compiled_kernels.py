@@ -20,8 +20,8 @@ from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.types import EncoderInput, ImageSpan, LoraSlot
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.variants import Variant, record
-from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.kv_cache import CacheSizes, image_of
 from proa_engine.worker.loras import EMPTY_LORA
 from proa_engine.worker.meta_worker import MetaWorker

@@ -10,10 +10,10 @@ from torch import Tensor
 from proa.contract import SamplingParams, TokenLogprobs
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import CachedRequestData, Drafts, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.async_output import collect
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.drafts import DraftColumns

@@ -17,7 +17,7 @@ from proa_engine.core.types import SchedulerOutput
 from proa_engine.executor import make_executor
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.grammar import NO_LIMITS, LLGuidanceGrammars, make_tokenizer
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import SpeculativeConfig
 from support.engine import Engine, Result, engine_over, request, run, tokens
 
 BOUNDED: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 
 from proa_engine.core.lora_store import LoraNotFound
 from proa_engine.core.operations import LoadLora, Sleep, UnloadLora, WakeUp
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import SpeculativeConfig
 from support import adapters
 from support.adapters import (
     ADAPTERS,

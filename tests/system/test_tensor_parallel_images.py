@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import SpeculativeConfig
 from support.engine import build_core
 from support.image_chats import make_case
 from support.image_models import make_image_model

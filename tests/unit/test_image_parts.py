@@ -8,8 +8,8 @@ import pytest
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import make_images, max_image_tokens
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.speculative_config import SpeculativeConfig
 
 INPUT = ImageInput(token_id=9, token="<image>", placeholder="<image>", unit=32, side=512, resample=3)
 IMAGES = ImageConfig(input=INPUT, embedding_width=8)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from proa.contract import PoolingTask
+from proa_engine.json_configs import PoolerConfig
 from proa_engine.models.pooling_config import PoolingConfig, PoolingKind, changed_pooling
-from proa_engine.pooler_config import PoolerConfig
 
 EMBEDDINGS = PoolingConfig(
     kinds={PoolingTask.EMBED: PoolingKind.LAST, PoolingTask.TOKEN_EMBED: PoolingKind.ALL}, normalizes=True

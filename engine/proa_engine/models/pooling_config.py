@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proa.contract import PoolingTask
-from proa_engine.pooler_config import PoolerConfig
+from proa_engine.json_configs import PoolerConfig
 
 # sentence-transformers' names, and the older field that is true for each.
 LEGACY_FIELDS = {

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from proa.contract import PoolingParams, PoolingTask, SamplingParams
 from proa_engine.config import EngineConfig
+from proa_engine.json_configs import PoolerConfig, SpeculativeConfig
 from proa_engine.offline.llm_engine import LLMEngine
 from proa_engine.offline.outputs import (
     ClassificationOutput,
@@ -25,8 +26,6 @@ from proa_engine.offline.outputs import (
 )
 from proa_engine.offline.pooling import cosine_scores, make_output, pairs, params_of_task
 from proa_engine.offline.prompts import LoRARequest, Message, Prompt, TokenizedPrompt, are_token_ids
-from proa_engine.pooler_config import PoolerConfig
-from proa_engine.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from proa_engine.core.types import NewRequestData
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.kernels.drafts import NONE, accept_drafts, propose_ngrams
-from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.columns import Columns, Rows, Samples, TokenRows
 from proa_engine.worker.decode_graphs import pad_rows
 from proa_engine.worker.sampling import SamplingInputs

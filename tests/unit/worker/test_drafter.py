@@ -8,7 +8,7 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.core.types import Drafts
-from proa_engine.speculative_config import SpeculativeConfig
+from proa_engine.json_configs import SpeculativeConfig
 from support.ngrams import drafts_of
 from support.runner import BLOCK_SIZE, FakeModel, RunnerHarness
 

@@ -14,9 +14,9 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from proa.contract import SamplingParams
 from proa_engine.core.types import ImageSpan
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.speculative_config import SpeculativeConfig
 from proa_engine.worker.images import ImageEncodings, ImagePositions, three_positions
 from support.images import IMAGE_TOKEN, UNIT, FakeEncoder, encoder_input, image_config, span, with_images
 from support.runner import FakeModel, RunnerHarness, StepResult

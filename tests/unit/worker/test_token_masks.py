@@ -8,8 +8,8 @@ import torch
 
 from proa.contract import SamplingParams
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.json_configs import SpeculativeConfig
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.speculative_config import SpeculativeConfig
 from support.masks import masks_of
 from support.runner import VOCAB_SIZE, FakeModel, RunnerHarness, StepResult
 
