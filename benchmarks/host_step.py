@@ -34,9 +34,7 @@ from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 from proa_engine.engine_parts import assemble_engine
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import EngineTracer
-from proa_engine.server.loaded_engine import LoadedEngine
-from proa_engine.server.model_info import make_model_info
-from proa_engine.server.observer import RequestObserver
+from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver, make_model_info
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session as EngineSession
 from proa_engine.worker.async_output import StepTensors, collect

@@ -8,7 +8,7 @@ import pytest
 
 from proa.engine.v1 import service_pb2, service_pb2_grpc
 from proa_engine.models.image_config import ImageConfig
-from proa_engine.server.pixels import MAX_INLINE_BYTES
+from proa_engine.server.request_router import MAX_INLINE_BYTES
 from support.engine_client import DEADLINE, SessionClient, generate
 from support.engine_server import LoadedFakeExecutor, RunningServer, running_server
 from support.fake_executor import FakeModelConfig

@@ -13,7 +13,7 @@ from proa_engine.config import EngineConfig
 from proa_engine.engine_parts import load_engine
 from proa_engine.executor import make_executor
 from proa_engine.json_configs import SpeculativeConfig
-from proa_engine.server.model_info import make_model_info
+from proa_engine.server.loaded_engine import make_model_info
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.serve import EngineServer, StartError
 from support.tiny_models import make_tiny_model

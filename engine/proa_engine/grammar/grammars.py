@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady
-from proa_engine.grammar.build import GrammarBuilder
-from proa_engine.grammar.compiler import GrammarCompiler, QueueLimits
+from proa_engine.grammar.compiler import GrammarBuilder, GrammarCompiler, QueueLimits
 from proa_engine.grammar.masks import MakeBuffer, Masks
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.grammar.tokenizer import GrammarTokenizer

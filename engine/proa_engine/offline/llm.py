@@ -23,8 +23,11 @@ from proa_engine.offline.outputs import (
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    cosine_scores,
+    make_output,
+    pairs,
+    params_of_task,
 )
-from proa_engine.offline.pooling import cosine_scores, make_output, pairs, params_of_task
 from proa_engine.offline.prompts import LoRARequest, Message, Prompt, TokenizedPrompt, are_token_ids
 
 if TYPE_CHECKING:

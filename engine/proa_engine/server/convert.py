@@ -1,6 +1,6 @@
 """The engine server's own conversions: a gateway's session messages, defaults that the server fills in, errors.
 
-The only file of the engine that names protobuf messages, beside the signatures of the servicer's methods.
+The only file of the engine that names protobuf messages, beside the servicer's signatures and empty responses.
 """
 
 import json
@@ -199,10 +199,6 @@ def kv_events_to_pb(sequence: int, blocks: KvChanges, checkpoints: KvChanges) ->
     return to_pb(service_pb2.SubscribeKvEventsResponse, events)
 
 
-def abort_to_pb() -> service_pb2.AbortResponse:
-    return service_pb2.AbortResponse()
-
-
 def server_info_to_pb(config: EngineConfig) -> service_pb2.GetServerInfoResponse:
     return service_pb2.GetServerInfoResponse(config=json.dumps(masked(config)))
 
@@ -232,24 +228,8 @@ def unload_lora_from_pb(message: service_pb2.UnloadLoraRequest) -> UnloadLora:
     return UnloadLora(message.name)
 
 
-def reset_prefix_cache_to_pb() -> service_pb2.ResetPrefixCacheResponse:
-    return service_pb2.ResetPrefixCacheResponse()
-
-
-def sleep_to_pb() -> service_pb2.SleepResponse:
-    return service_pb2.SleepResponse()
-
-
-def wake_up_to_pb() -> service_pb2.WakeUpResponse:
-    return service_pb2.WakeUpResponse()
-
-
 def load_lora_to_pb(lora: Lora) -> service_pb2.LoadLoraResponse:
     return service_pb2.LoadLoraResponse(lora=to_pb(service_pb2.Lora, lora))
-
-
-def unload_lora_to_pb() -> service_pb2.UnloadLoraResponse:
-    return service_pb2.UnloadLoraResponse()
 
 
 def health_to_pb(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:

@@ -4,13 +4,44 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Protocol, TypeVar
 
-from proa.contract import EngineCoreRequest, LoadedLoras, ModelInfo, SchedulerStats
+from proa.blocks import BLOCK_HASH_VERSION
+from proa.contract import CheckpointRule, EngineCoreRequest, LoadedLoras, ModelInfo, PoolingTask, SchedulerStats
 from proa_engine.config import EngineConfig
+from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.operations import Operation
+from proa_engine.core.types import StepOutputs
+from proa_engine.engine_parts import EngineParts
+from proa_engine.observability.metrics import EngineMetrics
+from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.kv_events import KvEventSource
-from proa_engine.server.observer import RequestObserver
+
+
+@dataclass(frozen=True, slots=True)
+class RequestObserver:
+    tracer: EngineTracer
+    metrics: EngineMetrics
+
+    def on_request(self, request: EngineCoreRequest) -> dict[str, str]:
+        """Start the request's span. Returns the trace headers that name it, empty if the trace is not sampled."""
+        self.metrics.observe_request(request)
+        return self.tracer.start_request(request)
+
+    def on_outputs(self, outputs: StepOutputs) -> None:
+        self.metrics.observe_outputs(outputs)
+        self.tracer.observe_outputs(outputs.outputs)
+
+    def on_refused(self, reason: str) -> None:
+        """Count a request that was refused before `on_request`."""
+        self.metrics.observe_rejection(reason)
+
+    def on_rejected(self, request_id: str, reason: str, message: str) -> None:
+        """Count a request that the core rejected, and end its span."""
+        self.metrics.observe_rejection(reason, request_id)
+        self.tracer.end_request(request_id, reason, message)
+
 
 T = TypeVar("T")
 
@@ -42,3 +73,48 @@ class LoadedEngine:
     observer: RequestObserver
     loras: LoadedLoras = field(default_factory=LoadedLoras)  # loaded before the first step
     instance_id: str = field(default_factory=lambda: secrets.token_hex(8))  # new at each start of the engine
+
+
+def make_model_info(parts: EngineParts, *, tokenizer_digest: str) -> ModelInfo:
+    config = parts.config
+    return ModelInfo(
+        model_name=config.model_name,
+        model=config.model,
+        revision=config.revision or "",
+        max_model_len=parts.limits.lengths.max_model_len,
+        vocab_size=parts.limits.vocab_size,
+        block_size=config.block_size,
+        num_gpu_blocks=parts.executor.cache_groups.num_blocks,
+        block_hash_version=BLOCK_HASH_VERSION,
+        tokenizer_digest=tokenizer_digest,
+        eos_token_ids=tuple(sorted(parts.executor.eos_token_ids)),
+        max_num_seqs=parts.executor.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logprobs=parts.limits.max_logprobs,
+        max_waiting_requests=config.max_waiting_requests,
+        prefix_caching=config.enable_prefix_caching and not parts.executor.model_config.is_encoder,
+        grammars=parts.limits.grammars,
+        model_type=parts.executor.model_config.model_type,
+        max_loras=parts.limits.max_loras,
+        images=parts.limits.images,
+        engine_version=version("proa-engine"),
+        pooling_tasks=tuple(sorted(parts.limits.pooling_tasks)),
+        pooling_only=parts.limits.pooling_only,
+        embedding_size=parts.limits.embedding_size,
+        labels=parts.executor.model_config.pooling.labels,
+        checkpoint_rule=_checkpoint_rule(parts.executor.cache_groups),
+        max_embed_len=_max_embed_len(parts),
+    )
+
+
+def _max_embed_len(parts: EngineParts) -> int:
+    config = parts.config.pooler_config
+    if config is None or PoolingTask.EMBED not in parts.limits.pooling_tasks:
+        return 0
+    return config.max_embed_len or 0
+
+
+def _checkpoint_rule(groups: CacheGroups) -> CheckpointRule | None:
+    if not groups.has_checkpoints:
+        return None
+    return CheckpointRule(interval=groups.checkpoint_interval, min_junction=groups.min_junction)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, LoadedLoras, SchedulerStats
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Image, LoadedLoras, SchedulerStats
+from proa.image.hash import hash_image
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.server.errors import (
@@ -25,7 +26,29 @@ from proa_engine.server.errors import (
 )
 from proa_engine.server.kv_events import KvEventPublisher, KvSubscription
 from proa_engine.server.loaded_engine import LoadedEngine
-from proa_engine.server.plain_columns import StreamShares
+from proa_engine.server.pending import StreamShares
+
+MAX_INLINE_BYTES = 256 * 1024
+"""Most pixels that are hashed on the event loop, in about 0.2 ms."""
+
+
+async def check_pixels(request: EngineCoreRequest) -> None:
+    """Raises `InvalidRequest` for a wrong hash. Many pixels are hashed on a thread."""
+    if sum(len(image.pixels) for image in request.images) <= MAX_INLINE_BYTES:
+        wrong = _find_wrong(request.images)
+    else:
+        wrong = await asyncio.to_thread(_find_wrong, request.images)
+    if wrong is not None:
+        raise InvalidRequest(f"the hash of image {wrong} is not that of its pixels")
+
+
+def _find_wrong(images: Sequence[Image]) -> int | None:
+    """The index of the first image with another hash than that of its pixels."""
+    for index, image in enumerate(images):
+        if image.pixels and hash_image(image.pixels, image.height, image.width) != image.hash:
+            return index
+    return None
+
 
 T = TypeVar("T")
 

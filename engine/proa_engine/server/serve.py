@@ -26,16 +26,12 @@ from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.engine_loop import EngineLoop, OutputQueue
 from proa_engine.server.health import GATEWAY_WAIT_SECONDS, Health
-from proa_engine.server.io_thread import IoThread
-from proa_engine.server.loaded_engine import LoadedEngine
-from proa_engine.server.model_info import make_model_info
-from proa_engine.server.observer import RequestObserver
+from proa_engine.server.io_thread import IoThread, server_credentials
+from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver, make_model_info
 from proa_engine.server.options import ServeOptions
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.servicer import EngineServicer
-from proa_engine.server.shutdown import FLUSH_SECONDS, ShutdownHandler
-from proa_engine.server.signals import SignalPipe
-from proa_engine.server.tls import server_credentials
+from proa_engine.server.shutdown import FLUSH_SECONDS, ShutdownHandler, SignalPipe
 from proa_engine.server.watchdog import StepDeadlines, Watchdog
 from proa_engine.tokenizer import read_tokenizer_files
 

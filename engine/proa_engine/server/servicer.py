@@ -13,8 +13,7 @@ from proa_engine.core.operations import ResetPrefixCache, WakeUp
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, status_code
 from proa_engine.server.generate_call import GenerateCall
-from proa_engine.server.pixels import check_pixels
-from proa_engine.server.request_router import RequestRouter
+from proa_engine.server.request_router import RequestRouter, check_pixels
 from proa_engine.server.session import Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -44,7 +43,7 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
 
     async def Abort(self, request: service_pb2.AbortRequest, context: Context) -> service_pb2.AbortResponse:
         self._router.abort(request.request_ids)
-        return convert.abort_to_pb()
+        return service_pb2.AbortResponse()
 
     async def GetModelInfo(
         self, request: service_pb2.GetModelInfoRequest, context: Context
@@ -77,17 +76,17 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
     ) -> service_pb2.ResetPrefixCacheResponse:
         async with _status_on_error(context):
             await self._router.operate(ResetPrefixCache())
-        return convert.reset_prefix_cache_to_pb()
+        return service_pb2.ResetPrefixCacheResponse()
 
     async def Sleep(self, request: service_pb2.SleepRequest, context: Context) -> service_pb2.SleepResponse:
         async with _status_on_error(context):
             await self._router.operate(convert.sleep_from_pb(request))
-        return convert.sleep_to_pb()
+        return service_pb2.SleepResponse()
 
     async def WakeUp(self, request: service_pb2.WakeUpRequest, context: Context) -> service_pb2.WakeUpResponse:
         async with _status_on_error(context):
             await self._router.operate(WakeUp())
-        return convert.wake_up_to_pb()
+        return service_pb2.WakeUpResponse()
 
     async def LoadLora(self, request: service_pb2.LoadLoraRequest, context: Context) -> service_pb2.LoadLoraResponse:
         async with _status_on_error(context):
@@ -99,7 +98,7 @@ class EngineServicer(service_pb2_grpc.EngineServiceServicer):
     ) -> service_pb2.UnloadLoraResponse:
         async with _status_on_error(context):
             await self._router.operate(convert.unload_lora_from_pb(request))
-        return convert.unload_lora_to_pb()
+        return service_pb2.UnloadLoraResponse()
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):

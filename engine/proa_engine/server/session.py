@@ -14,10 +14,8 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Hello, LoadedLora
 from proa_engine.core.types import PlainTokens
 from proa_engine.server import convert
 from proa_engine.server.errors import EngineError, InvalidRequest, SlowReader
-from proa_engine.server.pending import PendingOutputs
-from proa_engine.server.pixels import check_pixels
-from proa_engine.server.plain_columns import HandleColumn
-from proa_engine.server.request_router import RequestRouter
+from proa_engine.server.pending import HandleColumn, PendingOutputs
+from proa_engine.server.request_router import RequestRouter, check_pixels
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024  # in memory, without pooled values
 MAX_PENDING_POOLED_BYTES = 256 * 1024 * 1024  # a gateway asks for up to 64 MiB at once, also in one output

@@ -3,15 +3,20 @@
 a signal           NOT_SERVING, sessions get Draining, running requests finish, exit 0; a second signal exits at once
 a step raises      NOT_SERVING, sessions fail, exit 1
 a step hangs       NOT_SERVING while it is late; when it is hung, sessions fail, exit 1
+
+Python runs signal handlers on the main thread only, between two bytecode instructions. The byte that the interpreter
+writes to the wake-up file descriptor arrives at once, and another thread can read it, even while the main thread hangs
+in a device call (`SignalPipe`).
 """
 
 import asyncio
 import logging
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +24,28 @@ from proa_engine.server.errors import Draining, EngineDead
 from proa_engine.server.health import Health
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.watchdog import StepStatus
+
+
+class SignalPipe:
+    """Turns signals into calls on the thread that polls `fileno()`. Construct it on the main thread."""
+
+    def __init__(self, signals: Iterable[signal.Signals], on_signal: Callable[[signal.Signals], None]) -> None:
+        self._on_signal = on_signal
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno())
+        for number in signals:
+            signal.signal(number, lambda *_: None)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def read(self) -> None:
+        """Call `on_signal` for each signal that has arrived."""
+        for number in self._reader.recv(64):
+            self._on_signal(signal.Signals(number))
+
 
 FLUSH_SECONDS = 0.5  # for the last messages and statuses to reach clients
 EXIT_SECONDS = 8.0  # after draining, for the last step to end and the workers to exit

@@ -14,8 +14,7 @@ from proa.contract import Grammar, StructuredOutputsParams
 from proa.grammar import lower
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks
 from proa_engine.grammar import LLGuidanceGrammars
-from proa_engine.grammar.masks import NUM_BUFFERS
-from proa_engine.grammar.matcher import LLGuidanceMatcher
+from proa_engine.grammar.masks import NUM_BUFFERS, LLGuidanceMatcher
 from support.llguidance_engine import EOS, TOKENIZER, VOCAB_SIZE, cursor, llguidance_grammars
 
 SCHEMA = {

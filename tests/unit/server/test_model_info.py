@@ -10,7 +10,7 @@ from proa.contract import CheckpointRule
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.engine_parts import assemble_engine
-from proa_engine.server.model_info import make_model_info
+from proa_engine.server.loaded_engine import make_model_info
 from support.engine_server import LoadedFakeExecutor
 
 

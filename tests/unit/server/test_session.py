@@ -26,8 +26,7 @@ from proa_engine.core.types import PlainTokens, Rejection, StepOutputs
 from proa_engine.observability.metrics import EngineMetrics
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.server.errors import SlowReader
-from proa_engine.server.loaded_engine import LoadedEngine
-from proa_engine.server.observer import RequestObserver
+from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session
 from support.engine_client import engine_request, wait_until
