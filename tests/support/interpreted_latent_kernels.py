@@ -12,11 +12,18 @@ from support.kernel_cases import AttentionCase, attention_case
 SHAPES = ((4, 24, 8), (19, 40, 4))  # heads, rank, rope_dim
 
 
+def with_gaps(cache: torch.Tensor) -> torch.Tensor:
+    """The cache [num_blocks, block_size, row] with NaN between its blocks, as if other layers' blocks lay there."""
+    blocks = torch.full((cache.shape[0], 3, *cache.shape[1:]), torch.nan, dtype=cache.dtype)
+    blocks[:, 1] = cache
+    return blocks[:, 1]
+
+
 def expected_rows(case: AttentionCase, cache: torch.Tensor, rank: int) -> torch.Tensor:
     """[T, heads, rank] float32, by the CPU's attention."""
     metadata = case.metadata
     batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
-    plan = plan_attention(*batch, metadata.num_decodes, cache[:, None].shape, None)
+    plan = plan_attention(*batch, metadata.num_decodes, cache[:, None].shape, None, block_stride=cache.stride(0))
     out = latent_attention.latent_attention(
         case.query, cache, rank, *batch, plan, num_decodes=metadata.num_decodes, scale=0.25
     )
@@ -33,7 +40,7 @@ def check_latent_decode(dtype: torch.dtype) -> None:
                 head_dim=rank + rope_dim,
                 dtype=dtype,
             )
-            cache, metadata = case.key_cache[:, 0].contiguous(), case.metadata
+            cache, metadata = with_gaps(case.key_cache[:, 0]), case.metadata
             plan = plan_decodes(metadata.seq_lens, len(lens), head_groups(num_heads), None, width)
             assert (plan.first_item.diff() > 1).any()
             for _ in range(2):  # two layers share a plan
@@ -47,7 +54,7 @@ def check_latent_prefill(dtype: torch.dtype) -> None:
     lens = [(1, 33), (1, 5), (3, 3), (20, 50)]
     for num_heads, rank, rope_dim in SHAPES:
         case = attention_case(lens, num_heads=num_heads, num_kv_heads=1, head_dim=rank + rope_dim, dtype=dtype)
-        cache, metadata = case.key_cache[:, 0].contiguous(), case.metadata
+        cache, metadata = with_gaps(case.key_cache[:, 0]), case.metadata
         batch = metadata.query_start_loc, metadata.seq_lens, metadata.tables[0].block_table
         for num_decodes in (0, 2):
             out = torch.full((*case.query.shape[:2], rank), torch.nan, dtype=dtype)
@@ -64,8 +71,7 @@ def check_cache_latents(dtype: torch.dtype) -> None:
         cos, sin = torch.randn(2, 5, rope_dim // 2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         norm = torch.randn(rank).to(dtype), 1e-6
-        ours = torch.full((6, 4, rank + rope_dim), 3.0, dtype=dtype)
-        theirs = ours.clone()
+        ours, theirs = (with_gaps(torch.full((6, 4, rank + rope_dim), 3.0, dtype=dtype)) for _ in range(2))
         _cache_latents_triton(compressed, norm, cos, sin, ours, slots, interleaved=interleaved)
         cache_latents_reference(compressed, norm, cos, sin, theirs, slots, interleaved=interleaved)
         close(ours, theirs)

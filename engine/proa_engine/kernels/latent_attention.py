@@ -18,6 +18,7 @@ from proa_engine.kernels.paged_attention import AttentionPlan, InvariantPlan
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.rotate_and_cache import rotate
+from proa_engine.kernels.store_kv import rows_view
 
 
 def cache_latents(
@@ -55,7 +56,11 @@ def cache_latents_reference(
     key = rotate_part(compressed[:, None, len(weight) :], cos, sin, interleaved=interleaved)[:, 0]
     rows = torch.cat((latent, key), dim=-1).to(cache.dtype)
     is_token = slot_mapping >= 0
-    cache.view(-1, rows.shape[1]).index_copy_(0, slot_mapping[is_token], rows[is_token])
+    (_, block_size, row_size), stride = cache.shape, cache.stride(0)
+    slots = slot_mapping[is_token]
+    places = slots // block_size * (stride // row_size) + slots % block_size
+    memory = cache.as_strided(*rows_view(cache[:, None].shape, stride, row_size))
+    memory.index_copy_(0, places, rows[is_token])
 
 
 def rotate_part(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
@@ -80,7 +85,7 @@ def _cache_latents_triton(
     num_tokens, row_size = compressed.shape
     rank = len(weight)
     assert compressed.stride(1) == 1
-    assert cache.is_contiguous()
+    assert cache[0].is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     cache_latents_kernel[(num_tokens,)](
@@ -92,6 +97,8 @@ def _cache_latents_triton(
         slot_mapping,
         compressed.stride(0),
         eps,
+        BLOCK_SIZE=cache.shape[1],
+        BLOCK_STRIDE=cache.stride(0),
         RANK=rank,
         HALF=(row_size - rank) // 2,
         BLOCK_RANK=next_power_of_2(rank),
@@ -107,10 +114,12 @@ def cache_latents_kernel(
     weight_ptr,  # [RANK]
     cos_ptr,  # [num_tokens, 2 * HALF] float32
     sin_ptr,  # [num_tokens, 2 * HALF] float32
-    cache_ptr,  # [num_slots, RANK + 2 * HALF]
+    cache_ptr,  # [num_blocks, BLOCK_SIZE, RANK + 2 * HALF]
     slot_mapping_ptr,  # [num_tokens] int64
     stride_token,
     eps,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     RANK: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
@@ -124,7 +133,7 @@ def cache_latents_kernel(
     if slot < 0:
         return
     row_ptr = compressed_ptr + token * stride_token
-    out_ptr = cache_ptr + slot * (RANK + 2 * HALF)
+    out_ptr = cache_ptr + slot // BLOCK_SIZE * BLOCK_STRIDE + slot % BLOCK_SIZE * (RANK + 2 * HALF)
     column = tl.arange(0, BLOCK_RANK)
     # [BLOCK_RANK]
     latent = tl.load(row_ptr + column, mask=column < RANK, other=0.0)
@@ -168,7 +177,7 @@ def latent_attention(
 ) -> torch.Tensor:
     """query [T, heads, rank + rope_dim], cache [num_blocks, block_size, rank + rope_dim] -> [T, heads, rank]
 
-    The other arguments describe the batch as those of `paged_attention` do.
+    Each block of the cache is contiguous. The other arguments describe the batch as those of `paged_attention` do.
     """
     if isinstance(plan, ReferencePlan):
         rows = cache[:, None]
@@ -196,7 +205,7 @@ def _decode(
     """Write rows 0 … plan.num_rows * plan.width of out [T, heads, rank]. Zeros for padding."""
     _, num_heads, rank = out.shape
     assert query.is_contiguous()
-    assert cache.is_contiguous()
+    assert cache[0].is_contiguous()
     max_items, groups = plan.item_row.numel(), head_groups(num_heads)
     latent_decode_kernel[(max_items, groups, plan.width)](
         query,
@@ -234,7 +243,7 @@ def _prefill(
     """Write out [T, heads, rank] of all requests behind the first `num_decodes`."""
     num_tokens, num_heads, rank = out.shape
     assert query.is_contiguous()
-    assert cache.is_contiguous()
+    assert cache[0].is_contiguous()
     num_requests = seq_lens.shape[0] - num_decodes
     latent_prefill_kernel[((num_tokens - num_decodes) // QUERIES + num_requests, head_groups(num_heads))](
         query,
@@ -263,6 +272,7 @@ def _constants(query: torch.Tensor, cache: torch.Tensor, rank: int) -> dict[str,
         "RANK": rank,
         "ROPE_DIM": rope_dim,
         "BLOCK_SIZE": cache.shape[1],
+        "BLOCK_STRIDE": cache.stride(0),
         "BLOCK_RANK": max(16, next_power_of_2(rank)),
         "BLOCK_ROPE": max(16, next_power_of_2(rope_dim)),
     }

@@ -48,6 +48,7 @@ def attend_latents(
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
@@ -61,7 +62,8 @@ def attend_latents(
         key_position = tile + tl.arange(0, TILE)
         is_read = key_position < end
         physical = tl.load(table_ptr + key_position // BLOCK_SIZE, mask=is_read, other=0).to(tl.int64)
-        row = cache_ptr + ((physical * BLOCK_SIZE + key_position % BLOCK_SIZE) * (RANK + ROPE_DIM))[:, None]
+        place = physical * BLOCK_STRIDE + key_position % BLOCK_SIZE * (RANK + ROPE_DIM)
+        row = cache_ptr + place[:, None]
         # [TILE, BLOCK_RANK] and [TILE, BLOCK_ROPE]; tokens behind the end are read as zeros, because they may be NaN
         column = tl.arange(0, BLOCK_RANK)[None, :]
         latent = tl.load(row + column, mask=is_read[:, None] & (column < RANK), other=0.0)
@@ -103,6 +105,7 @@ def latent_decode_kernel(
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
     WIDTH: tl.constexpr,  # query tokens of a row
@@ -142,6 +145,7 @@ def latent_decode_kernel(
         RANK,
         ROPE_DIM,
         BLOCK_SIZE,
+        BLOCK_STRIDE,
         GROUP,
         BLOCK_RANK,
         BLOCK_ROPE,
@@ -195,6 +199,7 @@ def latent_prefill_kernel(
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -234,6 +239,7 @@ def latent_prefill_kernel(
         RANK,
         ROPE_DIM,
         BLOCK_SIZE,
+        BLOCK_STRIDE,
         QUERIES * GROUP,
         BLOCK_RANK,
         BLOCK_ROPE,
