@@ -70,6 +70,12 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = option(0.9, "fraction of the device's memory to use, above 0 and at most 1")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
+    kv_offloading_size: float = option(
+        0.0,
+        "host memory in GiB, of all ranks together, for KV cache blocks that the device has evicted: a request whose "
+        "prefix is there loads it instead of computing it; 0: none",
+        minimum=0,
+    )
     async_scheduling: bool = option(True, "schedule the next step while the current one runs")
     enforce_eager: bool = option(False, "on a GPU: launch kernels one by one instead of replaying CUDA graphs")
     batch_invariant: bool = option(
@@ -144,6 +150,8 @@ class EngineConfig:
             raise ValueError(f"max_cpu_loras must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}")
         if self.lora_modules and not self.enable_lora:
             raise ValueError("lora_modules needs enable_lora")
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ValueError("kv_offloading_size needs enable_prefix_caching")
 
     @property
     def max_loaded_loras(self) -> int:

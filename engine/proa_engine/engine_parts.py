@@ -16,6 +16,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.encoder_cache import EncoderCache
 from proa_engine.core.engine_core import EngineCore
 from proa_engine.core.executor import Executor
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.images import Images, ImageStore
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.lora_store import LoraError, LoraStore
@@ -62,6 +63,9 @@ class LoadedExecutor(Executor, Protocol):
 
     @property
     def cache_groups(self) -> CacheGroups: ...
+
+    @property
+    def host_tier(self) -> HostTierConfig | None: ...
 
     @property
     def max_num_seqs(self) -> int:
@@ -169,6 +173,7 @@ def assemble_engine(
         hash_block=hash_block if config.enable_prefix_caching and not executor.model_config.is_encoder else None,
         root_hash=root_hash(config.model, config.revision or ""),
         checkpoint_positions=checkpoint_positions,
+        host=executor.host_tier,
     )
     images = None if config.language_model_only else executor.model_config.images
     scheduler = Scheduler(

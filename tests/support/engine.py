@@ -143,6 +143,7 @@ def engine_over(
         root_hash=root_hash(config.model, ""),
         checkpoint_positions=checkpoint_positions,
         block_order=order,
+        host=executor.host_tier,
     )
     scheduler = Scheduler(
         replace(scheduler_config(config, executor), compute_forced_tokens=compute_forced_tokens),

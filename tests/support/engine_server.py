@@ -15,6 +15,7 @@ from proa.tls import TlsFiles
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import Executor
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.engine_parts import EngineParts, assemble_engine
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.server.options import ServeOptions
@@ -39,6 +40,7 @@ class LoadedFakeExecutor(FakeExecutor):
     longest_warm_up_step: float = 0.0
     replays_decodes: bool = False
     failure: str | None = None
+    host_tier: HostTierConfig | None = None
 
     max_num_seqs: int = 256
 

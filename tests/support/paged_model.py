@@ -63,7 +63,7 @@ def nan_caches(
             caches.append(caches[layer.layer])
             continue
         plan = plan_caches([layer], block_size, dtype, max_model_len=1)  # one table: no window is shorter
-        caches += allocate_caches([layer], plan, num_blocks, dtype, torch.device(device), num_state_slots)
+        caches += allocate_caches([layer], plan, num_blocks, dtype, torch.device(device), num_state_slots).layers
     for cache in caches:
         for tensor in cache.tensors:
             tensor.fill_(torch.nan)

@@ -15,6 +15,7 @@ from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.async_output import collect
+from proa_engine.worker.cache_plan import CacheMemory
 from proa_engine.worker.decode_graphs import DecodeGraphs, graph_shapes
 from proa_engine.worker.drafts import DraftColumns
 from proa_engine.worker.images import ImageColumns, ImageEncodings
@@ -141,7 +142,7 @@ class RunnerHarness:
         shapes = graph_shapes(max_num_seqs, max_drafts, with_loras=loras is not None)
         self.runner = ModelRunner(
             self.model,  # type: ignore[arg-type]
-            [],
+            CacheMemory(),
             self.batch,
             max_logprobs=max_logprobs,
             parallel=parallel,

@@ -12,8 +12,9 @@ from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed, StepFuture
 from proa_engine.core.grammar import GrammarMasks
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
+from proa_engine.core.types import Copies, ModelRunnerOutput, SchedulerOutput
 from proa_engine.worker.async_output import AsyncOutput, collect
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import DeviceThread, run_beside_steps, within
@@ -38,7 +39,8 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, log: Callable[[str], None]) -> None:
         spawns = config.tensor_parallel_size > 1 and not config.worker_sockets
-        self.cache_groups: CacheGroups  # set by the start, as is the next
+        self.cache_groups: CacheGroups  # set by the start, as are the next two
+        self.host_tier: HostTierConfig | None
         self.max_num_seqs: int
         self.rank_sizes: list[WorkerSizes] = []  # by rank
         self._worker = Worker(config, 0, log, ranks_here=config.tensor_parallel_size if spawns else 1)
@@ -70,16 +72,16 @@ class UniProcExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._check()
-        runner = self._worker.model_runner
-        self._inputs = inputs = runner.prepare_inputs(scheduler_output)
-        if inputs is None:
+        copies = scheduler_output.copies
+        self._inputs = inputs = self._worker.model_runner.prepare_inputs(scheduler_output)
+        if inputs is None and not copies:
             return
         if self._worker.device.type == "cuda":
             torch.cuda.set_device(self._worker.device)
-            self._guarded(lambda: runner.execute_model(inputs))
+            self._guarded(lambda: self._execute(copies, inputs))
         else:
-            wake = not self._is_small(inputs)
-            self._device_thread.submit(lambda: self._guarded(lambda: runner.execute_model(inputs)), wake=wake)
+            wake = inputs is None or not self._is_small(inputs)
+            self._device_thread.submit(lambda: self._guarded(lambda: self._execute(copies, inputs)), wake=wake)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> StepFuture:
         """Sample the step that `execute_model` started. `masks` are read until the future is done."""
@@ -152,7 +154,8 @@ class UniProcExecutor:
         self._call(lambda: self._worker.start(sizes))
         self.max_num_seqs = sizes.max_num_seqs
         self.cache_groups = self._worker.cache_groups(sizes)
-        self._log(_describe(self.cache_groups, sizes.max_num_seqs, self._worker.max_model_len))
+        self.host_tier = self._worker.host_tier(sizes)
+        self._log(_describe(self.cache_groups, self.host_tier, sizes.max_num_seqs, self._worker.max_model_len))
 
     def _run_first_steps(self, max_num_tokens: int) -> None:
         """Run a request on the calling thread, where a GPU's steps are launched.
@@ -183,6 +186,11 @@ class UniProcExecutor:
     def _check(self) -> None:
         if self._failed.done():
             raise ExecutorFailed(self._failed.result())
+
+    def _execute(self, copies: Copies, inputs: StepInputs | None) -> None:
+        self._worker.begin_step(copies)
+        if inputs is not None:
+            self._worker.model_runner.execute_model(inputs)
 
     def _is_small(self, inputs: StepInputs) -> bool:
         return self._may_help and self._worker.model_runner.is_small(inputs)
@@ -234,11 +242,13 @@ class _SmallStepFuture:
         return self.future.result(timeout)
 
 
-def _describe(groups: CacheGroups, max_num_seqs: int, max_model_len: int) -> str:
+def _describe(groups: CacheGroups, host: HostTierConfig | None, max_num_seqs: int, max_model_len: int) -> str:
     text = f"KV cache: {groups.num_blocks:,} blocks of {groups.block_size} tokens, enough for "
     text += f"{groups.concurrency(max_model_len):.1f} requests of {max_model_len:,} tokens"
     if groups.windows:
         text += f", {len(groups.windows)} tables of windows"
+    if host is not None:
+        text += f", {host.num_pages:,} blocks in host memory"
     if groups.num_state_slots:
         text += f", {groups.num_state_slots} states, at most {max_num_seqs} requests at a time"
     return text

@@ -6,7 +6,7 @@ keep every token. Layers with a window are packed into further tables, each of a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -106,9 +106,20 @@ def _pack(windows: Mapping[int, int], sizes: Mapping[int, int], block_bytes: int
 
 def _round_up(num_bytes: int, layers: Sequence[CacheLayer], block_size: int, dtype: torch.dtype) -> int:
     """The next multiple of what one head of each layer takes in a block: on a CPU blocks are whole rows of those."""
-    rows = {layer.head_dim * block_size * dtype.itemsize for layer in layers if isinstance(layer, KeyValueLayer)}
+    rows = {_row_size(layer) * block_size * dtype.itemsize for layer in layers}
     multiple = math.lcm(*rows)
     return -(-num_bytes // multiple) * multiple
+
+
+def _row_size(layer: CacheLayer) -> int:
+    """Values of a token's row: of one head, or of all."""
+    match layer:
+        case KeyValueLayer():
+            return layer.head_dim
+        case LatentLayer():
+            return layer.rank + layer.rope_dim
+        case _:
+            raise AssertionError(layer)
 
 
 def _stored_by(layers: Sequence[CacheLayer], index: int) -> int:
@@ -130,6 +141,21 @@ def _block_bytes(layer: CacheLayer, block_size: int, dtype: torch.dtype) -> int:
             return 0
 
 
+@dataclass(slots=True)
+class CacheMemory:
+    """The memory of a KV cache."""
+
+    layers: list[LayerCache] = field(default_factory=list)
+    blocks: Tensor | None = None  # [num_blocks, block_bytes] uint8; None: layers have tensors of their own
+    states: list[Tensor] = field(default_factory=list)  # parts of all layers' states, each [num_state_slots, *shape]
+
+    def free(self) -> None:
+        """Drop the memory. What is still in use by a step is freed when that ends."""
+        self.layers.clear()
+        self.states.clear()
+        self.blocks = None
+
+
 def allocate_caches(
     layers: Sequence[CacheLayer],
     plan: CachePlan,
@@ -137,16 +163,19 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device,
     num_state_slots: int = 0,
-) -> list[LayerCache]:
+    *,
+    whole_blocks: bool = False,
+) -> CacheMemory:
     """Allocate every layer's cache, without setting its values: only positions that tokens were written to are read.
 
     Where all attention layers have one shape, each place in a block is a tensor of its own, which one layer of every
-    table uses. Otherwise layers are views of one tensor of bytes, whose blocks are strided. On a CPU unused pages stay
-    untouched.
+    table uses. Otherwise, and with `whole_blocks`, layers are views of one tensor of bytes, whose blocks are strided.
+    On a CPU unused pages stay untouched.
     """
     shapes = {_shape(layer, plan.block_size) for layer in layers if isinstance(layer, KeyValueLayer | LatentLayer)}
-    memory = _Lanes(num_blocks, dtype, device) if len(shapes) == 1 else _Bytes(num_blocks, plan, dtype, device)
-    caches: list[LayerCache] = []
+    is_divided = len(shapes) == 1 and not whole_blocks
+    memory = _Lanes(num_blocks, dtype, device) if is_divided else _Bytes(num_blocks, plan, dtype, device)
+    caches, states = list[LayerCache](), list[Tensor]()
     for layer, place in zip(layers, plan.places, strict=True):
         match layer:
             case KeyValueLayer() | LatentLayer():
@@ -157,9 +186,10 @@ def allocate_caches(
             case SharedLayer(stored_by):
                 caches.append(caches[stored_by])
             case StateLayer(parts):
-                states = (torch.empty(num_state_slots, *shape, dtype=each, device=device) for shape, each in parts)
-                caches.append(LayerCache(0, tuple(states)))
-    return caches
+                own = [torch.empty(num_state_slots, *shape, dtype=each, device=device) for shape, each in parts]
+                caches.append(LayerCache(0, tuple(own)))
+                states += own
+    return CacheMemory(caches, memory.bytes if isinstance(memory, _Bytes) else None, states)
 
 
 def _shape(layer: KeyValueLayer | LatentLayer, block_size: int) -> tuple[int, ...]:
@@ -190,9 +220,9 @@ class _Bytes:
 
     def __init__(self, num_blocks: int, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
-        self._bytes = torch.empty(num_blocks, plan.block_bytes, dtype=torch.uint8, device=device)
+        self.bytes = torch.empty(num_blocks, plan.block_bytes, dtype=torch.uint8, device=device)
 
     def view(self, offset: int, shape: tuple[int, ...]) -> Tensor:
         """[num_blocks, *shape], strided by blocks."""
         num_bytes = torch.Size(shape).numel() * self._dtype.itemsize
-        return self._bytes[:, offset : offset + num_bytes].view(self._dtype).view(-1, *shape)
+        return self.bytes[:, offset : offset + num_bytes].view(self._dtype).view(-1, *shape)

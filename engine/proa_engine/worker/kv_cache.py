@@ -2,12 +2,13 @@
 what to change."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from math import isqrt
 
 from proa.contract import ImageInput
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.image_config import ImageConfig
 from proa_engine.worker.cache_plan import CachePlan
@@ -21,6 +22,10 @@ _SHARE_OF_MACHINE = 0.5
 _SHARE_OF_CACHED_STATES = 0.25
 # Blocks whose host memory, some tens of MB, needs no limit.
 _SMALL_NUM_BLOCKS = 1 << 17
+# Copied between device and host in one step: on CUDA beside the step, on a CPU before it.
+_COPIED_STEP_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
+# Blocks that are worth a load, which takes at least one step: fewer are computed about as fast.
+_MIN_LOAD_BLOCKS = 4
 # A junction, where a prompt leaves what others have computed, is worth a checkpoint if it saves this many tokens.
 _MIN_JUNCTION = 256
 
@@ -32,6 +37,8 @@ class CacheSizes:
     num_blocks: int
     num_state_slots: int  # 0: no layer has a state
     max_num_seqs: int  # at most as configured
+    num_host_pages: int = 0  # 0: there is no host tier
+    num_host_states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,8 @@ class WorkerSizes:
 
 def smallest(sizes: Iterable[CacheSizes]) -> CacheSizes:
     """The largest sizes that fit on every rank, given each rank's."""
-    blocks, slots, seqs = zip(
-        *((each.num_blocks, each.num_state_slots, each.max_num_seqs) for each in sizes), strict=True
-    )
-    return CacheSizes(min(blocks), min(slots), min(seqs))
+    columns = zip(*map(astuple, sizes), strict=True)
+    return CacheSizes(*map(min, columns))
 
 
 def cache_groups(config: EngineConfig, plan: CachePlan, sizes: CacheSizes) -> CacheGroups:
@@ -93,6 +98,42 @@ def with_blocks(num_blocks: int, plan: CachePlan, max_num_seqs: int) -> CacheSiz
     share = _SHARE_OF_CACHED_STATES / (1 - _SHARE_OF_CACHED_STATES)
     num_cached = int(num_blocks * plan.block_bytes * share) // plan.state_bytes
     return CacheSizes(num_blocks, max_num_seqs + 1 + num_cached, max_num_seqs)
+
+
+def with_host(sizes: CacheSizes, config: EngineConfig, plan: CachePlan) -> CacheSizes:
+    """The sizes with those of the host tier, if there is one. Raises ValueError if it would hold nothing."""
+    if not config.kv_offloading_size:
+        return sizes
+    if not plan.block_bytes:
+        raise ValueError("kv_offloading_size is set, but the model keeps no KV cache")
+    num_bytes = host_bytes(config)
+    num_states = int(num_bytes * _SHARE_OF_CACHED_STATES) // plan.state_bytes if plan.state_bytes else 0
+    num_pages = (num_bytes - num_states * plan.state_bytes) // plan.block_bytes
+    if not num_pages or (plan.state_bytes and not num_states):
+        smallest = plan.block_bytes if not plan.state_bytes else max(4 * plan.state_bytes, 2 * plan.block_bytes)
+        raise ValueError(
+            f"kv_offloading_size is {config.kv_offloading_size:g} GiB, {_gib(num_bytes)} on this rank, but what it "
+            f"must hold takes {_gib(smallest)}: raise it"
+        )
+    return replace(sizes, num_host_pages=num_pages, num_host_states=num_states)
+
+
+def host_bytes(config: EngineConfig) -> int:
+    """Of the host tier, on each rank."""
+    return int(config.kv_offloading_size * 2**30) // config.tensor_parallel_size
+
+
+def host_tier(sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierConfig | None:
+    """The host tier of these sizes, as the core uses it."""
+    if not sizes.num_host_pages:
+        return None
+    return HostTierConfig(
+        num_pages=sizes.num_host_pages,
+        num_states=sizes.num_host_states,
+        max_step_pages=max(_COPIED_STEP_BYTES[device_type] // plan.block_bytes, 1),
+        state_pages=-(-plan.state_bytes // plan.block_bytes),
+        min_load_tokens=_MIN_LOAD_BLOCKS * plan.block_size,
+    )
 
 
 def configured_sizes(config: EngineConfig, plan: CachePlan) -> CacheSizes | None:

@@ -63,18 +63,19 @@ def make_model_runner(
     `shapes`: of the decode steps that are captured as graphs, none of them yet.
     """
     model, model_config, device = loaded.model, loaded.config, placement.device
-    caches = allocate_caches(
+    memory = allocate_caches(
         model.cache_layers(),
         plan,
         sizes.num_blocks,
         placement.cache_dtype,
         device,
         num_state_slots=sizes.num_state_slots,
+        whole_blocks=sizes.num_host_pages > 0,
     )
     batch = _make_batch(config, loaded, placement, plan)
     return ModelRunner(
         model,
-        caches,
+        memory,
         batch,
         max_logprobs=config.num_top_logprobs(model_config.vocab_size),
         parallel=placement.parallel,

@@ -9,11 +9,11 @@ from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.types import SchedulerOutput
 from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.attention_metadata import AttentionMetadata, table_rows
-from proa_engine.layers.cache_layers import LayerCache
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_engine.worker.async_output import StepTensors
+from proa_engine.worker.cache_plan import CacheMemory
 from proa_engine.worker.columns import ForwardInputs, TokenRows
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphCapture, GraphShape
 from proa_engine.worker.device_thread import SmallSteps
@@ -48,7 +48,7 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        caches: list[LayerCache],
+        memory: CacheMemory,
         batch: InputBatch,
         *,
         max_logprobs: int,
@@ -58,7 +58,8 @@ class ModelRunner:
         tracer: WorkerTracer | None = None,
     ) -> None:
         self.device = batch.tables.device
-        self.caches = caches
+        self.caches = memory.layers
+        self.memory = memory
         self._model = model
         self._batch = batch
         self._tables = batch.tables
@@ -124,7 +125,7 @@ class ModelRunner:
     def release(self) -> None:
         """Free the KV cache and delete the graphs. The runner can run no more steps."""
         self.clear_graphs()
-        self.caches.clear()
+        self.memory.free()
 
     def clear_graphs(self) -> None:
         if self._graphs is not None:

@@ -15,11 +15,11 @@ from threading import Lock, Thread
 from typing import NoReturn
 
 from proa_engine.core.lora_store import LoraError, LoraNotFound
+from proa_engine.core.types import SchedulerOutput
 from proa_engine.worker import wire
 from proa_engine.worker.compile_pool import start_compile_pool
 from proa_engine.worker.device_thread import run_beside_steps
 from proa_engine.worker.distributed import Rendezvous
-from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.worker import Worker
 
 _FAILED = 1  # exit code: the engine or this rank failed
@@ -67,7 +67,7 @@ class RankServer:
         while not isinstance(message := self._inbox.get(), wire.Shutdown):
             match message:
                 case wire.Step():
-                    self._run_step(worker.model_runner, message)
+                    self._run_step(worker, message.scheduler_output)
                 case wire.Sleep():
                     worker.sleep(message.level)
                     self._send(wire.Done())
@@ -81,8 +81,10 @@ class RankServer:
                 case _:
                     raise AssertionError(message)
 
-    def _run_step(self, runner: ModelRunner, step: wire.Step) -> None:
-        inputs = runner.prepare_inputs(step.scheduler_output)
+    def _run_step(self, worker: Worker, scheduler_output: SchedulerOutput) -> None:
+        runner = worker.model_runner
+        inputs = runner.prepare_inputs(scheduler_output)
+        worker.begin_step(scheduler_output.copies)
         if inputs is not None:
             runner.execute_model(inputs)
             runner.sample_tokens()

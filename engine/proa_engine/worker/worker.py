@@ -10,7 +10,8 @@ from torch._C._distributed_c10d import Store
 
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.types import LoraSlot
+from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.types import Copies, LoraSlot
 from proa_engine.kernels.variants import on_compilation
 from proa_engine.layers.lora import LoraMethod, LoraProducts
 from proa_engine.layers.parallel import ParallelContext
@@ -24,6 +25,7 @@ from proa_engine.worker.compile_pool import CompilePool
 from proa_engine.worker.decode_graphs import CudaGraphCapture, GraphCapture, GraphShape, graph_shapes
 from proa_engine.worker.device_memory import explain_out_of_memory, measure_memory
 from proa_engine.worker.host import read_memory
+from proa_engine.worker.host_arena import HostArena
 from proa_engine.worker.kv_cache import CacheSizes, WorkerSizes, cpu_encoder_bytes, encoder_cache_bytes
 from proa_engine.worker.loras import EMPTY_LORA, LoraAdapters
 from proa_engine.worker.make_model_runner import LoadedModel, Placement, make_model_runner
@@ -63,6 +65,7 @@ class Worker:
         self._loras: LoraAdapters | None = None  # None until the model is loaded, and without enable_lora
         self._plan: CachePlan
         self._sizes: CacheSizes  # since the start
+        self._arena: HostArena | None = None  # None until started, and without a host tier
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -73,6 +76,10 @@ class Worker:
     def cache_groups(self, sizes: CacheSizes) -> CacheGroups:
         """A KV cache of these sizes, as the core divides it among requests. The model must be loaded."""
         return kv_cache.cache_groups(self._config, self._plan, sizes)
+
+    def host_tier(self, sizes: CacheSizes) -> HostTierConfig | None:
+        """The host tier of these sizes; None if there is none. The model must be loaded."""
+        return kv_cache.host_tier(sizes, self._plan, self.device.type)
 
     def init_device(self, rendezvous: distributed.Rendezvous | None = None, store: Store | None = None) -> None:
         """Choose the device, read the model's configuration and join the process group if there are other ranks."""
@@ -107,6 +114,7 @@ class Worker:
         layers, cache_dtype = loaded.model.cache_layers(), self._placement.cache_dtype
         plan = self._plan = plan_caches(layers, config.block_size, cache_dtype, self.max_model_len)
         sizes = kv_cache.configured_sizes(config, plan) or self._sizes_that_fit(plan)
+        sizes = kv_cache.with_host(sizes, config, plan)
         groups = self.cache_groups(sizes)
         reads_images = self.model_config.images is not None
         kv_cache.check_room(groups, plan.block_bytes, self.max_model_len, reads_images=reads_images)
@@ -120,6 +128,8 @@ class Worker:
         self._sizes = sizes
         self._config = replace(self._config, max_num_seqs=sizes.max_num_seqs)
         self._runner = self._make_model_runner(sizes, self._graph_shapes())
+        if sizes.num_host_pages:
+            self._arena = HostArena(self._runner.memory, sizes.num_host_pages, sizes.num_host_states)
         self._at_exit.callback(self._release_runner)  # runs before distributed.leave
         warm_ups = [self._warm_up(self.model_runner, sizes, lora) for lora in self._warm_up_loras()]
         self.longest_step_seconds = max(warm_up.run() for warm_up in warm_ups)
@@ -128,8 +138,14 @@ class Worker:
         if self.device.type == "cuda":
             on_compilation(lambda kernel: self._log(f"kernel {kernel} was compiled after the warm-up"))
 
+    def begin_step(self, copies: Copies) -> None:
+        """Start the copies of the next step, or wait for those of the last one. Device work, before each step."""
+        if self._arena is not None:
+            self._arena.begin_step(copies, self.model_runner.memory)
+
     def sleep(self, level: int) -> None:
-        """Free the KV cache. Level 1 also moves a GPU's weights to host memory, level 2 drops the weights.
+        """Free the KV cache, but not the host tier's memory. Level 1 also moves a GPU's weights to host memory, level 2
+        drops the weights.
 
         CUDA graphs are deleted: they hold the addresses of the memory that this frees.
         """
@@ -278,7 +294,8 @@ class Worker:
             utilization=self._config.gpu_memory_utilization,
             ranks_here=self._ranks_here,
             workspace=workspace
-            + cpu_encoder_bytes(self._config, self.model_config.images, self.max_model_len, itemsize),
+            + cpu_encoder_bytes(self._config, self.model_config.images, self.max_model_len, itemsize)
+            + kv_cache.host_bytes(self._config),
         )
         return kv_cache.cpu_sizes(budget, self._config, plan, self.max_model_len)
 

@@ -72,7 +72,7 @@ def test_latent_rows_are_one_for_all_heads() -> None:
 
 def test_layers_of_one_shape_use_the_same_memory_in_every_table() -> None:
     layers = alternating(KeyValueLayer(2, 8), KeyValueLayer(2, 8, 32), 2, 1)
-    caches = allocate_caches(layers, plan(layers), 5, BFLOAT16, torch.device("cpu"))
+    caches = allocate_caches(layers, plan(layers), 5, BFLOAT16, torch.device("cpu")).layers
     assert [cache.table for cache in caches] == [1, 2, 0]
     assert len({cache.tensors[0].data_ptr() for cache in caches}) == 1
     keys, values = caches[0].tensors
@@ -84,7 +84,7 @@ def test_layers_of_one_shape_use_the_same_memory_in_every_table() -> None:
 def test_layers_of_several_shapes_are_views_of_the_same_bytes() -> None:
     layers: list[CacheLayer] = [KeyValueLayer(1, 8), KeyValueLayer(2, 16, 32), KeyValueLayer(1, 8), SharedLayer(1)]
     result = plan(layers)
-    caches = allocate_caches(layers, result, 5, BFLOAT16, torch.device("cpu"))
+    caches = allocate_caches(layers, result, 5, BFLOAT16, torch.device("cpu")).layers
     for number, cache in enumerate(caches[:3]):
         for tensor in cache.tensors:
             tensor[3 if cache.table else 1] = number

@@ -14,6 +14,7 @@ from proa_engine.kernels.decode_inputs import decode_inputs
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.config import ModelConfig
 from proa_engine.models.loader import load_model
+from proa_engine.worker.cache_plan import CacheMemory
 from proa_engine.worker.decode_graphs import DecodeGraphs, GraphShape, graph_shapes, no_garbage_collection, pad_rows
 from proa_engine.worker.model_runner import ModelRunner
 from proa_engine.worker.warmup_steps import decode_step, prefill_step
@@ -120,7 +121,7 @@ def test_replayed_steps_of_a_model_write_the_same_cache(tmp_path: Path) -> None:
     for graphs in (None, DecodeGraphs([GraphShape(4, 1)], CPU)):
         caches = nan_caches(model, num_blocks=8, block_size=16)
         batch = make_batch(max_num_seqs=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE)
-        runner = ModelRunner(model, caches, batch, max_logprobs=0, graphs=graphs)
+        runner = ModelRunner(model, CacheMemory(caches), batch, max_logprobs=0, graphs=graphs)
         if graphs is not None:
             runner.capture_graphs(FakeCapture())
             assert all(tensor.isnan().all() for cache in caches for tensor in cache.tensors)

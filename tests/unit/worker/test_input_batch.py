@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proa.contract import SamplingParams
 from proa_engine.core.types import NewRequestData
+from proa_engine.worker.cache_plan import CacheMemory
 from proa_engine.worker.columns import Columns, ForwardInputs, Rows
 from proa_engine.worker.input_batch import Features, InputBatch
 from proa_engine.worker.model_runner import ModelRunner
@@ -164,7 +165,7 @@ def test_a_new_input_of_requests_is_one_class_and_reaches_the_model() -> None:
     marks = MarkColumns(plain.tables)
     features = {field.name: getattr(plain.features, field.name) for field in fields(plain.features)}
     batch = InputBatch(plain.tables, MarkedFeatures(**features, marks=marks))
-    harness.runner = ModelRunner(harness.model, [], batch, max_logprobs=0)  # type: ignore[arg-type]
+    harness.runner = ModelRunner(harness.model, CacheMemory(), batch, max_logprobs=0)  # type: ignore[arg-type]
     greedy = SamplingParams(temperature=0)
     harness.step({"a": ([7, 8, 9], 3, greedy), "b": ([5, 6], 2, greedy)}, scheduled={"a": 2})
     harness.step(known={"b": 2, "a": 2})

@@ -11,7 +11,7 @@ from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.executor import ExecutorFailed
 from proa_engine.core.grammar import GrammarMasks
 from proa_engine.core.lora_store import LoraNotFound
-from proa_engine.core.types import SchedulerOutput
+from proa_engine.core.types import Copies, SchedulerOutput
 from proa_engine.executor import uniproc
 from proa_engine.executor.uniproc import UniProcExecutor
 from proa_engine.worker.async_output import StepTensors
@@ -57,6 +57,13 @@ class FakeWorker:
 
     def cache_groups(self, _sizes: CacheSizes) -> CacheGroups:
         return GROUPS
+
+    def host_tier(self, _sizes: CacheSizes) -> None:
+        return None
+
+    def begin_step(self, copies: Copies) -> None:
+        if copies:
+            self.log.append("copy")
 
     def prepare_inputs(self, scheduler_output: SchedulerOutput) -> StepInputs | None:
         self.log.append("prepare")

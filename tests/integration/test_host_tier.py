@@ -1,0 +1,113 @@
+"""With a host tier, a pressed cache gives the bits of an unpressed one, for every kind of cache and on two ranks."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proa.contract import SamplingParams
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.core.operations import ResetPrefixCache, Sleep, WakeUp
+from support.engine import Engine, Result, build_core, request, run
+from support.tiny_models import BYTES, make_tiny_model
+
+NUM_TOKENS = 12
+HOST: dict[str, Any] = {"kv_offloading_size": 0.02}
+WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
+    "sliding_window": 24,
+}
+FAMILIES: dict[
+    str, tuple[str, dict[str, Any], int]
+] = {  # model type, options and blocks for one of the longest requests
+    "full": ("qwen3", {}, 16),
+    "windows": ("gemma3_text", WINDOWS, 44),
+    "latent": ("deepseek_v3", {}, 16),
+    "states": ("qwen3_next", {}, 16),
+}
+
+
+def make_prompts() -> list[list[int]]:
+    """Most with one of three common prefixes of several blocks."""
+    rows = random.Random(7)
+    shared = [rows.choices(range(BYTES), k=length) for length in (150, 120, 97)]
+    return [rows.choice(shared) + rows.choices(range(BYTES), k=rows.randint(1, 60)) for _ in range(12)]
+
+
+PROMPTS = make_prompts()
+
+
+def rounds(engine: Engine, num_rounds: int = 2) -> list[Result]:
+    """One request after the other, so that each evicts what those before it have left on the device."""
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
+    results: list[Result] = []
+    for number in range(num_rounds):
+        for index, prompt in enumerate(PROMPTS):
+            results += run(engine, [request(f"{number}-{index}", prompt, params)]).values()
+    return results
+
+
+def values(of: list[Result]) -> list[tuple[list[int], list[float]]]:
+    return [(each.token_ids, [entry.logprob for entry in each.logprobs]) for each in of]
+
+
+def num_cached(of: list[Result]) -> int:
+    return sum(result.num_cached_tokens for result in of)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A folder with a tiny model, and the configuration of a pressed cache."""
+    model_type, options, num_blocks = FAMILIES[request.param]
+    folder = make_tiny_model(tmp_path, model_type, seed=3, **options)
+    return folder, {"num_gpu_blocks_override": num_blocks, "max_model_len": 256, "max_num_batched_tokens": 48}
+
+
+def test_a_pressed_cache_with_a_host_gives_the_bits_of_an_unpressed_one(family: tuple[Path, dict[str, Any]]) -> None:
+    folder, config = family
+    with build_core(folder, poison=True, **config) as engine:
+        pressed = rounds(engine)
+    with build_core(folder, poison=True, block_seed=3, **config | HOST) as engine:
+        with_host = rounds(engine)
+        loads = [plan.copies for plan in engine.plans if plan.copies.loads]
+    with build_core(folder, **config | {"num_gpu_blocks_override": 600}) as engine:
+        expected = rounds(engine)
+    assert values(with_host) == values(expected) == values(pressed)
+    assert len(loads) > 4
+    assert num_cached(with_host) > num_cached(pressed) + 500
+
+
+def test_two_ranks_have_hosts_of_their_own(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3", seed=3)
+    config: dict[str, Any] = {"num_gpu_blocks_override": 16, "max_model_len": 256, "tensor_parallel_size": 2}
+    with build_core(folder, **config) as engine:
+        expected = rounds(engine)
+    with build_core(folder, **config | HOST) as engine:
+        with_host = rounds(engine)
+    assert values(with_host) == values(expected)
+    assert num_cached(with_host) > num_cached(expected) + 500
+
+
+def test_the_host_outlives_a_sleep_and_not_a_reset() -> None:
+    config: dict[str, Any] = {"num_gpu_blocks_override": 600, "max_model_len": 256}
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    with build_core(builtin_model_folder(), **config | HOST) as engine:
+
+        def ask(name: str) -> Result:
+            (result,) = run(engine, [request(name, range(5, 133), params)]).values()
+            return result
+
+        first = ask("a")
+        while engine.core.has_work():
+            engine.core.step()
+        for operation in (Sleep(1), WakeUp()):
+            done = engine.core.operate(operation)
+            while not done.done():
+                engine.core.step()
+        second = ask("b")
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 112)
+        assert second.token_ids == first.token_ids
+        engine.core.operate(ResetPrefixCache())
+        assert ask("c").num_cached_tokens == 0
