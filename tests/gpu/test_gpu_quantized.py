@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from proa_engine import LLM
-from proa_engine.kernels import fp8, moe_route, rms_norm, silu_and_mul
-from proa_engine.kernels import int4 as int4_linear
+from proa_engine.kernels import fp8, int4, moe_route, rms_norm, silu_and_mul
 from proa_engine.kernels.attention_plan import plan_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
@@ -69,11 +68,11 @@ def test_quantization_alone_and_after_norm_and_silu(size: int, form: Fp8Form, dt
     x, residual = torch.randn(2, 33, size).to(dtype)
     weight = torch.randn(size).to(dtype)
     assert_same_rows(fp8.quantize(x.cuda(), on_gpu(form)), quantize_reference(x, form), share=0)
-    ours = rms_norm.rms_norm_fp8(x.cuda(), weight.cuda(), 1e-6, on_gpu(form))
+    ours, _ = rms_norm.rms_norm_fp8(x.cuda(), None, weight.cuda(), 1e-6, on_gpu(form))
     # The device's rms_norm on the same numbers differs in the last bit of bfloat16, which is a step of 8 bits at times.
-    assert_same_rows(ours, rms_norm.rms_norm_fp8(x, weight, 1e-6, form), share=0.03)
-    ours, total = rms_norm.add_rms_norm_fp8(x.cuda(), residual.cuda(), weight.cuda(), 1e-6, on_gpu(form))
-    theirs, expected = rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
+    assert_same_rows(ours, rms_norm.rms_norm_fp8(x, None, weight, 1e-6, form)[0], share=0.03)
+    ours, total = rms_norm.rms_norm_fp8(x.cuda(), residual.cuda(), weight.cuda(), 1e-6, on_gpu(form))
+    theirs, expected = rms_norm.rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
     assert_same_rows(ours, theirs, share=0.03)
     torch.testing.assert_close(total.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     both = torch.cat((x, residual), -1)
@@ -108,13 +107,13 @@ def in_channels(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_products_of_4_bits(rows: int, shuffled: bool, dtype: torch.dtype) -> None:
     weight = int4_case(outputs=1032, inputs=2048, group_size=128, shuffled=shuffled, dtype=dtype)
     x = torch.randn(rows, 2048).to(dtype)
-    on_device = int4_linear.Int4Weight(
+    on_device = int4.Int4Weight(
         weight.packed.cuda(),
         weight.scales.cuda(),
         weight.zeros.cuda(),
         None if weight.groups is None else weight.groups.cuda(),
     )
-    near(int4_linear.Int4Linear(on_device, None)(x.cuda()), int4_linear.Int4Linear(weight, None)(x))
+    near(int4.Int4Linear(on_device, None)(x.cuda()), int4.Int4Linear(weight, None)(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,6 +11,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from proa_engine.kernels import (
     decode_attention,
     decode_inputs,
+    drafts,
     lora_matmul,
     rms_norm,
     rotate_and_cache,
@@ -18,14 +19,12 @@ from proa_engine.kernels import (
     skinny_gemm,
     store_kv,
 )
-from proa_engine.kernels import drafts as accept_drafts
-from proa_engine.kernels import drafts as ngram
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.skinny_gemm import skinny_gemm_linear, skinny_gemm_linear_reference
 from proa_engine.kernels.store_kv import cache_rows
-from proa_engine.kernels.token_bitmask import _token_bitmask_triton
+from proa_engine.kernels.token_bitmask import token_bitmask
 from proa_engine.kernels.token_limits import token_limits, token_limits_reference
 from support import invariance
 from support.interpreter import TOLERANCE, close
@@ -46,21 +45,21 @@ def check_norms(dtype: torch.dtype) -> None:
     for rows, size in ((1, 16), (5, 123), (3, 64)):
         x, residual = torch.randn(2, rows, size).to(dtype)
         weight = torch.randn(size).to(dtype)
-        close(rms_norm._rms_norm_triton(x, weight, 1e-6), rms_norm.rms_norm_reference(x, weight, 1e-6))
+        close(rms_norm.rms_norm(x, weight, 1e-6), rms_norm.rms_norm_reference(x, weight, 1e-6))
         expected = rms_norm.add_rms_norm_reference(x.clone(), residual.clone(), weight, 1e-6)
         for ours, theirs in zip(
-            rms_norm._add_rms_norm_triton(x.clone(), residual.clone(), weight, 1e-6), expected, strict=True
+            rms_norm.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6), expected, strict=True
         ):
             close(ours, theirs)
     heads = torch.randn(4, 9, 12).to(dtype)[:, 2:7]  # a slice of merged projections, normalised by head
     weight = torch.randn(12).to(dtype)
-    close(rms_norm._rms_norm_triton(heads, weight, 1e-6), rms_norm.rms_norm_reference(heads, weight, 1e-6))
+    close(rms_norm.rms_norm(heads, weight, 1e-6), rms_norm.rms_norm_reference(heads, weight, 1e-6))
 
 
 def check_activate_and_mul(dtype: torch.dtype) -> None:
     for (rows, size), activation in itertools.product(((1, 7), (3, 1100)), get_args(silu_and_mul.ActivationName)):
         x = torch.randn(rows, 2 * size).mul(2).to(dtype)
-        ours = silu_and_mul._activate_and_mul_triton(x, activation)
+        ours = silu_and_mul.activate_and_mul(x, activation)
         close(ours, silu_and_mul.activate_and_mul_reference(x, activation))
 
 
@@ -97,7 +96,7 @@ def check_rotate_and_cache(dtype: torch.dtype) -> None:
         if dim == 20:
             ours = ours.transpose(0, 1).contiguous().transpose(0, 1)  # a block's keys and values lie side by side
         (keys, values), (their_keys, their_values) = ours, theirs
-        query = rotate_and_cache._rotate_and_cache_triton(heads, norms, cos, sin, keys, values, slots, **options)
+        query = rotate_and_cache.rotate_and_cache(heads, norms, cos, sin, keys, values, slots, **options)
         their_query = rotate_and_cache.rotate_and_cache(
             heads, norms, cos, sin, their_keys, their_values, slots, **options
         )
@@ -113,7 +112,7 @@ def check_store_kv(dtype: torch.dtype) -> None:
         value = torch.randn(num_kv_heads, tokens, dim).to(dtype).transpose(0, 1)
         ours = torch.full((2, 6, num_kv_heads, block_size, dim), 3.0, dtype=dtype)
         theirs = ours.clone()
-        store_kv._store_kv_triton(key, value, ours[0], ours[1], slots)
+        store_kv.store_kv(key, value, ours[0], ours[1], slots, None)
         rows = cache_rows(slots, theirs[0].shape)
         store_kv.store_kv(key, value, theirs[0], theirs[1], slots, rows)
         assert torch.equal(ours, theirs)
@@ -272,7 +271,7 @@ def check_decode_inputs(dtype: torch.dtype) -> None:
     for width, counts in ((1, [1, 1, 1, 0]), (3, [1, 2, 3, 0])):
         rows = torch.tensor([[5, 1, 2, 0], [89, 3, 37, 0], counts])
         deltas = -torch.arange(6) if width > 1 else None
-        ours = decode_inputs._decode_inputs_triton(rows, token_ids, block_tables, 4, width, deltas)
+        ours = decode_inputs.decode_inputs(rows, token_ids, block_tables, 4, width, deltas)
         theirs = decode_inputs.decode_inputs_reference(rows, token_ids, block_tables, 4, width, deltas)
         for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
@@ -285,7 +284,7 @@ def check_propose_ngrams(_dtype: torch.dtype) -> None:
     for rows, length, vocabulary, width, (min_ngram, max_ngram) in (
         (3, 1, 3, 2, (1, 2)),
         (5, 90, 4, 5, (2, 4)),
-        (2, 2 * ngram.BLOCK + 7, 50, 3, (1, 3)),
+        (2, 2 * drafts.BLOCK + 7, 50, 3, (1, 3)),
     ):
         lengths, slots = torch.randint(1, length + 1, (7,)), torch.randperm(7)[:rows]
         num_tokens = torch.randint(0, width + 2, (rows,))
@@ -297,8 +296,8 @@ def check_propose_ngrams(_dtype: torch.dtype) -> None:
             torch.zeros(7, width, dtype=torch.int64),
         ]
         theirs = [tensor.clone() for tensor in ours]
-        ngram._propose_ngrams_triton(*ours, min_ngram=min_ngram, max_ngram=max_ngram)
-        ngram.propose_ngrams_reference(*theirs, min_ngram=min_ngram, max_ngram=max_ngram)
+        drafts.propose_ngrams(*ours, min_ngram=min_ngram, max_ngram=max_ngram)
+        drafts.propose_ngrams_reference(*theirs, min_ngram=min_ngram, max_ngram=max_ngram)
         assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
 
 
@@ -306,22 +305,22 @@ def check_accept_drafts(_dtype: torch.dtype) -> None:
     for num_rows, width in ((1, 1), (5, 3), (6, 4)):
         num_samples = torch.randint(1, width + 2, (num_rows,))
         slots = torch.randperm(9)[:num_rows]
-        drafts = torch.randint(-1, 2, (9, width))
-        drafts[(drafts == ngram.NONE).cumsum(1) > 0] = ngram.NONE
-        drafts[slots] = drafts[slots].masked_fill(torch.arange(width) >= num_samples[:, None] - 1, ngram.NONE)
+        proposed = torch.randint(-1, 2, (9, width))
+        proposed[(proposed == drafts.NONE).cumsum(1) > 0] = drafts.NONE
+        proposed[slots] = proposed[slots].masked_fill(torch.arange(width) >= num_samples[:, None] - 1, drafts.NONE)
         token_ids = torch.randint(0, 2, (int(num_samples.sum()),))
         first_samples = num_samples.cumsum(0) - num_samples
         ours, theirs = torch.randint(1, 99, (9,)).repeat(2, 1)
-        arguments = token_ids, slots.repeat_interleave(num_samples), first_samples, drafts
-        counts = accept_drafts._accept_drafts_triton(*arguments, ours)
-        assert torch.equal(counts, accept_drafts.accept_drafts_reference(*arguments, theirs))
+        arguments = token_ids, slots.repeat_interleave(num_samples), first_samples, proposed
+        counts = drafts.accept_drafts(*arguments, ours)
+        assert torch.equal(counts, drafts.accept_drafts_reference(*arguments, theirs))
         assert torch.equal(ours, theirs)
 
 
 def check_token_bitmask(dtype: torch.dtype) -> None:
     for each in {dtype, torch.bfloat16}:  # stores no computed value, so the interpreter's bfloat16 is right
         for case in mask_cases(each):
-            _token_bitmask_triton(case.logits, case.rows, case.bits)
+            token_bitmask(case.logits, case.rows, case.bits)
             assert torch.equal(case.logits, case.expected)
 
 

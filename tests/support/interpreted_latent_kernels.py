@@ -4,7 +4,7 @@ import torch
 
 from proa_engine.kernels import latent_attention
 from proa_engine.kernels.decode_plan import plan_decodes
-from proa_engine.kernels.latent_attention import _cache_latents_triton, cache_latents_reference, head_groups
+from proa_engine.kernels.latent_attention import cache_latents, cache_latents_reference, head_groups
 from proa_engine.kernels.paged_attention import plan_attention
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
@@ -72,7 +72,7 @@ def check_cache_latents(dtype: torch.dtype) -> None:
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         norm = torch.randn(rank).to(dtype), 1e-6
         ours, theirs = (with_gaps(torch.full((6, 4, rank + rope_dim), 3.0, dtype=dtype)) for _ in range(2))
-        _cache_latents_triton(compressed, norm, cos, sin, ours, slots, interleaved=interleaved)
+        cache_latents(compressed, norm, cos, sin, ours, slots, interleaved=interleaved)
         cache_latents_reference(compressed, norm, cos, sin, theirs, slots, interleaved=interleaved)
         close(ours, theirs)
 

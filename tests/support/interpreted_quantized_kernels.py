@@ -2,13 +2,7 @@
 
 import torch
 
-from proa_engine.kernels import fp8, fp8_linear, moe_route, rms_norm, rotate_and_cache, silu_and_mul
-from proa_engine.kernels import fp8_linear as fp8_block_matmul
-from proa_engine.kernels import int4 as int4_linear
-from proa_engine.kernels import int4 as int4_matmul
-from proa_engine.kernels import moe_pairs as moe_align
-from proa_engine.kernels import moe_pairs as moe_combine
-from proa_engine.kernels import silu_and_mul as clamped_swiglu
+from proa_engine.kernels import fp8, fp8_linear, int4, moe_pairs, moe_route, rms_norm, rotate_and_cache, silu_and_mul
 from proa_engine.kernels.attention_plan import plan_reference
 from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
@@ -20,6 +14,7 @@ from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
+from proa_engine.kernels.store_kv import cache_rows
 from proa_engine.layers.quant_mxfp4 import DequantizedLinear
 from support.interpreter import TOLERANCE, close
 from support.kernel_cases import AttentionCase, attention_case
@@ -43,30 +38,29 @@ def check_fp8_rounding(dtype: torch.dtype) -> None:
     middles = (numbers[1:] + numbers[:-1]) / 2
     x = torch.cat([numbers, middles, middles * 1.001, middles * 0.999]).clamp(-448, 448)[None]
     form = Fp8Form(scale=torch.ones(1))
-    assert_same_rows(fp8._quantize_triton(x, form), quantize_reference(x, form), share=0)
+    assert_same_rows(fp8.quantize(x, form), quantize_reference(x, form), share=0)
 
 
 def check_quantize(dtype: torch.dtype) -> None:
     for form in FORMS:
         x = torch.randn(5, 384).to(dtype)
         x[3] = 0
-        assert_same_rows(fp8._quantize_triton(x, form), quantize_reference(x, form), share=0)
+        assert_same_rows(fp8.quantize(x, form), quantize_reference(x, form), share=0)
 
 
 def check_norm_and_silu(dtype: torch.dtype) -> None:
     for form in FORMS:
         x, residual = torch.randn(2, 4, 256).to(dtype)
         weight = torch.randn(256).to(dtype)
-        ours = rms_norm._rms_norm_fp8_triton(x, None, weight, 1e-6, form)
-        assert_same_rows(ours, rms_norm.rms_norm_fp8(x, weight, 1e-6, form))
-        total = residual.clone()
-        ours = rms_norm._rms_norm_fp8_triton(x, total, weight, 1e-6, form)
-        theirs, expected_total = rms_norm.add_rms_norm_fp8(x.clone(), residual, weight, 1e-6, form)
-        assert_same_rows(ours, theirs)
+        ours = rms_norm.rms_norm_fp8(x, None, weight, 1e-6, form)[0]
+        assert_same_rows(ours, quantize_reference(rms_norm.rms_norm_reference(x, weight, 1e-6), form))
+        ours, total = rms_norm.rms_norm_fp8(x, residual.clone(), weight, 1e-6, form)
+        theirs, expected_total = rms_norm.add_rms_norm_reference(x.clone(), residual, weight, 1e-6)
+        assert_same_rows(ours, quantize_reference(theirs, form))
         close(total, expected_total)
         x = torch.randn(3, 2 * 384).to(dtype)
-        ours = silu_and_mul._activate_and_mul_fp8_triton(x, "silu", form)
-        assert_same_rows(ours, silu_and_mul.silu_and_mul_fp8(x, form))
+        ours = silu_and_mul.activate_and_mul_fp8(x, "silu", form)
+        assert_same_rows(ours, quantize_reference(silu_and_mul.activate_and_mul_reference(x, "silu"), form))
 
 
 def check_cache(dtype: torch.dtype) -> None:
@@ -77,8 +71,9 @@ def check_cache(dtype: torch.dtype) -> None:
     slots = torch.tensor([9, -1, 23, 0, 7])
     ours = torch.zeros(2, 6, 2, 4, 16).to(fp8.FP8)
     theirs, scales = ours.clone(), (0.5, 2.0)
-    rotate_and_cache._rotate_and_cache_triton(heads, None, cos, sin, ours[0], ours[1], slots, scales)
-    rotate_and_cache.rotate_and_cache(heads, None, cos, sin, theirs[0], theirs[1], slots, cache_scales=scales)
+    rotate_and_cache.rotate_and_cache(heads, None, cos, sin, ours[0], ours[1], slots, cache_scales=scales)
+    rows = cache_rows(slots, theirs[0].shape, theirs[0].stride(0))
+    rotate_and_cache.rotate_and_cache_reference(heads, None, cos, sin, theirs[0], theirs[1], rows, scales)
     differ = ours.float() != theirs.float()
     assert differ.float().mean() < 0.01
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.14, atol=2**-9)
@@ -115,7 +110,7 @@ def check_block_matmul(dtype: torch.dtype) -> None:
         weight, scales = matrix_in_blocks(outputs, 256)
         x = quantize_reference(torch.randn(rows, 256).to(dtype), Fp8Form(group=128))
         expected = Linear(fp8_linear.dequantize_blocks(weight, scales), bias)(dequantize_rows(x)).to(dtype)
-        close(fp8_block_matmul.fp8_block_matmul(x, weight, scales, bias), expected)
+        close(fp8_linear.fp8_block_matmul(x, weight, scales, bias), expected)
 
 
 def check_int4_matmul(dtype: torch.dtype) -> None:
@@ -123,8 +118,8 @@ def check_int4_matmul(dtype: torch.dtype) -> None:
         weight = int4_case(outputs=72, inputs=128, group_size=64, shuffled=shuffled, dtype=dtype)
         x = torch.randn(rows, 128).to(dtype)
         bias = None if bias is None else bias.to(dtype)
-        expected = torch.nn.functional.linear(x, int4_linear.dequantize_int4(weight), bias)
-        ours = int4_matmul.int4_matmul(x, weight.packed, weight.scales, weight.zeros, weight.groups, bias)
+        expected = torch.nn.functional.linear(x, int4.dequantize_int4(weight), bias)
+        ours = int4.int4_matmul(x, weight.packed, weight.scales, weight.zeros, weight.groups, bias)
         close(ours, expected, 10 * TOLERANCE[dtype])
 
 
@@ -133,7 +128,7 @@ def check_route(dtype: torch.dtype) -> None:
         logits = torch.randn(5, experts).to(dtype)
         logits[2] = logits[2, 0]  # all equal: the first ones
         correction = torch.randn(experts) * 0.1 if how.scoring == "sigmoid" else None
-        weights, chosen = moe_route._route_triton(logits, how, correction)
+        weights, chosen = moe_route.route(logits, how, correction)
         expected, expected_chosen = moe_route.route_reference(logits, how, correction)
         if correction is None:
             assert chosen[2].tolist() == list(range(how.num_chosen))
@@ -154,8 +149,8 @@ def check_align(dtype: torch.dtype) -> None:
         (2500, 8, 9, 128),  # more than one chunk a segment
     ):
         chosen = routing(tokens, k, experts)
-        ours = moe_align.align_pairs(chosen, experts, block_size)
-        theirs = moe_align.align_pairs_reference(chosen, experts, block_size)
+        ours = moe_pairs.align_pairs(chosen, experts, block_size)
+        theirs = moe_pairs.align_pairs_reference(chosen, experts, block_size)
         assert_same_blocks(ours, theirs)
 
 
@@ -190,7 +185,7 @@ def check_experts_with_biases(dtype: torch.dtype) -> None:
 def check_clamped_swiglu(dtype: torch.dtype) -> None:
     x = torch.randn(3, 2 * 1100).to(dtype) * 8
     options = ClampedSwiGLU(alpha=1.702, limit=7.0)
-    close(clamped_swiglu._clamped_swiglu_triton(x, options), clamped_swiglu.clamped_swiglu_reference(x, options))
+    close(options(x), silu_and_mul.clamped_swiglu_reference(x, options))
 
 
 def check_experts_in_4_bits(dtype: torch.dtype) -> None:
@@ -229,7 +224,7 @@ def check_experts_in_8_bits(dtype: torch.dtype) -> None:
 
 def check_combine(dtype: torch.dtype) -> None:
     pairs = torch.randn(5, 3, 1100).to(dtype)
-    close(moe_combine._combine_pairs_triton(pairs), moe_combine.combine_pairs_reference(pairs))
+    close(moe_pairs.combine_pairs(pairs), moe_pairs.combine_pairs_reference(pairs))
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel, next_power_of_2
 
 BLOCK = 1024
 
@@ -37,41 +37,8 @@ def decode_inputs(
     its end. A padding row has no tokens and the end 0. token_ids [slots, length] int32 and block_tables
     [tables, slots, max_blocks] int32 are by slot. A token's position is its place among its request's tokens, plus
     position_deltas [slots] int64 if there are any."""
-    function = decode_inputs_reference if rows.is_cpu else _decode_inputs_triton
-    return function(rows, token_ids, block_tables, block_size, width, position_deltas)
-
-
-def decode_inputs_reference(
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    block_tables: torch.Tensor,
-    block_size: int,
-    width: int = 1,
-    position_deltas: torch.Tensor | None = None,
-) -> DecodeInputs:
-    slots, ends, num_tokens = (column[:, None] for column in rows)
-    back = torch.arange(width, 0, -1)
-    is_padding = back > num_tokens  # [R, W]
-    place = (ends - back).masked_fill(is_padding, 0)
-    blocks = block_tables[:, slots, place // block_size].long()
-    positions = place if position_deltas is None else (place + position_deltas[slots]).masked_fill(is_padding, 0)
-    return DecodeInputs(
-        input_ids=token_ids[slots, place].long().masked_fill(is_padding, 0).view(-1),
-        positions=positions.view(-1),
-        slot_mappings=(blocks * block_size + place % block_size).masked_fill(is_padding, -1).flatten(1),
-        seq_lens=rows[1].int(),
-        block_tables=block_tables.index_select(1, rows[0]),
-    )
-
-
-def _decode_inputs_triton(
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    block_tables: torch.Tensor,
-    block_size: int,
-    width: int = 1,
-    position_deltas: torch.Tensor | None = None,
-) -> DecodeInputs:
+    if rows.is_cpu and not INTERPRETED:
+        return decode_inputs_reference(rows, token_ids, block_tables, block_size, width, position_deltas)
     num_rows, (num_tables, num_slots, max_blocks) = rows.shape[1], block_tables.shape
     assert rows.is_contiguous()
     assert token_ids.is_contiguous()
@@ -106,6 +73,29 @@ def _decode_inputs_triton(
         num_warps=4,
     )
     return inputs
+
+
+def decode_inputs_reference(
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    width: int = 1,
+    position_deltas: torch.Tensor | None = None,
+) -> DecodeInputs:
+    slots, ends, num_tokens = (column[:, None] for column in rows)
+    back = torch.arange(width, 0, -1)
+    is_padding = back > num_tokens  # [R, W]
+    place = (ends - back).masked_fill(is_padding, 0)
+    blocks = block_tables[:, slots, place // block_size].long()
+    positions = place if position_deltas is None else (place + position_deltas[slots]).masked_fill(is_padding, 0)
+    return DecodeInputs(
+        input_ids=token_ids[slots, place].long().masked_fill(is_padding, 0).view(-1),
+        positions=positions.view(-1),
+        slot_mappings=(blocks * block_size + place % block_size).masked_fill(is_padding, -1).flatten(1),
+        seq_lens=rows[1].int(),
+        block_tables=block_tables.index_select(1, rows[0]),
+    )
 
 
 @kernel(

@@ -11,7 +11,7 @@ A row keeps the drafts that equal its samples, up to the first that differs. Bot
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, kernel, next_power_of_2
 
 
 def accept_drafts(
@@ -28,33 +28,8 @@ def accept_drafts(
     first_samples[r], int64: one after its last known token, and one after each draft token. drafts [slots, width] int64
     has NONE where a slot has fewer.
     """
-    if token_ids.is_cpu:
+    if token_ids.is_cpu and not INTERPRETED:
         return accept_drafts_reference(token_ids, slots, first_samples, drafts, lengths)
-    return _accept_drafts_triton(token_ids, slots, first_samples, drafts, lengths)
-
-
-def accept_drafts_reference(
-    token_ids: torch.Tensor,
-    slots: torch.Tensor,
-    first_samples: torch.Tensor,
-    drafts: torch.Tensor,
-    lengths: torch.Tensor,
-) -> torch.Tensor:
-    of_rows = slots[first_samples]
-    proposed = drafts[of_rows]
-    samples = (first_samples[:, None] + torch.arange(drafts.shape[1])).clamp_(max=len(token_ids) - 1)
-    num_accepted = (token_ids[samples] == proposed).cumprod(1).sum(1)
-    lengths.index_add_(0, of_rows, num_accepted + 1)
-    return torch.stack((num_accepted, (proposed != NONE).sum(1)), dim=1)
-
-
-def _accept_drafts_triton(
-    token_ids: torch.Tensor,
-    slots: torch.Tensor,
-    first_samples: torch.Tensor,
-    drafts: torch.Tensor,
-    lengths: torch.Tensor,
-) -> torch.Tensor:
     num_rows, width = len(first_samples), drafts.shape[1]
     assert token_ids.is_contiguous()
     assert drafts.is_contiguous()
@@ -73,6 +48,21 @@ def _accept_drafts_triton(
         num_warps=1,
     )
     return counts
+
+
+def accept_drafts_reference(
+    token_ids: torch.Tensor,
+    slots: torch.Tensor,
+    first_samples: torch.Tensor,
+    drafts: torch.Tensor,
+    lengths: torch.Tensor,
+) -> torch.Tensor:
+    of_rows = slots[first_samples]
+    proposed = drafts[of_rows]
+    samples = (first_samples[:, None] + torch.arange(drafts.shape[1])).clamp_(max=len(token_ids) - 1)
+    num_accepted = (token_ids[samples] == proposed).cumprod(1).sum(1)
+    lengths.index_add_(0, of_rows, num_accepted + 1)
+    return torch.stack((num_accepted, (proposed != NONE).sum(1)), dim=1)
 
 
 @kernel(do_not_specialize=["num_samples"], do_not_specialize_on_alignment=["slots_ptr", "first_samples_ptr"])
@@ -123,8 +113,28 @@ def propose_ngrams(
     bounds, in place replaced by the true ones. token_ids [slots, length] int32; lengths [slots] and
     drafts [slots, width] int64.
     """
-    function = propose_ngrams_reference if rows.is_cpu else _propose_ngrams_triton
-    function(rows, token_ids, lengths, drafts, min_ngram=min_ngram, max_ngram=max_ngram)
+    if rows.is_cpu and not INTERPRETED:
+        propose_ngrams_reference(rows, token_ids, lengths, drafts, min_ngram=min_ngram, max_ngram=max_ngram)
+        return
+    num_rows, width = rows.shape[1], drafts.shape[1]
+    assert rows.is_contiguous()
+    assert token_ids.stride(1) == 1
+    assert drafts.is_contiguous()
+    propose_ngrams_kernel[(num_rows,)](
+        rows,
+        token_ids,
+        lengths,
+        drafts,
+        num_rows,
+        token_ids.stride(0),
+        WIDTH=width,
+        BLOCK_WIDTH=next_power_of_2(width),
+        MIN_NGRAM=min_ngram,
+        MAX_NGRAM=max_ngram,
+        NONE_ID=NONE,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )
 
 
 def propose_ngrams_reference(
@@ -164,36 +174,6 @@ def propose_ngrams_reference(
     drafts.index_copy_(0, slots, found)
     token_ids[slots[:, None].expand_as(found)[has_room], (length + column)[has_room]] = (
         found[has_room].clamp(min=0).int()
-    )
-
-
-def _propose_ngrams_triton(
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    lengths: torch.Tensor,
-    drafts: torch.Tensor,
-    *,
-    min_ngram: int,
-    max_ngram: int,
-) -> None:
-    num_rows, width = rows.shape[1], drafts.shape[1]
-    assert rows.is_contiguous()
-    assert token_ids.stride(1) == 1
-    assert drafts.is_contiguous()
-    propose_ngrams_kernel[(num_rows,)](
-        rows,
-        token_ids,
-        lengths,
-        drafts,
-        num_rows,
-        token_ids.stride(0),
-        WIDTH=width,
-        BLOCK_WIDTH=next_power_of_2(width),
-        MIN_NGRAM=min_ngram,
-        MAX_NGRAM=max_ngram,
-        NONE_ID=NONE,
-        BLOCK=BLOCK,
-        num_warps=8,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import begin, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -50,7 +50,26 @@ def quantize(x: torch.Tensor | QuantizedRows, form: Fp8Form) -> QuantizedRows:
     """x [T, N] -> the same, quantized. Quantized rows are returned unchanged."""
     if isinstance(x, QuantizedRows):
         return x
-    return quantize_reference(x, form) if x.is_cpu else _quantize_triton(x, form)
+    if x.is_cpu and not INTERPRETED:
+        return quantize_reference(x, form)
+    rows, size = x.shape
+    assert x.stride(1) == 1
+    out = empty_rows(rows, size, form, x)
+    block = next_power_of_2(size)
+    quantize_kernel[(rows,)](
+        x,
+        out.values,
+        out.scales,
+        form.scale,
+        size,
+        x.stride(0),
+        BLOCK=block,
+        GROUP=form.group or 0,
+        STATIC=form.scale is not None,
+        ROUND=ROUND_BEFORE,
+        num_warps=num_warps(block),
+    )
+    return out
 
 
 def with_scale(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -83,27 +102,6 @@ def empty_rows(rows: int, size: int, form: Fp8Form, like: torch.Tensor) -> Quant
     values = torch.empty((rows, size), dtype=FP8, device=like.device)
     scales = torch.empty((rows, num_groups), dtype=torch.float32, device=like.device)
     return QuantizedRows(values, scales, like.dtype)
-
-
-def _quantize_triton(x: torch.Tensor, form: Fp8Form) -> QuantizedRows:
-    rows, size = x.shape
-    assert x.stride(1) == 1
-    out = empty_rows(rows, size, form, x)
-    block = next_power_of_2(size)
-    quantize_kernel[(rows,)](
-        x,
-        out.values,
-        out.scales,
-        form.scale,
-        size,
-        x.stride(0),
-        BLOCK=block,
-        GROUP=form.group or 0,
-        STATIC=form.scale is not None,
-        ROUND=ROUND_BEFORE,
-        num_warps=num_warps(block),
-    )
-    return out
 
 
 def num_warps(block: int) -> int:

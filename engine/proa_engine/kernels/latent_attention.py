@@ -13,7 +13,7 @@ from proa_engine.kernels.attention_plan import ReferencePlan
 from proa_engine.kernels.attention_tile import LOG2_E
 from proa_engine.kernels.decode_plan import DecodePlan
 from proa_engine.kernels.latent_kernels import latent_decode_kernel, latent_prefill_kernel
-from proa_engine.kernels.launch import begin, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
 from proa_engine.kernels.paged_attention import AttentionPlan, InvariantPlan
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.rms_norm import rms_norm_reference
@@ -37,8 +37,34 @@ def cache_latents(
     cos, sin [T, rope_dim] float32, as `rotate_part` does. Token t's slot is block * block_size + offset; slot -1 is
     padding and is not written.
     """
-    write = cache_latents_reference if compressed.is_cpu else _cache_latents_triton
-    write(compressed, norm, cos, sin, cache, slot_mapping, interleaved=interleaved)
+    if compressed.is_cpu and not INTERPRETED:
+        cache_latents_reference(compressed, norm, cos, sin, cache, slot_mapping, interleaved=interleaved)
+        return
+    weight, eps = norm
+    num_tokens, row_size = compressed.shape
+    rank = len(weight)
+    assert compressed.stride(1) == 1
+    assert cache[0].is_contiguous()
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    cache_latents_kernel[(num_tokens,)](
+        compressed,
+        weight,
+        cos,
+        sin,
+        cache,
+        slot_mapping,
+        compressed.stride(0),
+        eps,
+        BLOCK_SIZE=cache.shape[1],
+        BLOCK_STRIDE=cache.stride(0),
+        RANK=rank,
+        HALF=(row_size - rank) // 2,
+        BLOCK_RANK=next_power_of_2(rank),
+        BLOCK_HALF=next_power_of_2((row_size - rank) // 2),
+        INTERLEAVED=interleaved,
+        num_warps=4,
+    )
 
 
 def cache_latents_reference(
@@ -69,43 +95,6 @@ def rotate_part(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interl
     if interleaved:
         x = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
     return rotate(x, cos, sin)
-
-
-def _cache_latents_triton(
-    compressed: torch.Tensor,
-    norm: tuple[torch.Tensor, float],
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    interleaved: bool,
-) -> None:
-    weight, eps = norm
-    num_tokens, row_size = compressed.shape
-    rank = len(weight)
-    assert compressed.stride(1) == 1
-    assert cache[0].is_contiguous()
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
-    cache_latents_kernel[(num_tokens,)](
-        compressed,
-        weight,
-        cos,
-        sin,
-        cache,
-        slot_mapping,
-        compressed.stride(0),
-        eps,
-        BLOCK_SIZE=cache.shape[1],
-        BLOCK_STRIDE=cache.stride(0),
-        RANK=rank,
-        HALF=(row_size - rank) // 2,
-        BLOCK_RANK=next_power_of_2(rank),
-        BLOCK_HALF=next_power_of_2((row_size - rank) // 2),
-        INTERLEAVED=interleaved,
-        num_warps=4,
-    )
 
 
 @kernel(do_not_specialize_on_alignment=["compressed_ptr", "cos_ptr", "sin_ptr"])

@@ -53,7 +53,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 FIRST_CAPABILITY = 90
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests: kernels compute on CPU tensors too
 _IS_OFF = os.environ.get("PROA_DEPENDENT_LAUNCH") == "0"
 
 

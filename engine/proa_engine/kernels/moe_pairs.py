@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, cdiv, kernel, next_power_of_2
 
 CHUNK = 1024  # pairs processed at once
 # More segments shorten each program, but each reads the counts of all.
@@ -162,7 +162,14 @@ BLOCK = 1024
 
 def combine_pairs(pairs: torch.Tensor) -> torch.Tensor:
     """pairs [T, k, N] -> [T, N]"""
-    return combine_pairs_reference(pairs) if pairs.is_cpu else _combine_pairs_triton(pairs)
+    if pairs.is_cpu and not INTERPRETED:
+        return combine_pairs_reference(pairs)
+    num_tokens, k, size = pairs.shape
+    assert pairs.is_contiguous()
+    out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
+    grid = (num_tokens, cdiv(size, BLOCK))
+    combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK)
+    return out
 
 
 def combine_pairs_reference(pairs: torch.Tensor) -> torch.Tensor:
@@ -170,15 +177,6 @@ def combine_pairs_reference(pairs: torch.Tensor) -> torch.Tensor:
     for choice in range(1, pairs.shape[1]):
         total = total + pairs[:, choice]
     return total.to(pairs.dtype)
-
-
-def _combine_pairs_triton(pairs: torch.Tensor) -> torch.Tensor:
-    num_tokens, k, size = pairs.shape
-    assert pairs.is_contiguous()
-    out = torch.empty((num_tokens, size), dtype=pairs.dtype, device=pairs.device)
-    grid = (num_tokens, cdiv(size, BLOCK))
-    combine_pairs_kernel[grid](pairs, out, size, K=k, BLOCK=BLOCK)
-    return out
 
 
 @kernel

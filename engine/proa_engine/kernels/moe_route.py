@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proa_engine.kernels.launch import begin, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
 
 SMALLEST_SUM = 1e-20  # added before a division by the sum of weights, which can be zero with the sigmoid
 
@@ -48,31 +48,8 @@ def route(
 
     `correction` [experts] is added to the scores for the choice, not to the weights.
     """
-    if logits.is_cpu:
+    if logits.is_cpu and not INTERPRETED:
         return route_reference(logits, routing, correction)
-    return _route_triton(logits, routing, correction)
-
-
-def route_reference(
-    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = logits.float().softmax(-1) if routing.scoring == "softmax" else logits.float().sigmoid()
-    choice = scores if correction is None else scores + correction.float()
-    if routing.num_groups > 1:
-        grouped = choice.unflatten(-1, (routing.num_groups, -1))
-        best_groups = grouped.topk(routing.group_best, dim=-1).values.sum(-1).topk(routing.num_chosen_groups).indices
-        is_open = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter_(-1, best_groups, True)
-        choice = grouped.masked_fill(~is_open[..., None], -torch.inf).flatten(-2)
-    experts = choice.topk(routing.num_chosen, dim=-1).indices
-    weights = scores.gather(-1, experts)
-    if routing.normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST_SUM)
-    return weights * routing.scale, experts.to(torch.int32)
-
-
-def _route_triton(
-    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
     (num_tokens, num_experts), k = logits.shape, routing.num_chosen
     assert logits.stride(1) == 1
     weights = torch.empty((num_tokens, k), dtype=torch.float32, device=logits.device)
@@ -98,6 +75,23 @@ def _route_triton(
         num_warps=1,
     )
     return weights, experts
+
+
+def route_reference(
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = logits.float().softmax(-1) if routing.scoring == "softmax" else logits.float().sigmoid()
+    choice = scores if correction is None else scores + correction.float()
+    if routing.num_groups > 1:
+        grouped = choice.unflatten(-1, (routing.num_groups, -1))
+        best_groups = grouped.topk(routing.group_best, dim=-1).values.sum(-1).topk(routing.num_chosen_groups).indices
+        is_open = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter_(-1, best_groups, True)
+        choice = grouped.masked_fill(~is_open[..., None], -torch.inf).flatten(-2)
+    experts = choice.topk(routing.num_chosen, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if routing.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST_SUM)
+    return weights * routing.scale, experts.to(torch.int32)
 
 
 @kernel

@@ -16,41 +16,43 @@ from proa_engine.kernels.fp8 import (
     quantize_reference,
     store_quantized,
 )
-from proa_engine.kernels.launch import begin, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, kernel, next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [..., N], weight [N] -> [..., N] in x's type."""
-    return rms_norm_reference(x, weight, eps) if x.is_cpu else _rms_norm_triton(x, weight, eps)
+    if x.is_cpu and not INTERPRETED:
+        return rms_norm_reference(x, weight, eps)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = x.reshape(-1, x.shape[-1]) if x.dim() == 2 or x.is_contiguous() else x.contiguous().view(-1, x.shape[-1])
+    _launch(rows, None, weight, out, eps)
+    return out
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x, residual [T, N], weight [N] -> (norm(x + residual), x + residual), [T, N] each; may overwrite both inputs."""
-    if x.is_cpu:
+    if x.is_cpu and not INTERPRETED:
         return add_rms_norm_reference(x, residual, weight, eps)
-    return _add_rms_norm_triton(x, residual, weight, eps)
+    assert x.is_contiguous()
+    _launch(x, residual, weight, x, eps)
+    return x, residual
 
 
-def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float, form: Fp8Form) -> QuantizedRows:
-    """x [T, N], weight [N] -> the rows of `rms_norm`, [T, N], quantized."""
-    if x.is_cpu:
-        return quantize_reference(rms_norm_reference(x, weight, eps), form)
-    return _rms_norm_fp8_triton(x, None, weight, eps, form)
-
-
-def add_rms_norm_fp8(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, form: Fp8Form
+def rms_norm_fp8(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, form: Fp8Form
 ) -> tuple[QuantizedRows, torch.Tensor]:
     """x, residual [T, N], weight [N] -> the results of `add_rms_norm`, [T, N] each, the first quantized.
 
-    May overwrite both inputs.
+    Without a residual the second is x, which is kept; with one, both inputs may be overwritten.
     """
-    if x.is_cpu:
-        normed, residual = add_rms_norm_reference(x, residual, weight, eps)
-        return quantize_reference(normed, form), residual
-    return _rms_norm_fp8_triton(x, residual, weight, eps, form), residual
+    if x.is_cpu and not INTERPRETED:
+        total = x if residual is None else x.add_(residual)
+        return quantize_reference(rms_norm_reference(total, weight, eps), form), total
+    out = empty_rows(x.shape[0], x.shape[1], form, x)
+    _launch(x, residual, weight, out.values, eps, out.scales, form)
+    return out, x if residual is None else residual
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -69,29 +71,6 @@ def add_rms_norm_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual = x.add_(residual)
     return rms_norm_reference(residual, weight, eps), residual
-
-
-def _rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = x.reshape(-1, x.shape[-1]) if x.dim() == 2 or x.is_contiguous() else x.contiguous().view(-1, x.shape[-1])
-    _launch(rows, None, weight, out, eps)
-    return out
-
-
-def _add_rms_norm_triton(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    assert x.is_contiguous()
-    _launch(x, residual, weight, x, eps)
-    return x, residual
-
-
-def _rms_norm_fp8_triton(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, form: Fp8Form
-) -> QuantizedRows:
-    out = empty_rows(x.shape[0], x.shape[1], form, x)
-    _launch(x, residual, weight, out.values, eps, out.scales, form)
-    return out
 
 
 def _launch(
@@ -184,17 +163,8 @@ def rms_norm_kernel(
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x, gate [T, heads * N], weight [N] -> [T, heads * N] in x's type"""
-    return gated_rms_norm_reference(x, gate, weight, eps) if x.is_cpu else _gated_rms_norm_triton(x, gate, weight, eps)
-
-
-def gated_rms_norm_reference(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """With exp for the gate, as in `activate_and_mul_reference`."""
-    normed = rms_norm_reference(x.float().view(len(x), -1, weight.shape[0]), weight.float(), eps).view_as(x)
-    z = gate.float()
-    return normed.mul_(torch.div(z, z.neg().exp_().add_(1))).to(x.dtype)
-
-
-def _gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.is_cpu and not INTERPRETED:
+        return gated_rms_norm_reference(x, gate, weight, eps)
     num_tokens, width = x.shape
     size = weight.shape[0]
     assert x.is_contiguous()
@@ -214,6 +184,13 @@ def _gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Te
         num_warps=1,
     )
     return out
+
+
+def gated_rms_norm_reference(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """With exp for the gate, as in `activate_and_mul_reference`."""
+    normed = rms_norm_reference(x.float().view(len(x), -1, weight.shape[0]), weight.float(), eps).view_as(x)
+    z = gate.float()
+    return normed.mul_(torch.div(z, z.neg().exp_().add_(1))).to(x.dtype)
 
 
 @kernel

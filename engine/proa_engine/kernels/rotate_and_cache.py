@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import FP8, ROUND_BEFORE, to_fp8, with_scale
-from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, cdiv, kernel, next_power_of_2
 from proa_engine.kernels.rms_norm import rms_norm_reference
 from proa_engine.kernels.store_kv import CacheRows, block_stride, cache_rows, write_to_cache
 
@@ -42,11 +42,47 @@ def rotate_and_cache(
     head's values are rotated: i with i + R/2, or 2 * i with 2 * i + 1 if `interleaved`. A layer without rotation takes
     cos = 1 and sin = 0, which changes no bit.
     """
-    variant = cache_scales, interleaved, norm_values
-    if not heads.is_cpu:
-        return _rotate_and_cache_triton(heads, norms, cos, sin, key_cache, value_cache, slot_mapping, *variant)
-    rows = rows or cache_rows(slot_mapping, key_cache.shape, key_cache.stride(0))
-    return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows, *variant)
+    if heads.is_cpu and not INTERPRETED:
+        rows = rows or cache_rows(slot_mapping, key_cache.shape, key_cache.stride(0))
+        variant = cache_scales, interleaved, norm_values
+        return rotate_and_cache_reference(heads, norms, cos, sin, key_cache, value_cache, rows, *variant)
+    num_tokens, num_all_heads, head_dim = heads.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    num_heads = num_all_heads - 2 * num_kv_heads
+    assert heads.is_contiguous()
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+    q_weight, k_weight, eps = norms or (None, None, 0.0)
+    rotate_and_cache_kernel[(num_tokens, cdiv(num_all_heads, BLOCK_HEADS))](
+        heads,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        query,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        eps,
+        1.0 / cache_scales[0],
+        1.0 / cache_scales[1],
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        HALF_ROTATED=cos.shape[1] // 2,
+        INTERLEAVED=interleaved,
+        BLOCK_SIZE=block_size,
+        BLOCK_STRIDE=block_stride(key_cache, value_cache),
+        HAS_NORMS=norms is not None,
+        NORM_VALUES=norms is not None and norm_values,
+        FP8_CACHE=key_cache.dtype == FP8,
+        ROUND=ROUND_BEFORE,
+        BLOCK_HEADS=BLOCK_HEADS,
+        BLOCK_HALF=next_power_of_2(head_dim // 2),
+        num_warps=4,
+    )
+    return query
 
 
 def rotate_and_cache_reference(
@@ -92,57 +128,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
     else:
         swapped = x.roll(size // 2, dims=-1)
     return (x * cos[:, None] + swapped * sin[:, None]).to(x.dtype)
-
-
-def _rotate_and_cache_triton(
-    heads: torch.Tensor,
-    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    cache_scales: tuple[float, float] = (1.0, 1.0),
-    interleaved: bool = False,
-    norm_values: bool = False,
-) -> torch.Tensor:
-    num_tokens, num_all_heads, head_dim = heads.shape
-    _, num_kv_heads, block_size, _ = key_cache.shape
-    num_heads = num_all_heads - 2 * num_kv_heads
-    assert heads.is_contiguous()
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
-    query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
-    q_weight, k_weight, eps = norms or (None, None, 0.0)
-    rotate_and_cache_kernel[(num_tokens, cdiv(num_all_heads, BLOCK_HEADS))](
-        heads,
-        q_weight,
-        k_weight,
-        cos,
-        sin,
-        query,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        eps,
-        1.0 / cache_scales[0],
-        1.0 / cache_scales[1],
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HALF=head_dim // 2,
-        HALF_ROTATED=cos.shape[1] // 2,
-        INTERLEAVED=interleaved,
-        BLOCK_SIZE=block_size,
-        BLOCK_STRIDE=block_stride(key_cache, value_cache),
-        HAS_NORMS=norms is not None,
-        NORM_VALUES=norms is not None and norm_values,
-        FP8_CACHE=key_cache.dtype == FP8,
-        ROUND=ROUND_BEFORE,
-        BLOCK_HEADS=BLOCK_HEADS,
-        BLOCK_HALF=next_power_of_2(head_dim // 2),
-        num_warps=4,
-    )
-    return query
 
 
 @kernel

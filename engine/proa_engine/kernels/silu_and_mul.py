@@ -23,7 +23,7 @@ from proa_engine.kernels.fp8 import (
     quantize_reference,
     store_quantized,
 )
-from proa_engine.kernels.launch import begin, cdiv, kernel, next_power_of_2
+from proa_engine.kernels.launch import INTERPRETED, begin, cdiv, kernel, next_power_of_2
 
 ActivationName = Literal["silu", "gelu_tanh"]
 
@@ -34,14 +34,20 @@ GELU_CUBIC = tl.constexpr(0.044715)
 
 def activate_and_mul(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
     """x [T, 2N] -> [T, N]"""
-    return activate_and_mul_reference(x, activation) if x.is_cpu else _activate_and_mul_triton(x, activation)
+    if x.is_cpu and not INTERPRETED:
+        return activate_and_mul_reference(x, activation)
+    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
+    _launch(x, activation, out)
+    return out
 
 
 def activate_and_mul_fp8(x: torch.Tensor, activation: ActivationName, form: Fp8Form) -> QuantizedRows:
     """x [T, 2N] -> the rows of `activate_and_mul`, [T, N], quantized."""
-    if x.is_cpu:
+    if x.is_cpu and not INTERPRETED:
         return quantize_reference(activate_and_mul_reference(x, activation), form)
-    return _activate_and_mul_fp8_triton(x, activation, form)
+    out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
+    _launch(x, activation, out.values, out.scales, form)
+    return out
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -66,18 +72,6 @@ def activate_and_mul_reference(x: torch.Tensor, activation: ActivationName) -> t
     gate, up = x.float().chunk(2, dim=-1)
     exponent = (gate * gate).mul_(GELU_CUBIC.value).add_(1).mul_(gate).mul_(-GELU_FACTOR.value)
     return torch.div(gate, exponent.exp_().add_(1)).mul_(up).to(x.dtype)
-
-
-def _activate_and_mul_triton(x: torch.Tensor, activation: ActivationName) -> torch.Tensor:
-    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _launch(x, activation, out)
-    return out
-
-
-def _activate_and_mul_fp8_triton(x: torch.Tensor, activation: ActivationName, form: Fp8Form) -> QuantizedRows:
-    out = empty_rows(x.shape[0], x.shape[1] // 2, form, x)
-    _launch(x, activation, out.values, out.scales, form)
-    return out
 
 
 def _launch(
@@ -164,7 +158,14 @@ class ClampedSwiGLU:
     limit: float  # upper limit of gate, and limit of |up|
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return clamped_swiglu_reference(x, self) if x.is_cpu else _clamped_swiglu_triton(x, self)
+        if x.is_cpu and not INTERPRETED:
+            return clamped_swiglu_reference(x, self)
+        num_rows, size = x.shape[0], x.shape[1] // 2
+        assert x.is_contiguous()
+        out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+        grid = (num_rows, cdiv(size, BLOCK))
+        clamped_swiglu_kernel[grid](x, out, size, ALPHA=self.alpha, LIMIT=self.limit, BLOCK=BLOCK)
+        return out
 
 
 def clamped_swiglu_reference(x: torch.Tensor, options: ClampedSwiGLU) -> torch.Tensor:
@@ -173,15 +174,6 @@ def clamped_swiglu_reference(x: torch.Tensor, options: ClampedSwiGLU) -> torch.T
     gate = gate.clamp(max=options.limit)
     up = up.clamp(-options.limit, options.limit)
     return torch.div(gate, (gate * -options.alpha).exp_().add_(1)).mul_(up.add_(1))
-
-
-def _clamped_swiglu_triton(x: torch.Tensor, options: ClampedSwiGLU) -> torch.Tensor:
-    num_rows, size = x.shape[0], x.shape[1] // 2
-    assert x.is_contiguous()
-    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
-    grid = (num_rows, cdiv(size, BLOCK))
-    clamped_swiglu_kernel[grid](x, out, size, ALPHA=options.alpha, LIMIT=options.limit, BLOCK=BLOCK)
-    return out
 
 
 @kernel

@@ -91,21 +91,11 @@ def store_kv(
     Token t's slot is block * block_size + offset; slot -1 is padding and is not written. `rows` holds the same slots as
     row indices; it is needed on a CPU only. A cache of 8-bit floats gets the values without a scale.
     """
-    if rows is None:
-        _store_kv_triton(key, value, key_cache, value_cache, slot_mapping)
+    if rows is not None:
+        if key_cache.dtype == FP8:
+            key, value = with_scale(key, 1.0), with_scale(value, 1.0)
+        write_to_cache(key, value, key_cache, value_cache, rows)
         return
-    if key_cache.dtype == FP8:
-        key, value = with_scale(key, 1.0), with_scale(value, 1.0)
-    write_to_cache(key, value, key_cache, value_cache, rows)
-
-
-def _store_kv_triton(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
     num_tokens, num_kv_heads, head_dim = key.shape
     assert key.stride(-1) == 1
     assert value.stride(-1) == 1

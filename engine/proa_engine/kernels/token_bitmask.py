@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from proa_engine.kernels.launch import cdiv, kernel
+from proa_engine.kernels.launch import INTERPRETED, cdiv, kernel
 
 WORD = 32  # bits
 CHUNK = 8192
@@ -25,10 +25,22 @@ def token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) 
     """
     assert bits.shape[1] * WORD >= logits.shape[1]
     assert bits.is_contiguous()
-    if logits.is_cpu:
+    if logits.is_cpu and not INTERPRETED:
         token_bitmask_reference(logits, rows, bits)
-    else:
-        _token_bitmask_triton(logits, rows, bits)
+        return
+    vocab_size = logits.shape[1]
+    assert logits.stride(1) == 1
+    token_bitmask_kernel[(len(rows), cdiv(vocab_size, CHUNK))](
+        logits,
+        rows,
+        bits,
+        vocab_size,
+        bits.shape[1],
+        logits.stride(0),
+        WORD=WORD,
+        WORDS=CHUNK // WORD,
+        num_warps=8,
+    )
 
 
 def token_bitmask_reference(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
@@ -44,22 +56,6 @@ def token_bitmask_reference(logits: torch.Tensor, rows: torch.Tensor, bits: torc
             np.minimum(part, limits, out=part)
         else:
             values[chosen] = np.minimum(values[chosen], limits)
-
-
-def _token_bitmask_triton(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    vocab_size = logits.shape[1]
-    assert logits.stride(1) == 1
-    token_bitmask_kernel[(len(rows), cdiv(vocab_size, CHUNK))](
-        logits,
-        rows,
-        bits,
-        vocab_size,
-        bits.shape[1],
-        logits.stride(0),
-        WORD=WORD,
-        WORDS=CHUNK // WORD,
-        num_warps=8,
-    )
 
 
 @kernel(do_not_specialize_on_alignment=["rows_ptr", "bits_ptr"])

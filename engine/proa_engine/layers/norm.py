@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from proa_engine.kernels.fp8 import Fp8Form
-from proa_engine.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
+from proa_engine.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_fp8
 from proa_engine.kernels.skinny_gemm import Activation, InputForm, unnormed_rows
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Slice, Weights
@@ -47,9 +47,7 @@ class RMSNorm:
         if form is None or not form.holds(x.shape[0]):
             return (self(x), x) if residual is None else add_rms_norm(x, residual, self.weight, self.eps)
         if isinstance(form, Fp8Form):
-            if residual is None:
-                return rms_norm_fp8(x, self.weight, self.eps, form), x
-            return add_rms_norm_fp8(x, residual, self.weight, self.eps, form)
+            return rms_norm_fp8(x, residual, self.weight, self.eps, form)
         rows = unnormed_rows(x, residual, self.weight, self.eps)
         return rows, rows.total
 
