@@ -5,7 +5,7 @@ Defines the tensors of a matrix and how they are sharded; the products are in `k
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -17,25 +17,45 @@ from proa_engine.layers.linear import take_weight
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
 Tensors = tuple[torch.Tensor, torch.Tensor]  # values and scales
-Kind = type[Fp8Linear] | type[Fp8BlockLinear]
 
 
-class OnlineFp8:
-    """Unquantized weights on disk; in memory 8-bit floats with one scale for each output."""
+class Fp8Method:
+    """What the methods share. A derived class takes the tensors of a matrix, and overrides how inputs are quantized."""
+
+    __slots__ = ()
+    product: ClassVar[type[Fp8Linear] | type[Fp8BlockLinear]] = Fp8Linear
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        return _linear(Fp8Linear, self._tensors(projections), bias, Fp8Form())
+        form = self._form(projections)
+        return LoadedLinear(self.product(*self._tensors(projections), bias, form), form)
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        form = self._expert_form()
+        matrices = [self._tensors(pair) for pair in gate_up], [self._tensors([one]) for one in down]
+        if matrices[0][0][0].is_cpu:
+            first, second = ([self.product(*tensors, None, form) for tensors in each] for each in matrices)
+            return LoopedExperts(first, second)
+        return FusedExperts(_stack(matrices[0]), _stack(matrices[1]), form)
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
+        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
+
+    def _form(self, projections: Sequence[Projection]) -> Fp8Form:
+        return self._expert_form()
+
+    def _expert_form(self) -> Fp8Form:
+        return Fp8Form()
+
+    def _tensors(self, projections: Sequence[Projection]) -> Tensors:
+        """This rank's parts of the matrices, concatenated."""
+        raise NotImplementedError
+
+
+class OnlineFp8(Fp8Method):
+    """Unquantized weights on disk; in memory 8-bit floats with one scale for each output."""
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return take_weight([projection])
-
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        return _experts(
-            Fp8Linear,
-            [self._tensors(pair) for pair in gate_up],
-            [self._tensors([one]) for one in down],
-            Fp8Form(),
-        )
 
     def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
         raise ValueError(f"{experts.weights.prefix}: experts in one tensor cannot be quantized to 8-bit floats")
@@ -46,7 +66,7 @@ class OnlineFp8:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFp8:
+class StoredFp8(Fp8Method):
     """`weight` as 8-bit floats with `weight_scale`, one for the tensor or one for each output.
 
     Activation scales are the checkpoint's (`input_scale`) if `static`, else one for each token: finer than the one for
@@ -56,26 +76,17 @@ class StoredFp8:
     scale_of: Literal["tensor", "channel"]
     static: bool
 
-    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        form = Fp8Form(scale=_input_scale(projections) if self.static else None)
-        return _linear(Fp8Linear, self._tensors(projections), bias, form)
-
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         values, scales = self._tensors([projection])
         return values.float() * scales[:, None]
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+    def _form(self, projections: Sequence[Projection]) -> Fp8Form:
+        return Fp8Form(scale=_input_scale(projections) if self.static else None)
+
+    def _expert_form(self) -> Fp8Form:
         if self.static:
             raise ValueError("experts with static scales of activations are not supported; supported: dynamic ones")
-        return _experts(
-            Fp8Linear,
-            [self._tensors(pair) for pair in gate_up],
-            [self._tensors([one]) for one in down],
-            Fp8Form(),
-        )
-
-    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
+        return Fp8Form()
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         return _take_values(projections), torch.cat([self._scales(projection) for projection in projections])
@@ -90,28 +101,19 @@ class StoredFp8:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFp8:
+class BlockFp8(Fp8Method):
     """`weight` as 8-bit floats with one scale for each 128 x 128 block; activations have one for each 128 inputs of a
     token."""
 
     scale_name: str  # "weight_scale_inv" in Hugging Face's format (not an inverse), or "weight_scale"
 
-    def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
-        return _linear(Fp8BlockLinear, self._tensors(projections), bias, Fp8Form(group=BLOCK))
+    product = Fp8BlockLinear
 
     def take_matrix(self, projection: Projection) -> torch.Tensor:
         return dequantize_blocks(*self._tensors([projection]))
 
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        return _experts(
-            Fp8BlockLinear,
-            [self._tensors(pair) for pair in gate_up],
-            [self._tensors([one]) for one in down],
-            Fp8Form(group=BLOCK),
-        )
-
-    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        raise ValueError(f"{experts.weights.prefix}: experts in one tensor of 8-bit floats are not supported")
+    def _expert_form(self) -> Fp8Form:
+        return Fp8Form(group=BLOCK)
 
     def _tensors(self, projections: Sequence[Projection]) -> Tensors:
         for projection in projections:
@@ -124,17 +126,6 @@ class BlockFp8:
         shape = (-(-projection.out_features // BLOCK), projection.in_features // BLOCK)
         blocks = Slice(part.dim, part.start // BLOCK, -(-part.length // BLOCK))
         return projection.weights.take(self.scale_name, shape, blocks, torch.float32)
-
-
-def _linear(kind: Kind, tensors: Tensors, bias: torch.Tensor | None, form: Fp8Form) -> LoadedLinear:
-    return LoadedLinear(kind(*tensors, bias, form), form)
-
-
-def _experts(kind: Kind, gate_up: list[Tensors], down: list[Tensors], form: Fp8Form) -> Experts:
-    if gate_up[0][0].is_cpu:
-        first, second = ([kind(*tensors, None, form) for tensors in each] for each in (gate_up, down))
-        return LoopedExperts(first, second)
-    return FusedExperts(_stack(gate_up), _stack(down), form)
 
 
 def _stack(tensors: list[Tensors]) -> ExpertMatrices:

@@ -7,6 +7,7 @@ neighbouring outputs, interleaved. GPTQ packs neighbouring inputs of the weight 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -18,21 +19,29 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where of eight, from the lowest bits on
 SMALLEST_GROUP = 32  # the tile of the product
 
 
+class Int4Method:
+    """What the methods refuse."""
+
+    __slots__ = ()
+    name: ClassVar[str]
+
+    def take_matrix(self, projection: Projection) -> torch.Tensor:
+        raise ValueError(f"{projection.weights.prefix}: latent attention quantized by {self.name} is not supported")
+
+    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
+        raise ValueError(f"experts quantized by {self.name} are not supported; supported: 8-bit floats, or none")
+
+    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
+        return self.load_experts((), ())
+
+
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(Int4Method):
+    name = "awq"
     group_size: int | None  # inputs; None: all
 
     def load(self, projections: Sequence[Projection], bias: torch.Tensor | None) -> LoadedLinear:
         return _load([self._weight(projection) for projection in projections], bias)
-
-    def take_matrix(self, projection: Projection) -> torch.Tensor:
-        raise ValueError(f"{projection.weights.prefix}: latent attention quantized by awq is not supported")
-
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        raise ValueError("experts quantized by awq are not supported; supported: 8-bit floats, or none")
-
-    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        return self.load_experts((), ())
 
     def _weight(self, projection: Projection) -> Int4Weight:
         weights, part = projection.weights, projection.part
@@ -54,7 +63,8 @@ class Awq:
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(Int4Method):
+    name = "gptq"
     group_size: int | None  # inputs; None: all
     desc_act: bool  # inputs were quantized by importance, so the inputs of a group are not contiguous
     symmetric: bool  # every zero is 8, whatever is stored: writers disagree on the version
@@ -73,15 +83,6 @@ class Gptq:
             for projection, offset in zip(projections, offsets, strict=True)
         ]
         return LoadedLinear(products[0] if len(products) == 1 else SideBySide(products))
-
-    def take_matrix(self, projection: Projection) -> torch.Tensor:
-        raise ValueError(f"{projection.weights.prefix}: latent attention quantized by gptq is not supported")
-
-    def load_experts(self, gate_up: Sequence[Sequence[Projection]], down: Sequence[Projection]) -> Experts:
-        raise ValueError("experts quantized by gptq are not supported; supported: 8-bit floats, or none")
-
-    def load_stacked_experts(self, experts: StackedExperts, activation: ExpertActivation) -> Experts:
-        return self.load_experts((), ())
 
     def _weight(self, projection: Projection) -> Int4Weight:
         weights, part = projection.weights, projection.part
