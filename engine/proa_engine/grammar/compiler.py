@@ -140,7 +140,7 @@ class _Waiting:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Compilation:
     """One text, and the requests that wait for it."""
 
     text: str
@@ -164,8 +164,8 @@ class GrammarCompiler:
         self._limits = limits
         self._clock = clock
         self._changed = threading.Condition()  # guards what follows
-        self._queue: list[_Job] = []
-        self._jobs: dict[str, _Job] = {}  # by text: queued and running ones
+        self._queue: list[_Compilation] = []
+        self._jobs: dict[str, _Compilation] = {}  # by text: queued and running ones
         self._cache: OrderedDict[str, _Outcome] = OrderedDict()  # least recently used first
         self._cached_bytes = 0
         self._closed = False
@@ -201,7 +201,7 @@ class GrammarCompiler:
                 self._drop_unwanted()
             if len(self._queue) >= self._limits.max_jobs:
                 return False
-            job = self._jobs[text] = _Job(text, len(text) < SMALL_BYTES, self._clock())
+            job = self._jobs[text] = _Compilation(text, len(text) < SMALL_BYTES, self._clock())
             self._queue.append(job)
             self._changed.notify_all()
         job.waiting.append(waiting)
@@ -219,7 +219,7 @@ class GrammarCompiler:
             for each in self._end(job, outcome):
                 self._settle(each.request, each.ready, outcome)
 
-    def _next_job(self, only_small: bool) -> _Job | None:
+    def _next_job(self, only_small: bool) -> _Compilation | None:
         """Wait for a job that is wanted; None: the compiler is closed."""
         with self._changed:
             while not self._closed:
@@ -251,7 +251,7 @@ class GrammarCompiler:
         self._stats.observe_compile(time.perf_counter() - started)
         return outcome
 
-    def _end(self, job: _Job, outcome: _Outcome) -> list[_Waiting]:
+    def _end(self, job: _Compilation, outcome: _Outcome) -> list[_Waiting]:
         """Keep the outcome and return the requests that wait for it; no more will."""
         with self._changed:
             del self._jobs[job.text]

@@ -11,11 +11,11 @@ from proa_engine.kernels.fp8 import FP8
 from proa_engine.kernels.paged_attention import paged_attention
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache
 from proa_engine.kernels.skinny_gemm import Activation
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
 from proa_engine.layers.norm import NormOptions, ShardedNorm
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import Projection, Slice, Weights
 

@@ -13,16 +13,15 @@ from proa_engine.kernels.delta_rule import gated_delta_rule
 from proa_engine.kernels.rms_norm import gated_rms_norm
 from proa_engine.kernels.short_conv import short_conv
 from proa_engine.kernels.skinny_gemm import Activation
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LayerCache, StateLayer
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
     Unquantized,
     column_projections,
 )
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.weights import Projection, Slice, Weights
 
 KERNEL_SIZE = 4  # of the convolution, tokens

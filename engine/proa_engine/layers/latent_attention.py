@@ -12,11 +12,11 @@ import torch
 from proa_engine.kernels.gpu_linear import HeadLinear
 from proa_engine.kernels.latent_attention import cache_latents, latent_attention, rotate_part
 from proa_engine.kernels.skinny_gemm import Activation
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import LatentLayer, LayerCache
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from proa_engine.layers.norm import NormOptions, RMSNorm
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.rotary import RopeConfig
 from proa_engine.layers.weights import Projection, Slice, Weights
 

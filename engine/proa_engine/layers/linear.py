@@ -16,8 +16,8 @@ from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExpert
 from proa_engine.kernels.moe_matmul import ExpertMatrices
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul, activate_and_mul_fp8
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
+from proa_engine.layers.experts import load_unquantized
 from proa_engine.layers.parallel import ParallelContext
-from proa_engine.layers.stacked_experts import load_unquantized
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts, Weights
 
 

@@ -6,8 +6,8 @@ import torch
 
 from proa_engine.kernels.silu_and_mul import ActivationName
 from proa_engine.kernels.skinny_gemm import Activation
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 
 

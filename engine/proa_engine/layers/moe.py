@@ -7,10 +7,9 @@ import torch
 from proa_engine.kernels.gpu_linear import make_linear
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
 from proa_engine.layers.mlp import GatedMLP, GatedMLPOptions
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.weights import Experts, Weights
 
 

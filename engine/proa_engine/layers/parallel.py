@@ -1,12 +1,15 @@
 """ParallelContext: the tensor parallel rank, and collectives between ranks.
 
-At world size 1 every method returns its input and no process group exists.
+At world size 1 every method returns its input and no process group exists. LayerContext: what all layers of a model
+are built with.
 """
 
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from proa_engine.layers.rotary import RotaryTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,10 @@ class ParallelContext:
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.world_size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return parts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    hidden_size: int
+    parallel: ParallelContext
+    rotary: RotaryTables  # shared, so that equal tables exist once

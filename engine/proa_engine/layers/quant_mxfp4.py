@@ -9,8 +9,8 @@ import torch
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_mxfp4 import GROUP, LARGEST_EXPONENT, dequantize_mxfp4, pack_mxfp4
+from proa_engine.layers.experts import take_biases, take_gate_up
 from proa_engine.layers.linear import Unquantized
-from proa_engine.layers.stacked_experts import take_biases, take_gate_up
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 
 Stored = tuple[torch.Tensor, torch.Tensor]  # blocks [experts, outputs, groups, 16]; scales [experts, outputs, groups]

@@ -6,13 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from proa_engine.layers.attention_metadata import AttentionMetadata
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.embedding import LMHead, VocabParallelEmbedding, take_vocab_share
 from proa_engine.layers.norm import RMSNorm
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.rotary import RotaryTables
 from proa_engine.layers.weights import Weights
 from proa_engine.models.base import ImageEncoder

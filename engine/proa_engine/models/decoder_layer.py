@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.norm import NormOptions, ResidualSum, RMSNorm
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 
 

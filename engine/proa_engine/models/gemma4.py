@@ -15,15 +15,13 @@ from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.rms_norm import rms_norm
 from proa_engine.kernels.silu_and_mul import activate_and_mul
 from proa_engine.layers.attention import AttentionOptions, QkNorm
-from proa_engine.layers.attention_metadata import AttentionMetadata
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, KeyValueLayer, LayerCache, SharedLayer
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.embedding import VocabParallelEmbedding, take_vocab_share
 from proa_engine.layers.experts import ExpertTensors
 from proa_engine.layers.mlp import GatedMLPOptions
 from proa_engine.layers.norm import NormOptions, RMSNorm
-from proa_engine.layers.parallel import ParallelContext
+from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions, ModelConfig

@@ -73,7 +73,7 @@ class GemmaVisionEncoder:
         self.patches = PatchEmbedding(weight, bias, options.scaling, merge=1)
         self.positions = (tower / "embeddings" / "position_embedding").take("weight", (options.num_patches, size))
         layers = tower / "encoder" / "layers"
-        self.blocks = [EncoderBlock(layers / str(number), options) for number in range(options.depth)]
+        self.blocks = [GemmaVisionBlock(layers / str(number), options) for number in range(options.depth)]
         self.norm = LayerNorm(tower / "post_layernorm", size, options.eps)
         self.pooled_norm = RMSNorm(projector / "mm_soft_emb_norm", size, NormOptions(options.eps, offset=1.0))
         self.projection = projector.take("mm_input_projection_weight", (size, options.output_size))
@@ -91,7 +91,7 @@ class GemmaVisionEncoder:
         return tensors_of(self)
 
 
-class EncoderBlock:
+class GemmaVisionBlock:
     def __init__(self, weights: Weights, options: GemmaVisionOptions) -> None:
         size, inner_size = options.hidden_size, options.inner_size
         attention, mlp = weights / "self_attn", weights / "mlp"

@@ -12,7 +12,7 @@ from proa_engine.layers.weights import Weights, WeightSource
 from proa_engine.models.base import CausalLM, Classifier
 from proa_engine.models.checkpoint import RandomWeights, SafetensorsCheckpoint
 from proa_engine.models.config import ModelClass, ModelConfig
-from proa_engine.models.pooling_heads import PoolingHeads, load_heads
+from proa_engine.models.pooling_heads import DenseHead, PoolingHeads, Score
 from proa_engine.models.registry import model_class
 
 
@@ -53,15 +53,20 @@ def load_pooling_heads(
     load_format: LoadFormat = "auto",
     seed: int = 0,
 ) -> PoolingHeads:
-    """Load what follows the pooling of `model`. Raises ValueError or FileNotFoundError as `load_model` does."""
+    """Load what follows the pooling of `model`: sentence-transformers' layers, and a decoder's `score`, where an
+    encoder has a head of its own. Raises ValueError or FileNotFoundError as `load_model` does."""
 
     def make_source(of: Path) -> WeightSource:
         if load_format == "dummy":
             return RandomWeights(seed, torch.float32, device)
         return SafetensorsCheckpoint(of, torch.float32, device, lambda _: None)
 
-    classify = model.classify if isinstance(model, Classifier) else None
-    return load_heads(folder, config.pooling, config.hidden_size, make_source, classify)
+    pooling = config.pooling
+    dense = [DenseHead.load(each, make_source(each.folder)) for each in pooling.dense]
+    if isinstance(model, Classifier):
+        return PoolingHeads(pooling, dense, model.classify)
+    score = Score.load(pooling, config.hidden_size, make_source(folder)) if pooling.labels else None
+    return PoolingHeads(pooling, dense, score)
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:

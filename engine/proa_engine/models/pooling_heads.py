@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +12,8 @@ from proa_engine.kernels.linear import Linear
 from proa_engine.layers.weights import WeightSource
 from proa_engine.models.pooling_config import DenseConfig, PoolingConfig
 
-MakeSource = Callable[[Path], WeightSource]  # the weights in a folder, as float32
 
-
-class Dense:
+class DenseHead:
     """A linear layer and its activation. On a CPU, a row's bits do not depend on the number of rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str) -> None:
@@ -26,7 +23,7 @@ class Dense:
         self._activation = getattr(torch.nn, activation)()
 
     @classmethod
-    def load(cls, config: DenseConfig, source: WeightSource) -> "Dense":
+    def load(cls, config: DenseConfig, source: WeightSource) -> "DenseHead":
         weight = source.take("linear.weight", (config.out_features, config.in_features))
         bias = source.take("linear.bias", (config.out_features,)) if config.bias else None
         return cls(weight, bias, config.activation)
@@ -40,17 +37,17 @@ class Dense:
 class Score:
     """A decoder's layers for labels, in order."""
 
-    layers: tuple[Dense, ...]
+    layers: tuple[DenseHead, ...]
 
     @classmethod
     def load(cls, config: PoolingConfig, hidden_size: int, source: WeightSource) -> "Score":
         num_labels = len(config.labels)
         if not config.has_two_score_layers:
-            return cls((Dense(source.take("score.weight", (num_labels, hidden_size)), None, "Identity"),))
+            return cls((DenseHead(source.take("score.weight", (num_labels, hidden_size)), None, "Identity"),))
         layers = []
         for name, size, activation in (("score.0", hidden_size, "ReLU"), ("score.2", num_labels, "Identity")):
             weight = source.take(f"{name}.weight", (size, hidden_size))
-            layers.append(Dense(weight, source.take(f"{name}.bias", (size,)), activation))
+            layers.append(DenseHead(weight, source.take(f"{name}.bias", (size,)), activation))
         return cls(tuple(layers))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -63,7 +60,7 @@ class PoolingHeads:
     """Computes results of pooled hidden states. `classify`: [n, hidden_size] -> [n, labels], if there are labels."""
 
     def __init__(
-        self, config: PoolingConfig, dense: list[Dense], classify: Callable[[Tensor], Tensor] | None = None
+        self, config: PoolingConfig, dense: list[DenseHead], classify: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self._config = config
         self._dense = dense
@@ -91,17 +88,3 @@ class PoolingHeads:
         if not (self._config.gives_probabilities if use_activation is None else use_activation):
             return logits
         return logits.sigmoid() if self._config.is_multi_label else logits.softmax(dim=-1)
-
-
-def load_heads(
-    folder: Path,
-    config: PoolingConfig,
-    hidden_size: int,
-    make_source: MakeSource,
-    classify: Callable[[Tensor], Tensor] | None,
-) -> PoolingHeads:
-    """Load sentence-transformers' layers, and a decoder's `score`. `classify` is what an encoder has instead."""
-    dense = [Dense.load(each, make_source(each.folder)) for each in config.dense]
-    if not config.labels or classify is not None:
-        return PoolingHeads(config, dense, classify)
-    return PoolingHeads(config, dense, Score.load(config, hidden_size, make_source(folder)))

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import torch
 
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.experts import SeparateOrTogether
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions

@@ -70,7 +70,7 @@ class QwenVisionEncoder:
         self.options = options
         self.patches = _patch_embedding(weights / "patch_embed" / "proj", options)
         self.positions = PatchPositions(weights / "pos_embed", options)
-        self.blocks = [EncoderBlock(weights / "blocks" / str(number), options) for number in range(options.depth)]
+        self.blocks = [QwenVisionBlock(weights / "blocks" / str(number), options) for number in range(options.depth)]
         self.merger = Merger(weights / "merger", options, norms_squares=False)
         lists = weights / "deepstack_merger_list"
         self.deepstack = [Merger(lists / str(i), options, norms_squares=True) for i in range(len(options.deepstack))]
@@ -124,7 +124,7 @@ class PatchPositions:
         return angles.cos(), angles.sin()
 
 
-class EncoderBlock:
+class QwenVisionBlock:
     def __init__(self, weights: Weights, options: QwenVisionOptions) -> None:
         size = options.hidden_size
         self.num_heads = options.num_heads

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from proa_engine.kernels.paged_attention import paged_attention
 from proa_engine.kernels.store_kv import store_kv
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionStep
 from proa_engine.layers.cache_layers import KeyValueLayer, LayerCache
 
 IMPLEMENTATION = "proa"  # in a configuration's `_attn_implementation`

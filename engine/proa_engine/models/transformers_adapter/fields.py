@@ -14,8 +14,8 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from proa_engine.layers.cache_layers import KeyValueLayer
-from proa_engine.layers.context import LayerContext
 from proa_engine.layers.norm import NormOptions
+from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder_layer import FeedForward, Layer

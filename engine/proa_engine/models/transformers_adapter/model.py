@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from proa_engine.layers.attention_metadata import AttentionMetadata
-from proa_engine.layers.attention_step import AttentionStep
+from proa_engine.layers.attention_metadata import AttentionMetadata, AttentionStep
 from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext

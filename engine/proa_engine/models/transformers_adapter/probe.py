@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # o
 Forward = Callable[[Tensor, Tensor], Tensor]  # input_ids, positions [T] -> hidden states [T, hidden_size]
 
 
-class Masks:
+class ProbedMasks:
     """The masks that a model asked for, and their windows."""
 
     def __init__(self, max_positions: int) -> None:
@@ -82,7 +82,7 @@ def probe(
     config = model.config
     _implement(config, "eager")
     expected = torch.cat([forward(*each) for each in zip(ids, positions, strict=True)])
-    masks, layers = Masks(max_positions), []
+    masks, layers = ProbedMasks(max_positions), []
     register(PROBE)
     AttentionMaskInterface.register(PROBE, masks)
     _implement(config, PROBE)
