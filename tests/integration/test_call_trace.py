@@ -18,7 +18,7 @@ async def test_a_plain_chat_enters_few_files_and_functions_of_the_gateway() -> N
         await running.events("/v1/chat/completions", body)  # compiles the chat template, imports what is imported late
         with traced_calls(proa_gateway) as trace:
             await running.events("/v1/chat/completions", body)
-    assert len(trace.functions) <= 320, f"\n{trace}"
+    assert len(trace.functions) <= 298, f"\n{trace}"
     assert len(trace.files) <= 53, f"\n{trace}"
 
 

@@ -94,7 +94,8 @@ class Listener:
 
 def sequence_of(output: Choice) -> OutputProcessor:
     stream = TextStream(tokenizer().vocabulary)
-    return OutputProcessor(stream, output.sink, Listener(), wants_tokens=False, markers=output.markers)
+    markers = message_format().markers if output.consumer is not None else None
+    return OutputProcessor(stream, output.consumer or output, Listener(), wants_tokens=False, markers=markers)
 
 
 def run(sequence: OutputProcessor, token_ids: list[int], *, size: int = 1, resumed_after: int = 0) -> None:
@@ -113,7 +114,7 @@ async def make_stream(server: AsgiServer, *, interval: int = 1, **changes: Any) 
     writer = ResponseWriter(server.send, server)
     await writer.start_events(write_timeout=5)
     stream = ChoiceStream(message_format(), choice(**changes), writer, interval=interval, on_blocked=lambda: None)
-    writer.write(stream.opening(Usage(1, 0, 0)))
+    writer.write(stream.renderer.opening(Usage(1, 0, 0)))
     return stream, writer
 
 
@@ -224,8 +225,8 @@ async def test_an_output_without_a_format_is_content() -> None:
     writer = ResponseWriter(server.send, server)
     await writer.start_events(write_timeout=5)
     stream = ChoiceStream(None, choice(is_parsed=False), writer, on_blocked=lambda: None)
-    writer.write(stream.opening(Usage(1, 0, 0)))
+    writer.write(stream.renderer.opening(Usage(1, 0, 0)))
     run(sequence_of(stream), tool_tokenizer().encode("one two").ids)
     texts = [event["choices"][0]["delta"].get("content") for event in server.events()]
     assert "".join(text or "" for text in texts) == "one two"
-    assert (stream.markers, stream.num_reasoning_tokens) == (None, None)
+    assert (stream.consumer, stream.num_reasoning_tokens) == (None, None)

@@ -1,40 +1,30 @@
 """What the routes of all APIs have in common."""
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from proa_gateway.admission.auth import Caller
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import RateLimited
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.errors import error_responses
-from proa_gateway.http.streaming import ResponseWriter, WriterResponse
-from proa_gateway.serving.job import ApiCall, ApiSettings
+from proa_gateway.http.streaming import WriterResponse
+from proa_gateway.serving.job import ApiCall
 
 ERRORS = error_responses(400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
-def settings_of(request: Request) -> ApiSettings:
-    return gateway_of(request).settings
-
-
-def respond(call: ApiCall, request: Request) -> Response:
+def respond(call: ApiCall, request: Request) -> WriterResponse:
     """The response that serving the call writes. Raises `UnsupportedField`."""
-    return WriterResponse(responding(call, request))
-
-
-def responding(call: ApiCall, request: Request) -> Callable[[ResponseWriter], Coroutine[Any, Any, None]]:
-    """Serves the call and writes its response. Raises `UnsupportedField`."""
     gateway, state, fields = gateway_of(request), request.state, call.fields
     if fields.request_id is not None and "x-request-id" not in request.headers:
         state.request_id = fields.request_id
     state.model = fields.model  # for the access log
     state.response_headers += gateway.notices.check_extra(call.extra_fields, call.endpoint.refused)
-    return partial(gateway.serving.respond, call, request)
+    return WriterResponse(partial(gateway.serving.respond, call, request))
 
 
 @contextmanager

@@ -133,11 +133,11 @@ class WriterResponse(Response):
 
     def __init__(self, respond: Callable[[ResponseWriter], Coroutine[Any, Any, None]]) -> None:
         super().__init__()
-        self._respond = respond
+        self.respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = ResponseWriter(send, scope[CONNECTION], is_chunked=scope.get("http_version") != "1.0")
-        responding = asyncio.create_task(self._respond(writer))
+        responding = asyncio.create_task(self.respond(writer))
         watching = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((responding, watching), return_when=asyncio.FIRST_COMPLETED)

@@ -269,7 +269,9 @@ class OutputProcessor:
             self._end_if_satisfied()
 
     def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
-        emitted = Delta(delta.text, *self._release(self._num_unsent_markers + delta.num_tokens))
+        emitted = Delta(delta.text)
+        if self._wants_tokens:
+            emitted.token_ids, emitted.logprobs = self._release(self._num_unsent_markers + delta.num_tokens)
         self._num_unsent_markers = 0
         emitted.num_tokens = delta.num_tokens if self._is_parsed else 0
         if delta.stop_string is not None:

@@ -16,7 +16,7 @@ import orjson
 
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
-from proa_gateway.output.text import Delta, DeltaSink
+from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta, MessageEvent, merged
 from proa_gateway.parsing.parser import MessageConsumer
 from proa_gateway.serving.envelope import Prompt, Usage
@@ -114,32 +114,24 @@ class _Pending:
 class Choice(ABC):
     """Takes the output of one choice: a `DeltaSink` of plain outputs, a `MessageSink` of parsed ones."""
 
-    __slots__ = ("_consumer", "_format")
+    __slots__ = ("_format", "consumer")
     is_satisfied = False
 
     def __init__(self, message_format: MessageFormat | None) -> None:
         """`message_format` None: the output is not parsed."""
         self._format = message_format
-        self._consumer: MessageConsumer | None = None
+        self.consumer: MessageConsumer | None = None
+        """Parses the output. None: it is not parsed."""
         if message_format is not None:
             parallel_calls = message_format.parallel_calls
-            self._consumer = MessageConsumer(message_format.parser(), self, parallel_calls=parallel_calls)
-
-    @property
-    def sink(self) -> DeltaSink:
-        return self._consumer or self
-
-    @property
-    def markers(self) -> frozenset[int] | None:
-        """Tokens that the sink gets as ids. None: the output is not parsed."""
-        return self._format.markers if self._format is not None else None
+            self.consumer = MessageConsumer(message_format.parser(), self, parallel_calls=parallel_calls)
 
     @property
     def num_reasoning_tokens(self) -> int | None:
         """So far. None: reasoning is not distinguished from the rest."""
-        if self._format is None or self._consumer is None or not self._format.has_reasoning:
+        if self._format is None or self.consumer is None or not self._format.has_reasoning:
             return None
-        return self._consumer.reasoning_tokens
+        return self.consumer.reasoning_tokens
 
     @abstractmethod
     def text(self, text: str) -> None: ...
@@ -192,10 +184,10 @@ class ChoiceStream(Choice):
         "_num_pending",
         "_on_blocked",
         "_pending",
-        "_renderer",
         "_tail",
         "_usage",
         "_writer",
+        "renderer",
     )
 
     def __init__(
@@ -211,7 +203,7 @@ class ChoiceStream(Choice):
         """`interval`: deltas in an event, except the first and the last one. `on_blocked` is called when output waits
         for `flush` because the writer is blocked. `usage`: returns the usage to put into every event."""
         super().__init__(message_format)
-        self._renderer = renderer
+        self.renderer = renderer
         self._writer = writer
         self._interval = interval
         self._on_blocked = on_blocked
@@ -220,10 +212,6 @@ class ChoiceStream(Choice):
         self._pending: _Pending | None = None
         self._num_pending = interval  # so that the first delta is written at once
         self._head = self._tail = b""  # around a text that is written at once; empty: texts go to `_pending`
-        self._set_frame()
-
-    def opening(self, usage: Usage) -> bytes:
-        return self._renderer.opening(usage)
 
     def text(self, text: str) -> None:
         if self._head and not self._writer.blocked:
@@ -259,11 +247,7 @@ class ChoiceStream(Choice):
             self.flush()
 
     def _write(self, events: Sequence[MessageEvent], delta: Delta) -> None:
-        if data := self._renderer.event(events, delta, self._usage() if self._usage else None):
+        if data := self.renderer.event(events, delta, self._usage() if self._usage else None):
             self._writer.write(data)
-        self._set_frame()
-
-    def _set_frame(self) -> None:
-        frame = self._renderer.text_frame if self._is_plain else None
-        if frame is not None:
+        if self._is_plain and (frame := self.renderer.text_frame) is not None:
             self._head, self._tail = frame

@@ -87,20 +87,21 @@ class ConversationReader:
         parts = image_parts(conversation.messages, self.param)
         images = await load_images(parts, model, settings.images, param=self.param)
         written = plain_conversation(conversation, model.tokenizer) if settings.plain_texts else conversation
-        text = render_prompt(written, template, settings.content_format, placeholder=images.placeholder)
+        placeholder = images.input.placeholder if images is not None else ""
+        text = render_prompt(written, template, settings.content_format, placeholder=placeholder)
         # The text has its special tokens already: the template writes them.
         special = request.add_special_tokens or False
-        expanded = images.expand(text)
+        expanded = images.expand(text) if images is not None else text
         if request.truncate_prompt_tokens is None:
             await check_text_fits(expanded, model, limit or model.info.max_model_len, self.param)
-        elif images.input is None:
+        elif images is None:
             expanded = cut_text(expanded, request, model)
         if settings.plain_texts:
             token_ids = await model.tokenizer.encode_marked(expanded, add_special_tokens=special)
             expanded, text = expanded.replace(MARK, ""), text.replace(MARK, "")
         else:
             token_ids = await model.tokenizer.encode(expanded, add_special_tokens=special)
-        placed = images.place(token_ids)
+        placed = images.place(token_ids) if images is not None else ()
         kept = truncated(token_ids, request, model, max_tokens=self.max_tokens)
         if len(kept) < len(token_ids):
             expanded = await model.tokenizer.detokenize(kept)
@@ -111,7 +112,7 @@ class ConversationReader:
             template,
             text,
             settings.content_format,
-            placeholder=images.placeholder,
+            placeholder=placeholder,
         )
         prompt = Prompt(kept, expanded, placed, self._message_format(model, add_generation_prompt))
         return ReadConversation(prompt, conversation, ignored)

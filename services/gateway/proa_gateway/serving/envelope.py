@@ -64,15 +64,17 @@ class Envelope:
 
     def event(self, choice: bytes, usage: Usage | None = None, **fields: object) -> bytes:
         """An event with one choice, given as JSON. `fields`: more of them around the choice."""
-        return self._event_head(**fields) + choice + self._event_tail(usage)
+        return self.event_head(**fields) + choice + self.event_tail(usage)
 
-    @property
-    def event_head(self) -> bytes:
-        return self._event_head()
+    def event_head(self, **fields: object) -> bytes:
+        """An event up to its choice."""
+        return b"data: " + orjson.dumps({**self._fields, **fields})[:-1] + b',"choices":['
 
-    @property
-    def event_tail(self) -> bytes:
-        return self._event_tail(None)
+    def event_tail(self, usage: Usage | None = None) -> bytes:
+        """An event after its choice."""
+        if usage is not None:
+            return b'],"usage":' + orjson.dumps(usage.to_dict()) + b"}\n\n"
+        return b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
     def last_events(self, usage: Usage) -> bytes:
         metrics = {"metrics": usage.metrics} if usage.metrics is not None else {}
@@ -86,14 +88,6 @@ class Envelope:
         absent = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
         others = {**absent, "metrics": usage.metrics, **fields}
         return orjson.dumps({**self._fields, "choices": choices, "usage": usage.to_dict(), **others})
-
-    def _event_head(self, **fields: object) -> bytes:
-        return b"data: " + orjson.dumps({**self._fields, **fields})[:-1] + b',"choices":['
-
-    def _event_tail(self, usage: Usage | None) -> bytes:
-        if usage is not None:
-            return b'],"usage":' + orjson.dumps(usage.to_dict()) + b"}\n\n"
-        return b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
 
 def prompt_fields(

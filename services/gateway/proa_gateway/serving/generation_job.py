@@ -94,79 +94,76 @@ class GenerationJob(Job):
 
     async def run(self, served: ServedRequest, generation: Generation, writer: ResponseWriter) -> None:
         renderer = self.renderer(served.id, int(served.created))
-        run = self._stream if self.request.stream else self._complete
-        await run(renderer, served, generation, writer)
-
-    async def _stream(
-        self, renderer: Renderer, served: ServedRequest, generation: Generation, writer: ResponseWriter
-    ) -> None:
-        """Stream events. Raises `GatewayError` before the first token, while the status can still be an error's; later
-        errors are events."""
-        choices = [
-            ChoiceStream(
-                prompt.message_format,
-                renderer.choice(index, prompt),
-                writer,
-                interval=max(served.config.stream_interval, self.request.stream_interval or 1),
-                on_blocked=generation.wake,
-                usage=(lambda: served.usage) if self.continuous_usage else None,
-            )
-            for index, prompt in enumerate(self._prompts)
-        ]
-        self._start(choices, renderer, served, generation)
-        await generation.wait()
-        await writer.start_events(write_timeout=served.config.deadlines.slow_reader)
-        usage = replace(served.usage, completion_tokens=0)
-        if opening := b"".join(choice.opening(usage) for choice in choices):
-            writer.write(opening)
-        try:
-            await _flush(writer, choices)
-            while not generation.finished:
-                await generation.wait()
-                await _flush(writer, choices)
-            last = renderer.last_events(_final_usage(served))
-        except GatewayError as error:
-            served.error = error
-            await _flush(writer, choices)
-            last = renderer.error_events(error)
-        await writer.end(last)
-
-    async def _complete(
-        self, renderer: Renderer, served: ServedRequest, generation: Generation, writer: ResponseWriter
-    ) -> None:
-        """Write one body, once all sequences have ended. Raises `GatewayError`."""
-        choices = [
+        prompts = [prompt for prompt in self.prompts for _ in self.params]  # one for each choice
+        if self.request.stream:
+            streams = [
+                ChoiceStream(
+                    prompt.message_format,
+                    renderer.choice(index, prompt),
+                    writer,
+                    interval=max(served.config.stream_interval, self.request.stream_interval or 1),
+                    on_blocked=generation.wake,
+                    usage=(lambda: served.usage) if self.continuous_usage else None,
+                )
+                for index, prompt in enumerate(prompts)
+            ]
+            self._start(streams, renderer, served, generation)
+            await _stream(streams, renderer, served, generation, writer)
+            return
+        collectors = [
             ChoiceCollector(prompt, renderer.choice(index, prompt) if renderer.follows_output else None)
-            for index, prompt in enumerate(self._prompts)
+            for index, prompt in enumerate(prompts)
         ]
-        self._start(choices, renderer, served, generation)
+        self._start(collectors, renderer, served, generation)
         while not generation.finished:
             await generation.wait()
-        await writer.send_json(renderer.body([choice.output() for choice in choices], _final_usage(served)))
-
-    @property
-    def _prompts(self) -> list[Prompt]:
-        """One for each choice."""
-        return [prompt for prompt in self.prompts for _ in self.params]
+        await writer.send_json(renderer.body([choice.output() for choice in collectors], _final_usage(served)))
 
     def _start(
         self, choices: Sequence[Choice], renderer: Renderer, served: ServedRequest, generation: Generation
     ) -> None:
         """Send one engine request for each choice, which gets its output."""
         served.choices = choices
-        for index, (prompt, choice) in enumerate(zip(self._prompts, choices, strict=True)):
+        for index, choice in enumerate(choices):
             prompt_index, choice_index = divmod(index, len(self.params))
-            params = self.params[choice_index]
+            prompt, params = self.prompts[prompt_index], self.params[choice_index]
             params.grammar = served.grammar
             generation.add(
                 served.engine_request(index, prompt, sampling_params=params),
                 served.hints[prompt_index],
                 self.text_stream(prompt),
-                choice.sink,
+                choice.consumer or choice,
                 wants_tokens=renderer.wants_tokens,
-                markers=choice.markers,
+                markers=prompt.message_format.markers if prompt.message_format is not None else None,
             )
         generation.start()
+
+
+async def _stream(
+    choices: Sequence[ChoiceStream],
+    renderer: Renderer,
+    served: ServedRequest,
+    generation: Generation,
+    writer: ResponseWriter,
+) -> None:
+    """Write events until the end. Raises `GatewayError` before the first token, while the status can still be an
+    error's; later errors are events."""
+    await generation.wait()
+    await writer.start_events(write_timeout=served.config.deadlines.slow_reader)
+    usage = replace(served.usage, completion_tokens=0)
+    if opening := b"".join(choice.renderer.opening(usage) for choice in choices):
+        writer.write(opening)
+    try:
+        await _flush(writer, choices)
+        while not generation.finished:
+            await generation.wait()
+            await _flush(writer, choices)
+        last = renderer.last_events(_final_usage(served))
+    except GatewayError as error:
+        served.error = error
+        await _flush(writer, choices)
+        last = renderer.error_events(error)
+    await writer.end(last)
 
 
 async def _flush(writer: ResponseWriter, choices: Sequence[ChoiceStream]) -> None:

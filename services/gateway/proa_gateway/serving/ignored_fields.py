@@ -149,7 +149,7 @@ class Notices:
                 raise UnsupportedField(f"{name} is not supported: {rule.reason}.", param=name)
             if rule is None and name not in NO_EFFECT:
                 unknown.append(name)
-        return self.ignored(unknown)
+        return self.ignored(unknown) if unknown else []
 
     def ignored(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
         """The header that names these fields, if there are any."""

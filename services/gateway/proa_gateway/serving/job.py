@@ -166,7 +166,11 @@ class ServedRequest:
     config: GatewayConfig
     trace: RequestTrace
     id: str
+    requested_model: str | None
     session_id: str | None
+    rank: int  # order among the caller's requests in the gateway's queue, smaller first
+    priority: int  # the engine's scheduling priority
+    cache_salt: str
     response_headers: list[tuple[bytes, bytes]]  # more of them, until the response starts
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # Unix seconds
@@ -182,26 +186,8 @@ class ServedRequest:
     status: int = 200
 
     @property
-    def requested_model(self) -> str | None:
-        return self.call.fields.model
-
-    @property
-    def rank(self) -> int:
-        """Order among the caller's requests in the gateway's queue, smaller first."""
-        return self.call.fields.priority or 0
-
-    @property
     def num_prompts(self) -> int:
         return self.call.num_prompts
-
-    @property
-    def priority(self) -> int:
-        """The engine's scheduling priority. With API keys it is the key's, so that clients cannot raise their own."""
-        return self.caller.priority if self.caller.name else self.rank
-
-    @property
-    def cache_salt(self) -> str:
-        return self.caller.cache_salt(self.call.fields.cache_salt)
 
     @property
     def seconds_left(self) -> float:
@@ -216,11 +202,12 @@ class ServedRequest:
         """The usage so far. A prompt counts once, however many choices it has."""
         sequences, prompts = self.sequences, self.job.prompts if self.job else ()
         firsts = sequences[:: max(1, len(sequences) // max(1, len(prompts)))]  # first choice of each prompt
+        reasoning = [count for choice in self.choices if (count := choice.num_reasoning_tokens) is not None]
         return Usage(
             prompt_tokens=self.job.num_tokens if self.job else 0,
             completion_tokens=sum(sequence.num_tokens for sequence in sequences),
             cached_tokens=sum(sequence.num_cached_tokens for sequence in firsts),
-            reasoning_tokens=self._num_reasoning_tokens,
+            reasoning_tokens=sum(reasoning) if reasoning else None,
             image_tokens=sum(image.num_tokens for prompt in prompts for image in prompt.images),
         )
 
@@ -333,12 +320,6 @@ class ServedRequest:
                 input_tokens=usage.prompt_tokens if self.generation else 0,
                 output_tokens=usage.completion_tokens,
             )
-
-    @property
-    def _num_reasoning_tokens(self) -> int | None:
-        """So far. None: reasoning is not distinguished from the rest."""
-        counts = [count for choice in self.choices if (count := choice.num_reasoning_tokens) is not None]
-        return sum(counts) if counts else None
 
     def _finish_reason(self, sequence: EngineSequence) -> str:
         """The finish reason that the client received. A response that is not streamed has one only if all of its

@@ -49,23 +49,15 @@ async def encode_text(
 
 @dataclass(frozen=True, slots=True)
 class PromptImages:
-    """The prepared images of one prompt, in their order; maybe none. `param`: the field that errors about their places
-    name."""
+    """The prepared images of one prompt, in their order. `param`: the field that errors about their places name."""
 
     images: Sequence[Image]
-    input: ImageInput | None
+    input: ImageInput
     param: str
-
-    @property
-    def placeholder(self) -> str:
-        """What a chat template writes for an image."""
-        return self.input.placeholder if self.input is not None else ""
 
     def expand(self, text: str) -> str:
         """The rendered prompt with the images' tokens. Raises `InvalidRequest` if it has a placeholder too many, as one
         in a message's text, or the chat template left out an image."""
-        if self.input is None:
-            return text
         try:
             return expand_placeholders(text, [image.num_tokens for image in self.images], self.input)
         except ValueError as error:
@@ -73,8 +65,6 @@ class PromptImages:
 
     def place(self, token_ids: Sequence[int]) -> tuple[Image, ...]:
         """Raises `InvalidRequest` if the prompt has tokens of images at other places, as of a message's text."""
-        if self.input is None:
-            return ()
         try:
             return place_images(token_ids, self.images, self.input)
         except ValueError as error:
@@ -91,11 +81,12 @@ def image_parts(messages: Sequence[ChatMessage], param: str) -> Iterator[ImagePa
 
 async def load_images(
     parts: Iterator[ImagePart], model: ServedModel, loader: ImageLoader | None, *, param: str
-) -> PromptImages:
-    """`loader` None: no images are read. `param`: of the messages. Raises `InvalidRequest`, and `Overloaded`."""
+) -> PromptImages | None:
+    """None if there are no parts. `loader` None: no images are read. `param`: of the messages. Raises `InvalidRequest`
+    and `Overloaded`."""
     first = next(parts, None)
     if first is None:
-        return PromptImages((), None, param)
+        return None
     image_input = model.info.images
     if image_input is None or loader is None:
         message = f"{first.param}: the model {model.name!r} does not read images."

@@ -49,7 +49,10 @@ def sampling_params(
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens must not be above max_tokens ({max_tokens}), got {min_tokens}."
         raise InvalidRequest(message, param="min_tokens")
-    words = _checked_words(request.bad_words or ())
+    words = request.bad_words or ()  # few enough to be encoded at once
+    if sum(map(len, words)) > MAX_BAD_CHARACTERS:
+        message = f"bad_words must not have more than {MAX_BAD_CHARACTERS:,} characters in all."
+        raise InvalidRequest(message, param="bad_words")
     values = model.tokenizer.sampling_defaults | {
         name: value for name in _SHARED if (value := getattr(request, name)) is not None
     }
@@ -106,14 +109,6 @@ def _check_list(param: str, token_ids: Sequence[int], num_choices: int, model: M
         message = f"{param} must not have more than {MAX_LISTED_IDS:,} token ids in all n choices."
         raise InvalidRequest(message, param=param)
     check_token_ids(param, token_ids, model)
-
-
-def _checked_words(words: Sequence[str]) -> Sequence[str]:
-    """`bad_words`, which are few enough to be encoded at once."""
-    if sum(map(len, words)) > MAX_BAD_CHARACTERS:
-        message = f"bad_words must not have more than {MAX_BAD_CHARACTERS:,} characters in all."
-        raise InvalidRequest(message, param="bad_words")
-    return words
 
 
 def _bad_word_ids(word: str, tokenizer: Tokenizer) -> list[list[int]]:

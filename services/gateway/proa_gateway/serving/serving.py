@@ -57,6 +57,7 @@ class Serving:
         """
         state, headers = connection.state, connection.headers
         caller: Caller = state.caller
+        fields, rank = call.fields, call.fields.priority or 0
         trace = self._tracer.start_request(headers, call.endpoint.route, caller.name)
         if trace.trace_id:
             state.trace_id = trace.trace_id
@@ -67,7 +68,11 @@ class Serving:
             config=self._config,
             trace=trace,
             id=call.endpoint.id_prefix + state.request_id,
+            requested_model=fields.model,
             session_id=headers.get("x-session-id") or call.session_id,
+            rank=rank,
+            priority=caller.priority if caller.name else rank,  # clients with a key cannot raise their own
+            cache_salt=caller.cache_salt(fields.cache_salt),
             response_headers=state.response_headers,
         )
         try:
@@ -88,7 +93,8 @@ class Serving:
                 served.job = job = await call.prepare(model)
                 served.hints = await self._routing_hints(served, job, model)
             trace.set_sampling(**job.trace_attributes)
-            served.response_headers += self._notices.ignored(job.ignored_fields)
+            if job.ignored_fields:
+                served.response_headers += self._notices.ignored(job.ignored_fields)
             guard.hold_images(job.num_image_bytes)
             if job.constraint is not None:
                 with trace.span("grammar"):

@@ -48,8 +48,8 @@ class ChatChoice:
         self._opening_fields = opening_fields
         self._has_calls = False
         self.text_frame = (
-            form.envelope.event_head + b'{"index":%d,"delta":{"content":' % index,
-            b'},"logprobs":null,"finish_reason":null}' + form.envelope.event_tail,
+            form.envelope.event_head() + b'{"index":%d,"delta":{"content":' % index,
+            b'},"logprobs":null,"finish_reason":null}' + form.envelope.event_tail(),
         )
 
     def opening(self, usage: Usage) -> bytes:

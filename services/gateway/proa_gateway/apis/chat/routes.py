@@ -9,7 +9,8 @@ from proa_gateway.apis.chat.protocol import (
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
-from proa_gateway.apis.respond import ERRORS, respond, settings_of
+from proa_gateway.apis.respond import ERRORS, respond
+from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.serving.openai_schema import generation_response
 
@@ -21,9 +22,9 @@ chat_router = APIRouter(route_class=JsonRoute)
     responses=ERRORS | {200: generation_response(ChatCompletion, ChatCompletionChunk)},
 )
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-    return respond(chat_call(body, settings_of(request)), request)
+    return respond(chat_call(body, gateway_of(request).settings), request)
 
 
 @chat_router.post("/v1/chat/completions/batch", response_model=ChatCompletion, responses=ERRORS)
 async def chat_batch(body: BatchChatCompletionRequest, request: Request) -> Response:
-    return respond(batch_call(body, settings_of(request)), request)
+    return respond(batch_call(body, gateway_of(request).settings), request)

@@ -44,8 +44,8 @@ class CompletionChoice:
             self._logprobs = CompletionLogprobs(form.vocabulary, form.names, skip_special_tokens=skips)
         self._is_first = True
         self._frame = (
-            envelope.event_head + b'{"index":%d,"text":' % index,
-            b',"logprobs":null,"finish_reason":null}' + envelope.event_tail,
+            envelope.event_head() + b'{"index":%d,"text":' % index,
+            b',"logprobs":null,"finish_reason":null}' + envelope.event_tail(),
         )
 
     @property

@@ -4,7 +4,8 @@ from fastapi import APIRouter, Request, Response
 
 from proa_gateway.apis.generate.job import generate_call
 from proa_gateway.apis.generate.protocol import GENERATE_RESPONSE, GenerateBody
-from proa_gateway.apis.respond import ERRORS, respond, settings_of
+from proa_gateway.apis.respond import ERRORS, respond
+from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 
 generate_router = APIRouter(route_class=JsonRoute)
@@ -12,4 +13,4 @@ generate_router = APIRouter(route_class=JsonRoute)
 
 @generate_router.post("/generate", responses={**ERRORS, 200: GENERATE_RESPONSE})
 async def generate_outputs(body: GenerateBody, request: Request) -> Response:
-    return respond(generate_call(body, settings_of(request)), request)
+    return respond(generate_call(body, gateway_of(request).settings), request)

@@ -12,7 +12,7 @@ from proa_gateway.apis.messages.protocol import (
     MessagesRequest,
     TokenCount,
 )
-from proa_gateway.apis.respond import ERRORS, admitted, respond, settings_of
+from proa_gateway.apis.respond import ERRORS, admitted, respond
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import AnthropicErrorBody
@@ -23,7 +23,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": AnthropicErrorBody
 
 @messages_router.post("/v1/messages", responses={**_ERRORS, 200: MESSAGE_RESPONSE})
 async def create_message(body: MessagesRequest, request: Request) -> Response:
-    return respond(messages_call(body, settings_of(request), request.state.request_id), request)
+    return respond(messages_call(body, gateway_of(request).settings, request.state.request_id), request)
 
 
 @messages_router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=_ERRORS)

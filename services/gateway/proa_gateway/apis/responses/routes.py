@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from proa_gateway.admission.auth import Caller
-from proa_gateway.apis.respond import ERRORS, admitted, respond, responding, settings_of
+from proa_gateway.apis.respond import ERRORS, admitted, respond
 from proa_gateway.apis.responses.background import generate_unseen
 from proa_gateway.apis.responses.items import Fields, Item
 from proa_gateway.apis.responses.job import responses_call
@@ -35,7 +35,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
             message = "The input, with that of previous responses, is too large to be stored, as background needs."
             raise InvalidRequest(message, param="input")
         body, keep = body.model_copy(update={"store": False}), _discard
-    call = responses_call(body, history, settings_of(request), keep)
+    call = responses_call(body, history, gateway_of(request).settings, keep)
     return _start(call, keep, body, request) if body.background else respond(call, request)
 
 
@@ -104,15 +104,15 @@ def _start(call: ConversationCall, keep: Keep, body: ResponsesRequest, request: 
         message = "stream is not supported with background: fetch the response until it has ended."
         raise UnsupportedField(message, param="stream")
     call.check()
-    serve = responding(call, request)
+    answer = respond(call, request)
     id, background = call.endpoint.id_prefix + request.state.request_id, gateway_of(request).background
     if (_owner(request), id) in background:
         raise InvalidRequest(f"The response {id!r} is being generated: use another request id.", param="request_id")
     queued = new_response(body, id=id, created=int(time.time()), model=body.model or "")
     keep(queued)
-    answer = _json(_stored(request).response(id))
-    background.start((_owner(request), id), generate_unseen(serve, queued, keep))
-    return answer
+    stored = _json(_stored(request).response(id))
+    background.start((_owner(request), id), generate_unseen(answer.respond, queued, keep))
+    return stored
 
 
 def _owner(request: Request) -> str:

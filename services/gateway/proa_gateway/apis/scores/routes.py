@@ -2,9 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
-from proa_gateway.apis.respond import ERRORS, respond, settings_of
+from proa_gateway.apis.respond import ERRORS, respond
 from proa_gateway.apis.scores.job import rerank_call, score_call
 from proa_gateway.apis.scores.protocol import RankedDocuments, RerankRequest, ScoreList, ScoreRequest
+from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
 
 scores_router = APIRouter(route_class=JsonRoute)
@@ -14,7 +15,7 @@ scores_router = APIRouter(route_class=JsonRoute)
 @scores_router.post("/v1/score", response_model=ScoreList, responses=ERRORS)
 async def score(body: ScoreRequest, request: Request) -> Response:
     """How well each pair of texts fits together."""
-    return respond(score_call(body, settings_of(request)), request)
+    return respond(score_call(body, gateway_of(request).settings), request)
 
 
 @scores_router.post("/rerank", response_model=RankedDocuments, responses=ERRORS)
@@ -22,4 +23,4 @@ async def score(body: ScoreRequest, request: Request) -> Response:
 @scores_router.post("/v2/rerank", response_model=RankedDocuments, responses=ERRORS)
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """The documents that fit a query best."""
-    return respond(rerank_call(body, settings_of(request)), request)
+    return respond(rerank_call(body, gateway_of(request).settings), request)
