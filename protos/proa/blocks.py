@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
-from proa.contract.image import Image, image_keys
+from proa.contract.request import Image, image_keys
 
 BLOCK_HASH_VERSION: Final = 1
 """Part of `GetModelInfoResponse`. Hashes of different versions cannot be compared."""

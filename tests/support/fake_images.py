@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from proa.contract import Image, ImageInput
-from proa.image.hash import hash_image
+from proa.image.limits import hash_image
 from proa_engine.core.types import ImageSpan, SchedulerOutput
 
 IMAGE_TOKEN = 60

@@ -6,8 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from proa.image.error import ImageError
-from proa.image.limits import ImageLimits
+from proa.image.limits import ImageError, ImageLimits
 from proa.image.prepare import prepare_image
 from support.image_files import KEEPS_SHAPE, encoded, random_image
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proa.contract import EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
-from proa.contract.image import HASH_BYTES
+from proa.contract.request import HASH_BYTES
 
 # Each step compares the words of several tokens with the end of the output, all of them as if they were the longest.
 MAX_BAD_WORDS = 1024  # of several tokens

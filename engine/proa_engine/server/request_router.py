@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from proa.contract import EngineCoreOutput, EngineCoreRequest, Image, LoadedLoras, SchedulerStats
-from proa.image.hash import hash_image
+from proa.image.limits import hash_image
 from proa_engine.core.operations import Operation
 from proa_engine.core.types import PlainTokens, StepOutputs
 from proa_engine.server.errors import (

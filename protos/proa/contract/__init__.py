@@ -1,7 +1,6 @@
 """The wire's objects as dataclasses, for the gateway and the engine. `proa.contract.pb` converts them."""
 
 from proa.contract.grammar import Grammar, StructuredOutputsParams
-from proa.contract.image import Image, ImageInput, image_keys
 from proa.contract.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -11,10 +10,16 @@ from proa.contract.outputs import (
     SchedulerStats,
     TokenLogprobs,
 )
-from proa.contract.pooling import PoolingParams, PoolingTask
-from proa.contract.repetition import RepetitionDetectionParams
-from proa.contract.request import EngineCoreRequest, extra_keys
-from proa.contract.sampling_params import SamplingParams
+from proa.contract.request import (
+    EngineCoreRequest,
+    Image,
+    ImageInput,
+    PoolingParams,
+    PoolingTask,
+    extra_keys,
+    image_keys,
+)
+from proa.contract.sampling_params import RepetitionDetectionParams, SamplingParams
 from proa.contract.session import CheckpointRule, Draining, Hello, KvEvents, LoadedLoras, Lora, ModelInfo, Rejected
 
 __all__ = [

@@ -1,11 +1,107 @@
-"""EngineCoreRequest: what an engine is asked to compute."""
+"""EngineCoreRequest: one request to an engine, with its images, or what is computed of its prompt."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
 
-from proa.contract.image import Image
-from proa.contract.pooling import PoolingParams
 from proa.contract.sampling_params import SamplingParams
+
+HASH_BYTES: Final = 16
+"""Of an image's hash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One image of a prompt, resized as the model's `ImageInput` says. Until it has a place, `offset` is 0."""
+
+    hash: bytes  # `proa.image.hash_image`
+    offset: int = 0  # prompt tokens before its first one
+    num_tokens: int
+    height: int  # pixels
+    width: int
+    # uint8 RGB, row by row; empty: the engine has kept those of this hash
+    pixels: bytes = field(default=b"", repr=False)
+
+    @property
+    def end(self) -> int:
+        """The number of prompt tokens up to its last one."""
+        return self.offset + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """How a model reads images: to which size they are resized, and how they stand in a prompt."""
+
+    token_id: int  # stands in the prompt once for each square of `unit` pixels
+    token: str  # its text
+    placeholder: str  # what the chat template writes for an image; `prefix`, tokens and `suffix` replace it
+    prefix: str = ""
+    suffix: str = ""
+    unit: int  # pixels; heights and widths are multiples of it
+    side: int = 0  # height and width of every image; 0: images keep their shape, within the two limits
+    min_pixels: int = 0
+    max_pixels: int = 0
+    resample: int  # Pillow's number of the filter
+
+    @property
+    def max_tokens(self) -> int:
+        """Of the largest image."""
+        return (self.side**2 or self.max_pixels) // self.unit**2
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Of an image of this size in pixels."""
+        return (height // self.unit) * (width // self.unit)
+
+
+def image_keys(images: Sequence[Image], start: int, end: int) -> tuple[bytes, ...]:
+    """What the hash of the block of tokens start … end - 1 has behind the other extra keys: for each image that the
+    block touches its hash, then its offset from `start` as little-endian int32."""
+    return tuple(
+        image.hash + struct.pack("<i", image.offset - start)
+        for image in images
+        if image.offset < end and image.end > start
+    )
+
+
+class PoolingTask(IntEnum):
+    """What a pooled request asks for."""
+
+    EMBED = 1  # one embedding of the prompt
+    TOKEN_EMBED = 2  # one of each token
+    CLASSIFY = 3  # one value for each of the model's labels
+    TOKEN_LOGPROBS = 4  # the log probabilities of `score_token_ids` as the token after the prompt
+    TOKEN_CLASSIFY = 5  # the values of the labels at each token
+
+    @property
+    def is_by_token(self) -> bool:
+        """Whether there is a row of values for each token of the prompt."""
+        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """Raises `ValueError` for fields that do not belong to the task."""
+
+    task: PoolingTask
+    dimensions: int | None = None  # leading values of each embedding that are kept; None: all
+    # Embeddings get length 1, labels become probabilities. None: as the model's files say.
+    use_activation: bool | None = None
+    score_token_ids: tuple[int, ...] = ()
+    second_segment_start: int | None = None  # prompt tokens before the second text of a pair; None: it is one text
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task, PoolingTask):
+            raise ValueError(f"task must be one of {', '.join(task.name for task in PoolingTask)}")
+        if self.dimensions is not None and self.task not in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED):
+            raise ValueError("dimensions is only for embeddings")
+        if self.dimensions is not None and self.dimensions < 1:
+            raise ValueError(f"dimensions must be at least 1, got {self.dimensions}")
+        if bool(self.score_token_ids) != (self.task is PoolingTask.TOKEN_LOGPROBS):
+            raise ValueError("score_token_ids must be set for the log probabilities of tokens, and for nothing else")
+        if self.use_activation is not None and self.task is PoolingTask.TOKEN_LOGPROBS:
+            raise ValueError("use_activation does not apply to log probabilities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proa.contract.image import ImageInput
 from proa.contract.outputs import SchedulerStats
-from proa.contract.pooling import PoolingTask
+from proa.contract.request import ImageInput, PoolingTask
 
 MAX_MESSAGE_BYTES = 2**30
 """Of a message to an engine that reads images. 16 images of Qwen3-VL, of the largest size, are 768 MiB of pixels."""

@@ -6,9 +6,9 @@ import re
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from proa.grammar.check import GrammarError
-from proa.grammar.findings import Findings
 from proa.grammar.json_schema import JsonOptions, json_schema
 from proa.grammar.lark import check_regexes
+from proa.grammar.schema_bounds import Findings
 
 MAX_BYTES = 64 * 1024
 # llguidance 1.9.1 recurses from a rule into the rules it names and overflows a stack of 8 MiB at 2,660 rules in a row,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from proa.grammar.check import GrammarError
-from proa.grammar.schema_levels import resolve
+from proa.grammar.schema_bounds import resolve
 
 Schema = dict[str, object]
 Names = dict[str, None]  # of properties, in their order

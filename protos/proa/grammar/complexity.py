@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from proa.grammar.check import GrammarError
 from proa.grammar.client_grammar import TOKEN, decode_json
-from proa.grammar.findings import Findings
 from proa.grammar.json_schema import check_schema
 from proa.grammar.lark import check_regexes
+from proa.grammar.schema_bounds import Findings
 
 # Rules, terminals, parentheses and repetitions. With llguidance 1.9.1, 8,000 repetitions in one terminal take 2.7 s and
 # 170 MB, 50,000 take minutes and 3 GB; 8,000 rules, each naming the next, need a stack of 32 MiB.

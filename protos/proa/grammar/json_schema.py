@@ -8,10 +8,8 @@ from enum import Enum, auto
 from proa.contract.grammar import MAX_GRAMMAR_BYTES
 from proa.grammar.check import GrammarError
 from proa.grammar.closed_objects import close_objects
-from proa.grammar.findings import Findings
 from proa.grammar.lark import check_regexes
-from proa.grammar.schema_bounds import check_bounds
-from proa.grammar.schema_levels import check_levels
+from proa.grammar.schema_bounds import Findings, check_bounds, check_levels
 
 MAX_DEPTH = 100
 

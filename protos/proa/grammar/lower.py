@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from proa.contract.grammar import Grammar, StructuredOutputsParams
 from proa.grammar.check import GrammarError
 from proa.grammar.client_grammar import client_grammar
-from proa.grammar.findings import Findings
 from proa.grammar.json_schema import JsonOptions, json_schema
 from proa.grammar.lark import AddedTokens, choice, regex
+from proa.grammar.schema_bounds import Findings
 from proa.grammar.structural_tag import structural_tag
 
 

@@ -4,7 +4,7 @@ Texts, profiles, thumbnails and further frames can be made to cost a decoder far
 None of them changes the pixels, so they are removed before Pillow sees the file. Of EXIF data the orientation counts.
 """
 
-from proa.image.error import ImageError
+from proa.image.limits import ImageError
 
 # Files have far fewer; each part costs Pillow microseconds of Python.
 MAX_PARTS = 50_000

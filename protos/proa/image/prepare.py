@@ -8,10 +8,7 @@ from PIL import ImageOps
 
 from proa.contract import Image, ImageInput
 from proa.image.decode import check_size, open_image, to_rgb
-from proa.image.error import ImageError
-from proa.image.hash import hash_image
-from proa.image.limits import ImageLimits
-from proa.image.sizes import resized
+from proa.image.limits import ImageError, ImageLimits, hash_image, resized
 
 
 def prepare_image(data: bytes, input: ImageInput, limits: ImageLimits) -> Image:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from proa.image.error import ImageError
+from proa.image.limits import ImageError
 from proa_gateway.errors import Overloaded
 from proa_gateway.images.config import AllowedDomain
 from proa_gateway.images.fetch import MAX_HOST_FETCHES, ImageFetcher, PublicResolver

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from proa.image.error import ImageError
-from proa.image.limits import ImageLimits
+from proa.image.limits import ImageError, ImageLimits
 from proa.image.prepare import prepare_image
 from proa_gateway.errors import InvalidRequest, Overloaded
 from proa_gateway.images import loader as loader_module

@@ -4,7 +4,7 @@ from base64 import b64encode, urlsafe_b64encode
 
 import pytest
 
-from proa.image.error import ImageError
+from proa.image.limits import ImageError
 from proa_gateway.images.config import AllowedDomain, check_url
 from proa_gateway.images.fetch import is_public, read_data_url
 

@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from proa.image.error import ImageError
-from proa.image.limits import ImageLimits
+from proa.image.limits import ImageError, ImageLimits
 from proa.image.prepare import num_pixels, prepare_image
 from support.hostile_images import ACCEPTED, REFUSED
 from support.image_files import KEEPS_SHAPE, encoded, random_image

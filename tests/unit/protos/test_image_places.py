@@ -3,7 +3,7 @@
 import pytest
 
 from proa.contract import Image
-from proa.image.hash import hash_image
+from proa.image.limits import hash_image
 from proa.image.placeholders import expand_placeholders, place_images
 from support.image_files import KEEPS_SHAPE, SQUARE
 

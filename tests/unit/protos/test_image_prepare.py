@@ -9,9 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from proa.image.decode import to_rgb
-from proa.image.error import ImageError
-from proa.image.hash import hash_image
-from proa.image.limits import ImageLimits
+from proa.image.limits import ImageError, ImageLimits, hash_image
 from proa.image.prepare import prepare_image, prepare_pillow
 from support.image_files import KEEPS_SHAPE, SQUARE, encoded, random_image
 

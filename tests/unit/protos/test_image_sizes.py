@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proa.image.error import ImageError
-from proa.image.sizes import resized
+from proa.image.limits import ImageError, resized
 from support.image_files import KEEPS_SHAPE, SQUARE
 
 

@@ -7,8 +7,7 @@ from typing import Self
 
 from yarl import URL
 
-from proa.image.error import ImageError
-from proa.image.limits import ImageLimits
+from proa.image.limits import ImageError, ImageLimits
 from proa.options import check_options, option
 
 MAX_URL = 8192  # characters

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from proa.image.error import ImageError
+from proa.image.limits import ImageError
 from proa_gateway.errors import Overloaded
 from proa_gateway.images.config import AllowedDomain, check_url
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from proa.contract import Image, ImageInput
 from proa.contract.session import MAX_MESSAGE_BYTES, MAX_TEXT_MESSAGE_BYTES
-from proa.image.error import ImageError
+from proa.image.limits import ImageError
 from proa.image.prepare import num_pixels, prepare_image
 from proa_gateway.errors import InvalidRequest, Overloaded
 from proa_gateway.images.config import ImageOptions

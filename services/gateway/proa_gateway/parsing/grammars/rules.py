@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 
 from proa.grammar import GrammarError
-from proa.grammar.findings import Findings
 from proa.grammar.json_schema import JsonOptions, json_schema
 from proa.grammar.lark import AddedTokens, literal, quote, regex, split
+from proa.grammar.schema_bounds import Findings
 from proa_gateway.parsing.schema_types import WORDS, Schema, allowed_types, resolve
 
 ANY = "/(?s:.*)/"  # text
