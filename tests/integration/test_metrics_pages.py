@@ -25,6 +25,7 @@ from proa.wsgi_server import serve_wsgi
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.engine_core import EngineCore
+from proa_engine.core.host_tier import HostTierConfig
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.scheduler import Scheduler
 from proa_engine.core.scheduler_config import SchedulerConfig
@@ -34,6 +35,7 @@ from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.engines.client import BreakerState, EngineClient
 from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.routing.index import PrefixIndex
+from support.core import CoreRun, make_request
 from support.fake_executor import FakeExecutor
 from support.processes import free_port
 from support.scrape import Scrape
@@ -118,6 +120,25 @@ def test_preemptions_and_reasons_of_waiting_are_counted() -> None:
     assert page.value("vllm:request_num_preemptions_sum") == 2
     assert page.value("vllm:num_requests_waiting_by_reason", reason="capacity") == 3
     assert page.value("vllm:num_requests_waiting_by_reason", reason="deferred") == 2
+
+
+def test_engine_page_tells_what_host_memory_holds_and_gave() -> None:
+    host = HostTierConfig(num_pages=22, page_bytes=100)
+    run = CoreRun(num_blocks=8, async_scheduling=False, host=host)
+    metrics = EngineMetrics(registry := CollectorRegistry(), CONFIG, **SIZES, occupancy=run.core.cache_occupancy)
+    for name, prompt in (("a", range(17)), ("other", range(20, 48)), ("again", range(17))):
+        run.submit(make_request(name, prompt, max_tokens=1))
+        while run.core.has_unfinished_requests():
+            if (outputs := run.core.step()) is not None:
+                metrics.observe_outputs(outputs)
+    page = scrape(registry)
+    assert page.value("vllm:kv_offload_total_bytes_total", transfer_type="GPU_to_CPU") == 100 * (4 + 7)
+    assert page.value("vllm:kv_offload_total_bytes_total", transfer_type="CPU_to_GPU") == 100 * 3
+    assert page.value("vllm:kv_offload_cpu_cache_usage_perc") == 0.5
+    assert page.value("vllm:kv_offload_stores_skipped_total") == 0
+    assert page.value("vllm:external_prefix_cache_hits_total") == 12
+    assert page.value("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 12
+    assert page.value("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 4
 
 
 def test_engine_page_tells_what_the_cache_holds() -> None:

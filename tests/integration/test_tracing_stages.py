@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, KvLoad, SamplingParams
 from proa_engine.observability.telemetry import EngineTracer
 from proa_engine.observability.worker_spans import WorkerTracer
 from proa_gateway.observability.telemetry import GatewayTracer
@@ -70,6 +70,18 @@ def test_stages_start_and_end_at_the_lifecycle_events(receiver: OtlpReceiver) ->
     assert seconds(spans["decode"].start, spans["decode"].end) == 2.25
     assert spans["llm_request"].end == spans["decode"].end == int(FINISHED * 1e9)
     assert spans["decode"].events.keys() == {"first_token", "preempted", "resumed"}
+
+
+def test_waiting_for_host_memory_has_a_span(receiver: OtlpReceiver) -> None:
+    tracer = EngineTracer.from_environment(model_name="m")
+    tracer.start_request(request())
+    finished = output((EventType.QUEUED, QUEUED), (EventType.FINISHED, FINISHED), finish_reason=FinishReason.STOP)
+    finished.load = KvLoad(QUEUED, SCHEDULED, 48)
+    tracer.observe_outputs([finished])
+    tracer.shutdown()
+    (load,) = (span for span in receiver.spans if span.name == "kv.load")
+    assert seconds(load.start, load.end) == 1.5
+    assert load.attributes["proa.kv.loaded_tokens"] == 48
 
 
 def test_llm_request_is_a_child_of_the_caller_and_carries_usage(receiver: OtlpReceiver) -> None:

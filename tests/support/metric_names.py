@@ -5,8 +5,11 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from proa.blocks import hash_block
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
+from proa_engine.core.host_tier import HostTierConfig
+from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.observability.metrics import EngineMetrics
 from proa_gateway.observability.metrics import GatewayMetrics
 
@@ -21,7 +24,11 @@ def gateway_metrics() -> set[str]:
 
 def engine_metrics() -> set[str]:
     groups = CacheGroups(num_blocks=1, block_size=16)
-    metrics = EngineMetrics(CollectorRegistry(), EngineConfig(model="m"), cache_groups=groups, max_model_len=16)
+    manager = KVCacheManager(groups, hash_block=hash_block, host=HostTierConfig(num_pages=1))
+    config = EngineConfig(model="m")
+    metrics = EngineMetrics(
+        CollectorRegistry(), config, cache_groups=groups, max_model_len=16, occupancy=lambda: manager.occupancy
+    )
     return _names(metrics.collect())
 
 

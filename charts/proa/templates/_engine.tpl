@@ -67,9 +67,15 @@ only while they are loaded. Context: the pool */ -}}
 requests: {cpu: 500m, memory: 1Gi}
 limits: {memory: 4Gi}
 {{- else -}}
-requests: {cpu: {{ mul 2 $ranks | quote }}, memory: {{ mul 8 $ranks }}Gi}
+requests: {cpu: {{ mul 2 $ranks | quote }}, memory: {{ add (mul 8 $ranks) (include "proa.engine.hostCacheGb" . | float64 | ceil) }}Gi}
 limits: {}
 {{- end -}}
+{{- end -}}
+
+{{- /* GiB of the host cache in one container. Context: the pool */ -}}
+{{- define "proa.engine.hostCacheGb" -}}
+{{- $ranks := ternary (int .tensorParallelSize) 1 (eq .tensorParallel.mode "process") -}}
+{{- divf (mulf .hostCache.sizeGb $ranks) (int .tensorParallelSize) -}}
 {{- end -}}
 
 {{- /* CPU and memory of a container, and the GPUs of all ranks: each rank sees all GPUs and uses its own. A request that is not

@@ -30,7 +30,7 @@
 {{- if ne $pool.model (get (include "proa.models" .root | fromYaml) $served) -}}
 {{- fail (printf "%s model %s has the same served model name as another pool's model: %s; set servedModelName." $at $pool.model $served) -}}
 {{- end -}}
-{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" -}}
+{{- range $flag := list "--model" "--served-model-name" "--port" "--metrics-port" "--health-port" "--drain-timeout" "--tensor-parallel-size" "--worker-socket" "--enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules" "--language-model-only" "--encoder-cache-size" "--mm-processor-cache-gb" "--kv-offloading-size" -}}
 {{- range $pool.extraArgs -}}
 {{- if eq $flag (regexFind "^[^=]*" .) -}}
 {{- fail (printf "%s extraArgs contains %s, which the chart sets; use the chart value instead." $at $flag) -}}
@@ -40,9 +40,10 @@
 {{- $resources := include "proa.engine.resources" $pool | fromYaml -}}
 {{- with ($resources.limits | default dict).memory -}}
 {{- $images := ternary 0 $pool.images.processorCacheGb $pool.images.languageModelOnly -}}
-{{- $taken := addf (include "proa.bytes" $pool.shmSize | float64) (mulf $images 1073741824) -}}
+{{- $host := include "proa.engine.hostCacheGb" $pool | float64 -}}
+{{- $taken := addf (include "proa.bytes" $pool.shmSize | float64) (mulf (addf $images $host) 1073741824) -}}
 {{- if gt $taken (include "proa.bytes" . | float64) -}}
-{{- fail (printf "%s the memory limit %v cannot hold shmSize %s and images.processorCacheGb %v GiB, which count towards it, beside the weights." $at . $pool.shmSize $images) -}}
+{{- fail (printf "%s the memory limit %v cannot hold shmSize %s, images.processorCacheGb %v GiB and hostCache %v GiB, which count towards it, beside the weights." $at . $pool.shmSize $images $host) -}}
 {{- end -}}
 {{- with ($resources.requests | default dict).memory -}}
 {{- if gt (include "proa.bytes" . | float64) (include "proa.bytes" $resources.limits.memory | float64) -}}

@@ -18,7 +18,7 @@ from proa_engine.core.block_pool import Block, BlockPool
 from proa_engine.core.cache_groups import CacheGroups
 from proa_engine.core.prefix_cache import BlockHashes, PrefixCache
 from proa_engine.core.request import Request
-from proa_engine.core.types import NO_COPIES, Copies
+from proa_engine.core.types import NO_COPIES, Copies, HostOccupancy
 
 _NUM_FREE_STATES = 2  # of the device, for a load: the state that it writes, and the request's own
 
@@ -30,6 +30,7 @@ class HostTierConfig:
     max_step_pages: int = 1 << 20  # copied in one step, both directions together; one unit is always allowed
     state_pages: int = 1  # pages that a copy of a state is as long as
     min_load_tokens: int = 1  # fewer are computed again
+    page_bytes: int = 0  # on one rank
 
 
 class _Place(NamedTuple):
@@ -80,9 +81,8 @@ class HostTier:
         self.cache = PrefixCache(len(groups.windows))
         self.pages = BlockPool(config.num_pages, self.cache.evict)
         self.states = BlockPool(config.num_states, self.cache.evict) if states is not None else None
-        self.num_stored_pages = 0  # since start
-        self.num_loaded_pages = 0
-        self.num_loaded_tokens = 0
+        self._num_stored_pages = self._num_loaded_pages = 0  # since start
+        self._num_loaded_tokens = self._num_skipped_stores = 0
         self._config = config
         self._groups = groups
         self._hashes = hashes
@@ -102,33 +102,48 @@ class HostTier:
         """Whether anything is queued to be stored."""
         return bool(self._stores)
 
+    @property
+    def occupancy(self) -> HostOccupancy:
+        """Sizes only, so any thread may ask."""
+        maps = (self.cache.cached_blocks, *self.cache.cached_window_blocks)
+        return HostOccupancy(
+            num_pages=self.pages.num_blocks,
+            num_cached_pages=sum(map(len, maps)),
+            num_stored_pages=self._num_stored_pages,
+            num_loaded_pages=self._num_loaded_pages,
+            num_loaded_tokens=self._num_loaded_tokens,
+            num_skipped_stores=self._num_skipped_stores,
+            page_bytes=self._config.page_bytes,
+        )
+
     def block_cached(self, block_hash: bytes, block: Block) -> None:
         """Queue a block of table 0, which was cached on the device, to be stored by a later plan."""
         self._stores.append((block_hash, block))
         if len(self._stores) > self._config.num_pages:
             self._stores.popleft()
+            self._num_skipped_stores += 1
 
     def checkpoint_cached(self, checkpoint_hash: bytes) -> None:
         """Queue a checkpoint to be stored."""
         self._stores.append((checkpoint_hash, None))
 
-    def begin(self, request: Request, num_hit: int) -> bool:
+    def begin(self, request: Request, num_hit: int) -> int:
         """Begin to load what continues the request's hit of `num_hit` tokens, if that saves enough.
 
-        Returns whether it did. The request must wait then, until `take_loaded` returns it.
+        Returns the number of tokens. The request must wait then, until `take_loaded` returns it. 0: there is no load.
         """
         if request in self._loads:
-            return False
+            return 0
         places = self._find(request)
         if self._groups.has_checkpoints:
             while places and not self._has_checkpoint(places[-1].block_hash):
                 places.pop()
-        num_tokens = len(places) * self._groups.block_size
-        if num_tokens - num_hit < self._config.min_load_tokens or (load := self._reserve(request, places)) is None:
-            return False
+        num_tokens = len(places) * self._groups.block_size - num_hit
+        if num_tokens < self._config.min_load_tokens or (load := self._reserve(request, places)) is None:
+            return 0
         self._loads[request] = load
-        self.num_loaded_tokens += num_tokens - num_hit
-        return True
+        self._num_loaded_tokens += num_tokens
+        return num_tokens
 
     def take_loaded(self) -> list[Request]:
         """The requests whose load has ended, or was given up, since the last call."""
@@ -312,7 +327,7 @@ class HostTier:
         of pages that they are as long as."""
         copies.loads += [(page.block_id, block.block_id) for page, block in unit.pages]
         self._planned_pages += [page for page, _ in unit.pages]
-        self.num_loaded_pages += len(unit.pages)
+        self._num_loaded_pages += len(unit.pages)
         if not unit.is_checkpoint:
             ((_, block),) = unit.pages
             if (replaced := self._device.add(block, unit.block_hash)) is not None:
@@ -330,12 +345,13 @@ class HostTier:
         if self._device.cached_blocks.get(block_hash) is not block or block_hash in self.cache.cached_blocks:
             return 0
         if not self.pages.num_free_blocks:
+            self._num_skipped_stores += 1
             return 0
         (page,) = self.pages.get_new_blocks(1)
         self.cache.add(page, block_hash)
         self._planned_pages.append(page)
         copies.stores.append((block.block_id, page.block_id))
-        self.num_stored_pages += 1
+        self._num_stored_pages += 1
         return 1
 
     def _plan_checkpoint(self, checkpoint_hash: bytes, copies: Copies) -> int:
@@ -357,6 +373,7 @@ class HostTier:
         has_states = self.states is None or self.states.num_free_blocks > 0
         if self.pages.num_free_blocks < num_new or not has_states:
             self.pages.free_blocks(shared)
+            self._num_skipped_stores += num_new
             return 0
         new = self.pages.get_new_blocks(num_new)
         self._planned_pages += [*shared, *new]
@@ -376,7 +393,7 @@ class HostTier:
             self._device_states.touch([source.state])
             self._stored_states.append(source.state)
         self.cache.add_checkpoint(checkpoint_hash, stored, state)
-        self.num_stored_pages += num_new
+        self._num_stored_pages += num_new
         return num_new + (state is not None) * self._config.state_pages
 
 

@@ -73,12 +73,13 @@ class KVCacheManager:
         """Sizes only, so any thread may ask."""
         maps = (self._cache.cached_blocks, *self._cache.cached_window_blocks)
         cached_blocks, num_checkpoints = tuple(map(len, maps)), len(self._cache.checkpoints)
+        host = None if self._host is None else self._host.occupancy
         if self._states is None:
-            return CacheOccupancy(cached_blocks, num_checkpoints)
+            return CacheOccupancy(cached_blocks, num_checkpoints, host=host)
         slots, num_cached = self._states.pool, len(self._cache.cached_states)
         num_used = slots.num_blocks - slots.num_free_blocks
         return CacheOccupancy(
-            cached_blocks, num_checkpoints, num_used, num_cached, max(slots.num_free_blocks - num_cached, 0)
+            cached_blocks, num_checkpoints, num_used, num_cached, max(slots.num_free_blocks - num_cached, 0), host
         )
 
     def get_computed_blocks(self, request: Request) -> Hit:
@@ -158,10 +159,11 @@ class KVCacheManager:
         """Whether the host has yet to store anything."""
         return self._host is not None and self._host.has_stores
 
-    def begin_load(self, request: Request) -> bool:
-        """Begin to load what the host has behind the request's hit. Returns whether the request must wait for that."""
+    def begin_load(self, request: Request) -> int:
+        """Begin to load what the host has behind the request's hit. Returns the number of tokens that it must wait for;
+        0 if there is no load."""
         if self._host is None or not request.reads_prefix_cache:
-            return False
+            return 0
         return self._host.begin(request, self.get_computed_blocks(request).num_tokens)
 
     def take_loaded(self) -> Sequence[Request]:

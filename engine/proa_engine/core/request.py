@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, extra_keys
+from proa.contract import EngineCoreRequest, Event, EventType, FinishReason, KvLoad, extra_keys
 from proa_engine.core.block_pool import Block
 from proa_engine.core.lora_slots import Adapter
 from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
@@ -59,6 +59,7 @@ class Request:
         "first_columns",
         "has_output",
         "images",
+        "load",
         "lora",
         "max_num_tokens",
         "num_cached_blocks",
@@ -113,6 +114,7 @@ class Request:
         # Log probabilities of the prompt need every token to be computed.
         self.reads_prefix_cache = params.prompt_logprobs is None
         self.num_cached_tokens = 0  # of those known when it was first scheduled
+        self.load: KvLoad | None = None  # the last one
         self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
         self.num_prompt_logprobs_sent = 0
 

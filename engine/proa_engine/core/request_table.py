@@ -5,7 +5,7 @@ Each transition also updates the request's blocks, its events and the ids that w
 
 from bisect import bisect_left, insort
 
-from proa.contract import EventType
+from proa.contract import EventType, KvLoad
 from proa_engine.core.constrained import ConstrainedRequest
 from proa_engine.core.kv_cache_manager import KVCacheManager
 from proa_engine.core.loras import Loras
@@ -81,13 +81,16 @@ class RequestTable:
         del self.pending[request.request_id], self.by_id[request.request_id]
         self._loras.remove_request(request)
 
-    def wait_for_load(self, request: Request) -> None:
-        """Move the next waiting request to the loading ones."""
+    def wait_for_load(self, request: Request, num_tokens: int, now: float) -> None:
+        """Move the next waiting request to the loading ones. `num_tokens` are loaded for it."""
         assert self.waiting.peek() is request, "only the next request can be started"
         self.loading.add(self.waiting.pop())
+        request.load = KvLoad(now, now, num_tokens)
 
-    def queue_loaded(self, request: Request) -> None:
+    def queue_loaded(self, request: Request, now: float) -> None:
         """Move a loading request to the waiting ones."""
+        assert request.load is not None
+        request.load.ended = now
         self.loading.remove(request)
         self.waiting.push(request)
 

@@ -146,7 +146,7 @@ class Scheduler:
         Returns the step and the requests of its rows, to be passed to `update_from_output` with the step's result.
         """
         for request in self._manager.take_loaded():
-            self._table.queue_loaded(request)
+            self._table.queue_loaded(request, now)
         plan = StepPlan(self.config.max_num_batched_tokens, self._table.constrained)
         if self._schedule_running(plan, now):
             self._schedule_waiting(plan, now)
@@ -216,7 +216,7 @@ class Scheduler:
         A request gets the blocks of all its known tokens at once, so its prefill is never preempted for its own blocks.
         """
         while self._table.waiting and plan.budget > 0 and len(self._table.running) < self._max_running:
-            request = self._next_waiting()
+            request = self._next_waiting(now)
             if request is None or not request.fits(plan.budget):
                 break
             hit = self._manager.get_computed_blocks(request)
@@ -229,10 +229,13 @@ class Scheduler:
             self._table.start(request, hit.num_tokens, now)
             plan.add_new(request, min(request.num_uncomputed_tokens, budget), block_ids)
 
-    def _next_waiting(self) -> Request | None:
+    def _next_waiting(self, now: float) -> Request | None:
         """The next request that can start. Those before it wait until what the host has of them is loaded."""
-        while (request := self._table.waiting.peek()) is not None and self._manager.begin_load(request):
-            self._table.wait_for_load(request)
+        while (request := self._table.waiting.peek()) is not None:
+            num_tokens = self._manager.begin_load(request)
+            if num_tokens == 0:
+                break
+            self._table.wait_for_load(request, num_tokens, now)
         return request
 
     def _grow(self, request: Request, num_slots: int, now: float) -> list[list[int]] | None:

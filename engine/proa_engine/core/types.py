@@ -199,6 +199,19 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class HostOccupancy:
+    """What the host tier holds at one moment, and what it has copied since the start."""
+
+    num_pages: int
+    num_cached_pages: int  # in the prefix cache
+    num_stored_pages: int
+    num_loaded_pages: int
+    num_loaded_tokens: int
+    num_skipped_stores: int  # blocks that were not stored: the queue was full, or no page was free
+    page_bytes: int  # on one rank
+
+
+@dataclass(frozen=True, slots=True)
 class CacheOccupancy:
     """What the cache holds at one moment. Cached blocks may also be in use."""
 
@@ -208,6 +221,7 @@ class CacheOccupancy:
     num_used_states: int = 0
     num_cached_states: int = 0
     num_free_states: int = 0
+    host: HostOccupancy | None = None
 
 
 class PooledRows(NamedTuple):

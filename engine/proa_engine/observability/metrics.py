@@ -16,7 +16,7 @@ from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType,
 from proa.telemetry import PROVIDER_NAME
 from proa_engine.config import EngineConfig
 from proa_engine.core.cache_groups import CacheGroups
-from proa_engine.core.types import CacheOccupancy, StepOutputs
+from proa_engine.core.types import CacheOccupancy, HostOccupancy, StepOutputs
 from proa_engine.grammar.stats import GrammarStats
 from proa_engine.metric_families import (
     COUNT_BUCKETS,
@@ -71,7 +71,7 @@ class EngineMetrics:
         self._plain_time = 0.0
         self._last_token: dict[str, float] = {}
         self._stats = SchedulerStats()
-        self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._loaded_tokens = self._generation_tokens = 0
         self._finishes = CounterByLabel("finished_reason", (reason.public_name for reason in FinishReason))
         self._rejections = CounterByLabel("reason")
         self._histograms: list[Histogram] = []
@@ -182,11 +182,27 @@ class EngineMetrics:
         }
         text = "Slots for the recurrent states of one request, by use."
         yield gauge_by_label("proa_engine_state_slots", text, self._labels, "use", states)
+        if cache.host is not None:
+            yield from self._host_metrics(cache.host)
+
+    def _host_metrics(self, host: HostOccupancy) -> Iterator[Metric]:
+        labels, text = self._labels, "Pages of host memory that hold blocks of the prefix cache, 0 to 1."
+        usage = host.num_cached_pages / host.num_pages
+        yield gauge("vllm:kv_offload_cpu_cache_usage_perc", text, labels, usage)
+        moved = CounterByLabel("transfer_type")
+        moved.counts["GPU_to_CPU"] = host.num_stored_pages * host.page_bytes
+        moved.counts["CPU_to_GPU"] = host.num_loaded_pages * host.page_bytes
+        text = "Bytes copied between the device and host memory on one rank, without recurrent states."
+        yield counter("vllm:kv_offload_total_bytes", text, labels, moved)
+        text = "Blocks that were not stored in host memory, because too many waited or no page was free."
+        yield counter("vllm:kv_offload_stores_skipped", text, labels, host.num_skipped_stores)
+        text = "Tokens that requests waited for, because host memory had them and the device did not."
+        yield counter("vllm:external_prefix_cache_hits", text, labels, host.num_loaded_tokens)
 
     def _waiting_by_reason(self) -> Metric:
         deferred = self._stats.num_deferred_reqs
         reasons = {"capacity": self._stats.num_waiting_reqs - deferred, "deferred": deferred}
-        text = "Waiting requests by reason; deferred: for their grammar, or for a slot of their adapter."
+        text = "Waiting requests by reason; deferred: for a grammar, an adapter's slot, or blocks from host memory."
         return gauge_by_label("vllm:num_requests_waiting_by_reason", text, self._labels, "reason", reasons)
 
     def _sleep_state(self) -> Metric:
@@ -232,7 +248,8 @@ class EngineMetrics:
     def _prompt_sources(self) -> CounterByLabel:
         sources = CounterByLabel("source")
         sources.counts["local_compute"] = self._prompt_tokens - self._cached_tokens
-        sources.counts["local_cache_hit"] = self._cached_tokens
+        sources.counts["local_cache_hit"] = self._cached_tokens - self._loaded_tokens
+        sources.counts["external_kv_transfer"] = self._loaded_tokens
         return sources
 
     def _render_histograms(self) -> Iterator[Metric]:
@@ -288,6 +305,8 @@ class EngineMetrics:
             self._prefill.observe(event.timestamp - (times.scheduled or event.timestamp))
             self._prompt_tokens += output.num_prompt_tokens or 0
             self._cached_tokens += output.num_cached_tokens or 0
+            if output.load is not None:
+                self._loaded_tokens += min(output.load.num_tokens, output.num_cached_tokens or 0)
             self._computed_tokens.observe((output.num_prompt_tokens or 0) - (output.num_cached_tokens or 0))
         elif event.type is EventType.PREEMPTED:
             times.num_preemptions += 1

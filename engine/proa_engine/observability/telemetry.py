@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, SamplingParams
+from proa.contract import EngineCoreOutput, EngineCoreRequest, Event, EventType, FinishReason, KvLoad, SamplingParams
 from proa.telemetry import PROVIDER_NAME, extract_context, inject_headers, make_tracer_provider, set_error
 from proa_engine.core.executor import Executor
 from proa_engine.observability.step_spans import TracedExecutor
@@ -111,6 +111,8 @@ class EngineTracer:
         finished = [event.timestamp for event in traced.events if event.type is EventType.FINISHED]
         end = _nanoseconds(finished[-1]) if finished else time.time_ns()
         self._stages(traced, end, error_type, cached_tokens=output.num_cached_tokens)
+        if output.load is not None:
+            self._load_span(traced, output.load)
         traced.span.set_attributes(
             {
                 "gen_ai.usage.input_tokens": output.num_prompt_tokens or 0,
@@ -122,6 +124,13 @@ class EngineTracer:
         if error_type is not None:
             set_error(traced.span, error_type, output.error)
         traced.span.end(end)
+
+    def _load_span(self, traced: _TracedRequest, load: KvLoad) -> None:
+        """While the request waits for blocks of host memory."""
+        context = trace.set_span_in_context(traced.span, Context())
+        span = self._tracer.start_span("kv.load", context, start_time=_nanoseconds(load.started))
+        span.set_attribute("proa.kv.loaded_tokens", load.num_tokens)
+        span.end(_nanoseconds(load.ended))
 
     def _stages(
         self, traced: _TracedRequest, end: int, error_type: str | None, cached_tokens: int | None = None

@@ -133,6 +133,7 @@ def host_tier(sizes: CacheSizes, plan: CachePlan, device_type: str) -> HostTierC
         max_step_pages=max(_COPIED_STEP_BYTES[device_type] // plan.block_bytes, 1),
         state_pages=-(-plan.state_bytes // plan.block_bytes),
         min_load_tokens=_MIN_LOAD_BLOCKS * plan.block_size,
+        page_bytes=plan.block_bytes,
     )
 
 

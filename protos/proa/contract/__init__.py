@@ -7,6 +7,7 @@ from proa.contract.outputs import (
     Event,
     EventType,
     FinishReason,
+    KvLoad,
     SchedulerStats,
     TokenLogprobs,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Image",
     "ImageInput",
     "KvEvents",
+    "KvLoad",
     "LoadedLoras",
     "Lora",
     "ModelInfo",

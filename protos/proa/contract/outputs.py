@@ -54,6 +54,15 @@ class TokenLogprobs:
     top_logprobs: Sequence[float] = ()
 
 
+@dataclass(slots=True)
+class KvLoad:
+    """How a request waited for blocks from host memory, before it started or resumed. Unix seconds."""
+
+    started: float
+    ended: float
+    num_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineCoreOutput:
     """A request's output of one step, or of several merged ones: tokens are deltas, counts are totals so far."""
@@ -73,6 +82,7 @@ class EngineCoreOutput:
     pooled: bytes = b""  # little-endian float32 of a pooled request, row by row; on its last output
     num_pooled_rows: int = 0
     client_index: int = field(default=0, metadata=LOCAL)  # the engine server's number of the caller
+    load: KvLoad | None = field(default=None, metadata=LOCAL)  # the last one, on every output after it
 
     @property
     def public_stop_reason(self) -> int | str | None:

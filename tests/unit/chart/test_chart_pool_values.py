@@ -46,6 +46,7 @@ CASES = {
         value=20_000_000, at=ARGUMENTS, contains="--encoder-cache-size=20000000"
     ),
     "enginePool.images.processorCacheGb": Case(value=0.5, at=ARGUMENTS, contains="--mm-processor-cache-gb=0.5"),
+    "enginePool.hostCache.sizeGb": Case(value=1.5, at=ARGUMENTS, contains="--kv-offloading-size=1.5"),
     "enginePool.huggingFace.tokenSecret": Case(
         value="hub", at=(*ENGINE, "env"),
         contains={"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},

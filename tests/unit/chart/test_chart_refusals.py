@@ -94,7 +94,15 @@ NO_ROOM = {"maxUnavailable": 0, "maxSurge": "0%"}
         ({"enginePool.extraArgs": ["--tensor-parallel-size", "2"]}, "extraArgs contains --tensor-parallel-size, which"),
         (
             {"enginePool.shmSize": "4Gi"},
-            "the memory limit 4Gi cannot hold shmSize 4Gi and images.processorCacheGb 1 GiB",
+            "the memory limit 4Gi cannot hold shmSize 4Gi, images.processorCacheGb 1 GiB and hostCache 0 GiB",
+        ),
+        (
+            {"enginePool.hostCache.sizeGb": 3},
+            "the memory limit 4Gi cannot hold shmSize 1Gi, images.processorCacheGb 1 GiB and hostCache 3 GiB",
+        ),
+        (
+            {"enginePool.extraArgs": ["--kv-offloading-size=3"]},
+            "extraArgs contains --kv-offloading-size, which the chart sets; use the chart value instead",
         ),
         (
             {"enginePool.resources": {"limits": {"memory": "1000M"}}},

@@ -19,6 +19,7 @@ from proa_engine.worker.kv_cache import (
     gpu_sizes,
     smallest,
     weights_room,
+    with_host,
 )
 
 GIB = 2**30
@@ -107,3 +108,23 @@ def test_room_for_weights_is_the_container_limit_or_available_memory_divided_by_
     assert weights_room(HostMemory(limit=10 * GIB, available=64 * GIB, process=GIB), ranks_here=1) == 10 * GIB
     assert weights_room(HostMemory(limit=10 * GIB, available=8 * GIB, process=GIB), ranks_here=1) == 8 * GIB
     assert weights_room(HostMemory(limit=None, available=8 * GIB, process=GIB), ranks_here=2) == 4 * GIB
+
+
+def test_the_host_tier_has_pages_and_states_of_its_share() -> None:
+    config = replace(CONFIG, kv_offloading_size=1.0, tensor_parallel_size=2)
+    sizes = CacheSizes(9, 0, 4)
+    assert with_host(sizes, CONFIG, plan()) is sizes
+    assert with_host(sizes, config, plan()) == replace(sizes, num_host_pages=GIB // 2 // 1024)
+    with_states = with_host(sizes, config, plan(state_bytes=2048))
+    assert with_states.num_host_states * 2048 == GIB // 8
+    assert with_states.num_host_pages * 1024 == GIB // 2 - GIB // 8
+
+
+def test_a_host_tier_that_would_hold_nothing_is_refused() -> None:
+    sizes, small = CacheSizes(9, 0, 4), replace(CONFIG, kv_offloading_size=1e-6)
+    with pytest.raises(ValueError, match=r"kv_offloading_size is 1e-06 GiB, \d.* on this rank, but .* raise it"):
+        with_host(sizes, replace(small, tensor_parallel_size=2), plan())
+    with pytest.raises(ValueError, match="raise it"):
+        with_host(sizes, small, plan(state_bytes=4096))
+    with pytest.raises(ValueError, match="kv_offloading_size is set, but the model keeps no KV cache"):
+        with_host(sizes, replace(CONFIG, kv_offloading_size=1.0), replace(plan(), block_bytes=0))

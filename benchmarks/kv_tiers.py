@@ -1,0 +1,115 @@
+"""Time to the first token of a prompt whose KV cache is on the device, in host memory, or nowhere.
+
+    python benchmarks/kv_tiers.py --model builtin
+    python benchmarks/kv_tiers.py --model Qwen3-0.6B --layers 4 --lengths 256 1024
+
+One engine and one request at a time, greedy. A prompt is computed; asked again; then the device's cache is filled with
+other prompts, and it is asked a third time, from the host. The best of several rounds, and the rest's median.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from real_shapes import SHAPES
+
+from proa.contract import EngineCoreRequest, SamplingParams
+from proa_engine.builtin import builtin_model_folder
+from proa_engine.config import EngineConfig
+from proa_engine.engine_parts import EngineParts, load_engine
+
+BLOCK_SIZE = 16
+PARAMS = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+class Prompts:
+    """Asks one engine for first tokens."""
+
+    def __init__(self, parts: EngineParts, seed: int) -> None:
+        self._core = parts.core
+        self._random = random.Random(seed)
+        self._vocab_size = parts.limits.vocab_size
+        self._num_asked = 0
+
+    def make(self, num_tokens: int) -> list[int]:
+        return self._random.choices(range(self._vocab_size), k=num_tokens)
+
+    def ask(self, prompt: list[int]) -> tuple[float, int]:
+        """Seconds to the first token, and the number of cached tokens. Then all stores are finished."""
+        self._num_asked += 1
+        request = EngineCoreRequest(
+            request_id=f"{self._num_asked}", prompt_token_ids=prompt, sampling_params=PARAMS, arrival_time=time.time()
+        )
+        started = time.perf_counter()
+        self._core.submit(request)
+        while (outputs := self._core.step()) is None or not outputs.outputs:
+            pass
+        seconds = time.perf_counter() - started
+        while self._core.has_unfinished_requests():
+            self._core.step()
+        return seconds, outputs.outputs[0].num_cached_tokens or 0
+
+
+def measure(parts: EngineParts, length: int, num_rounds: int) -> dict[str, list[float]]:
+    """Milliseconds by tier, one for each round."""
+    prompts = Prompts(parts, seed=length)
+    capacity = parts.limits.lengths.cache_capacity
+    others = -(-capacity // length) + 1  # prompts that fill the device
+    found: dict[str, list[float]] = {"computed": [], "device": [], "host": []}
+    for _ in range(num_rounds):
+        prompt = prompts.make(length)
+        for tier in ("computed", "device", "host"):
+            if tier == "host":
+                for _ in range(others):
+                    prompts.ask(prompts.make(length))
+            seconds, num_cached = prompts.ask(prompt)
+            expected = 0 if tier == "computed" else (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+            assert num_cached == expected, f"{tier}: {num_cached} cached tokens instead of {expected}"
+            found[tier].append(seconds * 1e3)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="builtin", choices=["builtin", *SHAPES])
+    parser.add_argument("--layers", type=int, help="of a real shape (default: all)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 1024, 2000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--host-gib", type=float, default=2.0)
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = builtin_model_folder()
+        if arguments.model != "builtin":
+            folder = Path(directory)
+            changes = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
+            (folder / "config.json").write_text(json.dumps(SHAPES[arguments.model] | changes))
+        longest = max(arguments.lengths)
+        config = EngineConfig(
+            model=str(folder),
+            load_format="auto" if arguments.model == "builtin" else "dummy",
+            skip_tokenizer_init=True,
+            max_model_len=longest + BLOCK_SIZE,
+            max_num_seqs=8,
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks_override=2 * (longest // BLOCK_SIZE + 2),
+            kv_offloading_size=arguments.host_gib,
+        )
+        parts = load_engine(config, print)
+        try:
+            print(f"{'tokens':>7} {'computed':>10} {'device':>10} {'host':>10} ms (best, median)  host: times faster")
+            for length in arguments.lengths:
+                found = measure(parts, length, arguments.rounds)
+                cells = [f"{min(times):>8.2f} {statistics.median(times):>8.2f}" for times in found.values()]
+                ratio = min(found["computed"]) / min(found["host"])
+                print(f"{length:>7} {' '.join(cells)}  {ratio:.1f}", flush=True)
+        finally:
+            parts.shutdown()
+
+
+if __name__ == "__main__":
+    main()
