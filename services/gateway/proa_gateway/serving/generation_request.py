@@ -25,6 +25,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MAX_THINKING_TOKENS = 1_000_000
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+NumTokens = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 NumLogprobs = Annotated[int, Field(ge=-1, lt=2**31, description="-1: the whole vocabulary.")]
 Name = Annotated[str, Field(max_length=256), at_most(256)]
 ModelName = Annotated[Text, Field(max_length=1024), at_most(1024)]
@@ -45,7 +47,25 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="No effect: events are not padded.")
 
 
-class GenerationRequest(ConstraintFields):
+class SamplingParameters(BaseModel):
+    """Sampling parameters that have one name in OpenAI's, vLLM's and SGLang's APIs. None: the model's default."""
+
+    n: Count | None = None
+    stop: Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
+    logit_bias: LogitBias | None = None
+
+
+class GenerationRequest(SamplingParameters, ConstraintFields):
     """The fields that all generation endpoints have. None: the default; for sampling parameters the model's."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -54,27 +74,13 @@ class GenerationRequest(ConstraintFields):
     model: ModelName | None = Field(None, description="May be omitted if only one model is served.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Count | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Strings | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-
+    seed: Seed | None = None
+    max_tokens: NumTokens | None = None
     user: Name | None = Field(None, description="Routed as one session, unless another field names one.")
 
     # vLLM's extra fields
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
+    min_tokens: NumTokens | None = None
     include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     bad_words: Strings | None = None

@@ -117,7 +117,16 @@ class StructuredOutputs(BaseModel):
     )
 
 
-class ConstraintFields(BaseModel):
+class GrammarFields(BaseModel):
+    """SGLang's names of constraints."""
+
+    json_schema: JsonText | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: JsonText | None = None
+
+
+class ConstraintFields(GrammarFields):
     """At most one of these may constrain the output. `format_field`: what errors call `response_format`."""
 
     format_field: ClassVar[str] = "response_format"
@@ -131,12 +140,6 @@ class ConstraintFields(BaseModel):
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-
-    # SGLang's
-    json_schema: JsonText | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: JsonText | None = None
 
     @cached_property
     def constraint(self) -> Constraint | None:

@@ -80,14 +80,12 @@ def generation_request(body: GenerateBody) -> GenerationRequest:
     names = SamplingFields.model_fields.keys() - _LOCAL
     given = {name: value for name in names if (value := getattr(body.sampling_params, name)) is not None}
     fields = {_NAMES.get(name, name): value for name, value in given.items()}
-    if "logit_bias" in fields:
-        fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"].items()}  # as in JSON
     if body.priority is not None:
         fields["priority"] = -body.priority  # here, smaller ones are served first
     if isinstance(body.rid, str):
         fields["request_id"] = body.rid
     fields |= {"model": body.lora_path or body.model, "stream": body.stream, "cache_salt": body.cache_salt}
-    return GenerationRequest.model_validate(fields)
+    return GenerationRequest.model_construct(**fields)
 
 
 async def _read(prompt: str | list[int], model: ServedModel) -> Prompt:

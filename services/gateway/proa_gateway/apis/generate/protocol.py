@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.serving.fields import LogitBias, Strings
-from proa_gateway.serving.generation_request import ModelName, Name, Penalty, Probability, RequestId, TokenIds
+from proa_gateway.serving.generation_request import ModelName, Name, NumTokens, RequestId, SamplingParameters, Seed
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import Refused
-from proa_gateway.serving.structured_outputs import JsonText
+from proa_gateway.serving.structured_outputs import GrammarFields
 
 MAX_NEW_TOKENS = 128  # SGLang's default
 _TEXT_ONLY = Refused("prompts are text or token ids")
@@ -61,36 +60,19 @@ InputIds = Annotated[
 ]
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(SamplingParameters, GrammarFields):
     """SGLang's `sampling_params`. None: the model's default."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, Any]
 
-    max_new_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+    max_new_tokens: NumTokens | None = Field(
         MAX_NEW_TOKENS, description="Null: up to the end of the context. 0: only the prompt is scored."
     )
-    min_new_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop: Strings | None = None
-    stop_token_ids: TokenIds | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Probability | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
-    logit_bias: LogitBias | None = None
-    sampling_seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
+    min_new_tokens: NumTokens | None = None
+    sampling_seed: Seed | None = None
     spaces_between_special_tokens: bool | None = Field(None, description="No effect: no spaces are added.")
     no_stop_trim: bool | None = None
-    json_schema: JsonText | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: JsonText | None = None
 
 
 class GenerateBody(BaseModel):
