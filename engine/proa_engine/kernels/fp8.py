@@ -130,11 +130,10 @@ def to_fp8(x, ROUND: tl.constexpr):
 
 @triton.jit
 def store_quantized(
-    x,  # [BLOCK] float32, zero where not `mask`
-    columns,  # [BLOCK]
-    mask,  # [BLOCK]
-    values_ptr,  # of the row
-    scales_ptr,  # of the row
+    x,  # [BLOCK] float32, zero behind `size`
+    row,  # int64
+    values_ptr,  # [rows, size]
+    scales_ptr,  # [rows, size / GROUP]
     static_ptr,  # [1], or nothing
     size,
     BLOCK: tl.constexpr,
@@ -143,6 +142,10 @@ def store_quantized(
     ROUND: tl.constexpr,
 ):
     """Quantize a row [BLOCK] and store its values and scales."""
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    values_ptr += row * size
+    scales_ptr += row * (1 if GROUP == 0 else size // GROUP)
     if GROUP > 0:
         grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
         most = tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10)
@@ -179,17 +182,4 @@ def quantize_kernel(
     columns = tl.arange(0, BLOCK)
     mask = columns < size
     x = tl.load(x_ptr + row * stride_x_row + columns, mask=mask, other=0.0).to(tl.float32)
-    num_groups = 1 if GROUP == 0 else size // GROUP
-    store_quantized(
-        x,
-        columns,
-        mask,
-        values_ptr + row * size,
-        scales_ptr + row * num_groups,
-        static_ptr,
-        size,
-        BLOCK,
-        GROUP,
-        STATIC,
-        ROUND,
-    )
+    store_quantized(x, row, values_ptr, scales_ptr, static_ptr, size, BLOCK, GROUP, STATIC, ROUND)

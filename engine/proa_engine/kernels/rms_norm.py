@@ -143,20 +143,7 @@ def rms_norm_kernel(
     if QUANTIZE:
         # Rounded to x's type before it is quantized, as in the reference.
         normed = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
-        num_groups = 1 if GROUP == 0 else size // GROUP
-        store_quantized(
-            normed,
-            columns,
-            mask,
-            out_ptr + row * size,
-            scales_ptr + row * num_groups,
-            static_ptr,
-            size,
-            BLOCK,
-            GROUP,
-            STATIC,
-            ROUND,
-        )
+        store_quantized(normed, row, out_ptr, scales_ptr, static_ptr, size, BLOCK, GROUP, STATIC, ROUND)
     else:
         tl.store(out_ptr + row * size + columns, normed, mask=mask)
 

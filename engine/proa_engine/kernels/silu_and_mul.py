@@ -132,20 +132,7 @@ def activate_and_mul_kernel(
     if QUANTIZE:
         # Rounded to x's type before it is quantized, as in the reference.
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
-        num_groups = 1 if GROUP == 0 else size // GROUP
-        store_quantized(
-            y,
-            columns,
-            mask,
-            out_ptr + row * size,
-            scales_ptr + row * num_groups,
-            static_ptr,
-            size,
-            BLOCK,
-            GROUP,
-            STATIC,
-            ROUND,
-        )
+        store_quantized(y, row, out_ptr, scales_ptr, static_ptr, size, BLOCK, GROUP, STATIC, ROUND)
     else:
         tl.store(out_ptr + row * size + columns, y, mask=mask)
 
