@@ -14,7 +14,7 @@ from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
 from proa_engine.models.checkpoint import SafetensorsCheckpoint
-from proa_engine.models.config import DecoderOptions, ModelConfig
+from proa_engine.models.config import ModelConfig
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import IMPLEMENTATION, AttentionCall, AttentionCalls, register
 from proa_engine.models.transformers_adapter.load_weights import TypedSource, load_weights
@@ -43,10 +43,7 @@ class TransformersEncoder:
     ValueError with the reason if the model cannot be served."""
 
     defaults: Mapping[str, Any] = {}
-
-    @staticmethod
-    def read_options(fields: Mapping[str, Any]) -> DecoderOptions:
-        return adapter_fields.read_options(fields)
+    read_options = staticmethod(adapter_fields.read_options)
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
         options = config.decoder

@@ -12,7 +12,7 @@ from proa_engine.layers.cache_layers import CacheLayer, LayerCache
 from proa_engine.layers.linear import Unquantized
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.layers.weights import Weights
-from proa_engine.models.config import DecoderOptions, ModelConfig
+from proa_engine.models.config import ModelConfig
 from proa_engine.models.decoder import tensors_of
 from proa_engine.models.transformers_adapter import fields as adapter_fields
 from proa_engine.models.transformers_adapter.attention import AttentionCalls, PagedAttend
@@ -27,10 +27,7 @@ class TransformersForCausalLM:
     model cannot be served."""
 
     defaults: Mapping[str, Any] = {}
-
-    @staticmethod
-    def read_options(fields: Mapping[str, Any]) -> DecoderOptions:
-        return adapter_fields.read_options(fields)
+    read_options = staticmethod(adapter_fields.read_options)
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: ParallelContext) -> None:
         options = config.decoder
