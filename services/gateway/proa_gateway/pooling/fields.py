@@ -11,6 +11,7 @@ from proa_gateway.serving.fields import MAX_PROMPTS, Prompts, TemplateVariables,
 from proa_gateway.serving.generation_request import ModelName, Name, RequestId
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import Refused
+from proa_gateway.serving.openai_schema import UsageInfo
 
 _STRING = {"type": "string"}
 _PART = {
@@ -153,3 +154,18 @@ REFUSED_IN_SCORES: Mapping[str, Refused] = {
     "max_chunks_per_doc": Refused("a document is scored as a whole; use max_tokens_per_doc"),
     "overlap_tokens": Refused("a document is scored as a whole"),
 }
+
+
+# Of responses, for the OpenAPI document.
+
+
+class PooledList(BaseModel):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    usage: UsageInfo
+
+
+class ApiVersion(BaseModel):
+    version: str

@@ -6,10 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.pooling.encoder import Endianness, NumberFormat
-from proa_gateway.pooling.fields import InputFields, PoolingFields, ScoredText
+from proa_gateway.pooling.fields import ApiVersion, InputFields, PooledList, PoolingFields, ScoredText
 from proa_gateway.serving.fields import MAX_PROMPTS, Text, at_most
 from proa_gateway.serving.generation_request import Count, Name
-from proa_gateway.serving.openai_schema import UsageInfo
 
 CohereType = Literal["float", "base64", "binary", "ubinary"]
 
@@ -97,14 +96,6 @@ Values = list[float] | str
 """Numbers, or base64 of float32."""
 
 
-class _List(BaseModel):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    usage: UsageInfo
-
-
 class LateChunk(BaseModel):
     """Its tokens and characters, each the first and the one behind the last. `char_range` None: it has only tokens that
     the tokenizer adds."""
@@ -129,7 +120,7 @@ class Embedding(BaseModel):
     late_chunking: LateChunks | None = None
 
 
-class EmbeddingList(_List):
+class EmbeddingList(PooledList):
     data: list[Embedding]
 
 
@@ -141,12 +132,8 @@ class PooledData(BaseModel):
     data: Values | list[list[float]]
 
 
-class PoolingList(_List):
+class PoolingList(PooledList):
     data: list[PooledData]
-
-
-class ApiVersion(BaseModel):
-    version: str
 
 
 class CohereUnits(BaseModel):
@@ -187,5 +174,5 @@ class Classes(BaseModel):
     num_classes: int
 
 
-class ClassList(_List):
+class ClassList(PooledList):
     data: list[Classes]

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.apis.embeddings.protocol import ApiVersion, _List
-from proa_gateway.pooling.fields import ScoredText, ScoredTexts, TruncatedFields
+from proa_gateway.pooling.fields import ApiVersion, PooledList, ScoredText, ScoredTexts, TruncatedFields
 from proa_gateway.serving.fields import TemplateVariables, Text
 
 TokenLimit = Annotated[int, Field(ge=0, lt=2**31)]
@@ -85,7 +84,7 @@ class Score(BaseModel):
     score: float
 
 
-class ScoreList(_List):
+class ScoreList(PooledList):
     data: list[Score]
 
 
