@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from proa.contract import EngineCoreRequest, Grammar, ModelInfo, PoolingParams, PoolingTask, SamplingParams
+from proa.contract import EngineCoreRequest, Grammar, PoolingParams, PoolingTask, SamplingParams
 from proa_gateway.engines.attempts import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
@@ -19,28 +19,13 @@ from proa_gateway.engines.attempts import (
 from proa_gateway.engines.client import EngineClient
 from proa_gateway.errors import EngineLost, EngineUnavailable, GatewayError, Overloaded
 from proa_gateway.routing.hints import RoutingHints
+from support.model_info import model_info
 
-MODEL = ModelInfo(
-    model_name="m",
-    model="/m",
-    max_model_len=100,
-    vocab_size=10,
-    block_size=16,
-    num_gpu_blocks=8,
-    block_hash_version=1,
-    tokenizer_digest="d",
-    max_num_seqs=8,
-    max_logprobs=20,
-    max_waiting_requests=9,
-    engine_version="0",
-    max_num_batched_tokens=64,
-    prefix_caching=True,
-)
 LOST, FULL, UNAVAILABLE = EngineLost("lost"), Overloaded("full"), EngineUnavailable("not now")
 
 
 def engine(address: str = "a", **info: Any) -> EngineClient:
-    return cast(EngineClient, SimpleNamespace(address=address, hello=SimpleNamespace(model=replace(MODEL, **info))))
+    return cast(EngineClient, SimpleNamespace(address=address, hello=SimpleNamespace(model=model_info(**info))))
 
 
 def sent_once(num_tokens: int = 0, **params: Any) -> RequestAttempts:

@@ -22,7 +22,6 @@ from proa.contract import (
     KvEvents,
     LoadedLoras,
     Lora,
-    ModelInfo,
     PoolingParams,
     PoolingTask,
     Rejected,
@@ -34,6 +33,7 @@ from proa.contract import (
 )
 from proa.contract.pb import from_pb, to_pb
 from proa.engine.v1 import core_pb2, service_pb2
+from support.model_info import model_info
 
 PARAMS = SamplingParams(
     key=2**64 - 1,
@@ -97,23 +97,14 @@ IMAGE_INPUT = ImageInput(
     max_pixels=4096,
     resample=3,
 )
-INFO = ModelInfo(
+INFO = model_info(
     model_name="name",
     model="folder",
     revision="main",
-    max_model_len=64,
-    vocab_size=100,
-    block_size=16,
-    num_gpu_blocks=8,
-    block_hash_version=1,
     tokenizer_digest="00ff",
     eos_token_ids=(0, 2),
-    max_num_seqs=4,
-    max_logprobs=5,
-    max_waiting_requests=9,
     engine_version="0.1",
     max_num_batched_tokens=65,
-    prefix_caching=True,
     grammars=True,
     model_type="llama",
     checkpoint_rule=CheckpointRule(interval=512, min_junction=256),

@@ -15,7 +15,6 @@ from proa.contract import (
     FinishReason,
     LoadedLoras,
     Lora,
-    ModelInfo,
     SchedulerStats,
 )
 from proa.engine.v1 import service_pb2
@@ -30,26 +29,9 @@ from proa_engine.server.loaded_engine import LoadedEngine, RequestObserver
 from proa_engine.server.request_router import RequestRouter
 from proa_engine.server.session import Session
 from support.engine_client import engine_request, wait_until
+from support.model_info import model_info
 
 T = TypeVar("T")
-MODEL = ModelInfo(
-    model_name="m",
-    model="m",
-    revision="",
-    max_model_len=64,
-    vocab_size=100,
-    block_size=16,
-    num_gpu_blocks=8,
-    block_hash_version=1,
-    tokenizer_digest="",
-    eos_token_ids=(),
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_logprobs=5,
-    max_waiting_requests=9,
-    prefix_caching=True,
-    engine_version="0",
-)
 LORA = Lora(name="a", path="/a", digest="0" * 64)
 
 
@@ -120,7 +102,9 @@ class SessionUnderTest:
         metrics = EngineMetrics(CollectorRegistry(), config, cache_groups=groups, max_model_len=64)
         observer = RequestObserver(EngineTracer(), metrics)
         loras = LoadedLoras(loras=(LORA,))
-        engine = LoadedEngine(self.core, MODEL, config, (), lambda request: None, observer, loras, instance_id="i")
+        engine = LoadedEngine(
+            self.core, model_info(), config, (), lambda request: None, observer, loras, instance_id="i"
+        )
         self.router.start(engine)
         self.gateway = Gateway()
         self.session = Session(self.router, lambda: None, **options)
