@@ -266,7 +266,8 @@ class OutputProcessor:
             self.num_tokens += 1
             self._num_unsent_markers += 1
             self._sink.marker(token_id)
-            self._end_if_satisfied()
+            if self._sink.is_satisfied:
+                self._emit(TextDelta("", 0), FinishReason.STOP, None)
 
     def _emit(self, delta: TextDelta, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
         emitted = Delta(delta.text)
@@ -285,11 +286,7 @@ class OutputProcessor:
         if emitted.finish_reason is not None:
             self.finish_reason = emitted.finish_reason
             self._listener.ended(self)
-        else:
-            self._end_if_satisfied()
-
-    def _end_if_satisfied(self) -> None:
-        if self._is_parsed and self._sink.is_satisfied:
+        elif self._is_parsed and self._sink.is_satisfied:
             self._emit(TextDelta("", 0), FinishReason.STOP, None)
 
     def _release(self, num_tokens: int) -> tuple[list[int], list[TokenLogprobs]]:

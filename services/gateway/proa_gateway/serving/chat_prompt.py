@@ -155,11 +155,6 @@ def _render(
         raise InvalidRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
 
 
-def unused_variables(conversation: Conversation, template: ChatTemplate) -> list[str]:
-    """Paths of the variables that are sent and that the template does not use."""
-    return [f"chat_template_kwargs.{name}" for name in conversation.template_kwargs if name not in template.variables]
-
-
 def fit_reasoning(
     conversation: Conversation, template: ChatTemplate, fields: ReasoningFields
 ) -> tuple[Conversation, list[str]]:

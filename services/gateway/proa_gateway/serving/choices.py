@@ -103,7 +103,7 @@ class _Pending:
 
     def take(self) -> tuple[list[MessageEvent], Delta]:
         self._join_texts()
-        return merged(self._events), self._delta
+        return merged(self._events) if len(self._events) > 1 else self._events, self._delta
 
     def _join_texts(self) -> None:
         if self._texts:

@@ -57,14 +57,7 @@ class OutputConstraint:
     """`content`: of the content. `message`: of the form; None: all output is content. One of them constrains."""
 
     content: Constraint | None
-    message: MessageConstraint | None
-
-    @classmethod
-    def of(cls, content: Constraint | None, message: MessageConstraint | None) -> "OutputConstraint | None":
-        """None: nothing is constrained."""
-        if content is None and (message is None or not message.constrains):
-            return None
-        return cls(content, message)
+    message: MessageConstraint | None = None
 
     @property
     def param(self) -> str | None:

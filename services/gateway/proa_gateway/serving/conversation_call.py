@@ -12,7 +12,7 @@ from proa.contract import SamplingParams
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.grammars.message import Reasoning
-from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt, unused_variables
+from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
 from proa_gateway.serving.conversation import Conversation, ReasoningFields, check_tools
 from proa_gateway.serving.envelope import Prompt
@@ -31,6 +31,7 @@ from proa_gateway.serving.prompt import (
     truncated,
 )
 from proa_gateway.serving.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream
+from proa_gateway.serving.structured_outputs import Constraint
 from proa_gateway.tokenizer import MARK
 
 
@@ -80,7 +81,8 @@ class ConversationReader:
     async def read(self, model: ServedModel, *, limit: int | None = None) -> ReadConversation:
         """`limit`: tokens of the prompt; None: those of the model's context. Raises `InvalidRequest`, `Overloaded`."""
         template, settings, request = self._template(model), self.settings, self.request
-        conversation, ignored = self.conversation, unused_variables(self.conversation, template)
+        conversation, variables = self.conversation, self.conversation.template_kwargs
+        ignored = [f"chat_template_kwargs.{name}" for name in variables if name not in template.variables]
         if self.reasoning_fields is not None:
             conversation, unused = fit_reasoning(conversation, template, self.reasoning_fields)
             ignored = [*unused, *ignored]
@@ -185,7 +187,7 @@ class ConversationCall(GenerationCall):
             param=self.param,
             prompts=[read.prompt],
             ignored_fields=read.ignored_fields,
-            constraint=OutputConstraint.of(self.fields.constraint, _message_constraint(read)),
+            constraint=_output_constraint(self.fields.constraint, read),
             params=params,
             text_stream=lambda prompt: text_stream(self.fields, model),
             renderer=self.renderer(PreparedChat(model, read.prompt, params[0])),
@@ -199,13 +201,14 @@ class ConversationCall(GenerationCall):
             raise UnsupportedField(message, param="tools")
 
 
-def _message_constraint(read: ReadConversation) -> MessageConstraint | None:
+def _output_constraint(content: Constraint | None, read: ReadConversation) -> OutputConstraint | None:
+    """`content`: of the content. None: nothing is constrained. Raises `UnsupportedField`."""
     conversation, message_format = read.conversation, read.prompt.message_format
     if message_format is None:
         if conversation.thinking_token_budget is not None:
             raise UnsupportedField(NO_BUDGET, param=BUDGET)
-        return None
-    return MessageConstraint(
+        return OutputConstraint(content) if content is not None else None
+    message = MessageConstraint(
         message_format.compiled.tool_format,
         conversation.prompt_tools,
         "auto" if conversation.tool_choice == "none" else conversation.tool_choice,
@@ -213,3 +216,4 @@ def _message_constraint(read: ReadConversation) -> MessageConstraint | None:
         message_format.reasoning,
         conversation.thinking_token_budget,
     )
+    return OutputConstraint(content, message) if content is not None or message.constrains else None

@@ -127,12 +127,10 @@ class GenerationRequest(SamplingParameters, ConstraintFields):
     @property
     def extra_fields(self) -> dict[str, Any]:
         """The fields that this class and those of its fields do not have, by their path in the body."""
-        return _extra_fields(self)
-
-
-def _extra_fields(model: BaseModel, path: str = "") -> dict[str, Any]:
-    extra = {f"{path}{name}": value for name, value in (model.__pydantic_extra__ or {}).items()}
-    for name in type(model).model_fields:
-        if isinstance(value := getattr(model, name), BaseModel):
-            extra |= _extra_fields(value, f"{path}{name}.")
-    return extra
+        extra: dict[str, Any] = {}
+        models: list[tuple[str, BaseModel]] = [("", self)]
+        for path, model in models:  # which grows
+            extra |= {f"{path}{name}": value for name, value in (model.__pydantic_extra__ or {}).items()}
+            values = ((name, getattr(model, name)) for name in type(model).model_fields)
+            models += [(f"{path}{name}.", value) for name, value in values if isinstance(value, BaseModel)]
+        return extra

@@ -181,6 +181,7 @@ class ServedRequest:
     hints: Sequence[RoutingHints] = ()  # one for each prompt
     grammar: Grammar | None = None  # of all outputs
     generation: Generation | None = None
+    sequences: Sequence[EngineSequence] = ()  # of `generation`
     choices: Sequence[Choice] = ()  # of a request that generates
     error: GatewayError | None = None
     status: int = 200
@@ -192,10 +193,6 @@ class ServedRequest:
     @property
     def seconds_left(self) -> float:
         return self.arrived + self.time_limit - time.perf_counter()
-
-    @property
-    def sequences(self) -> Sequence[EngineSequence]:
-        return self.generation.sequences if self.generation else []
 
     @property
     def usage(self) -> Usage:

@@ -112,6 +112,7 @@ class Serving:
                 deadlines=self._config.deadlines,
                 seconds=served.seconds_left,
             )
+            served.sequences = generation.sequences
             try:
                 await job.run(served, generation, writer)
             finally:

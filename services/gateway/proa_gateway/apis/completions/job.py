@@ -49,7 +49,7 @@ class CompletionCall(GenerationCall):
             request=body,
             param="prompt",
             prompts=[await _read(prompt, body, model, max_tokens) for prompt in body.prompt],
-            constraint=OutputConstraint.of(body.constraint, None),
+            constraint=OutputConstraint(body.constraint) if body.constraint is not None else None,
             params=params,
             text_stream=lambda each: None if only_scores else text_stream(body, model, context=each.token_ids),
             renderer=partial(CompletionRenderer, body, model, settings),

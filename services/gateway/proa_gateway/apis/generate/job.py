@@ -68,7 +68,7 @@ class GenerateCall(GenerationCall):
             request=request,
             param="text",
             prompts=[await _read(prompt, model) for prompt in body.prompts],
-            constraint=OutputConstraint.of(request.constraint, None),
+            constraint=OutputConstraint(request.constraint) if request.constraint is not None else None,
             params=params,
             text_stream=lambda each: None if limit == 0 else text_stream(request, model, context=each.token_ids),
             renderer=partial(GenerateRenderer, form, partial(choice_ids, body, self.num_choices)),
