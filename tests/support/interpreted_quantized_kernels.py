@@ -119,7 +119,7 @@ def check_int4_matmul(dtype: torch.dtype) -> None:
         x = torch.randn(rows, 128).to(dtype)
         bias = None if bias is None else bias.to(dtype)
         expected = torch.nn.functional.linear(x, int4.dequantize_int4(weight), bias)
-        ours = int4.int4_matmul(x, weight.packed, weight.scales, weight.zeros, weight.groups, bias)
+        ours = int4.int4_matmul(x, weight, bias)
         close(ours, expected, 10 * TOLERANCE[dtype])
 
 

@@ -17,30 +17,33 @@ from proa_engine.kernels.linear import Linear
 PACKED = 8  # numbers in an int32
 
 
-def int4_matmul(
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    groups: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """x [rows, inputs] and the fields of an `Int4Weight` -> [rows, outputs] in x's type. GPU only."""
+@dataclass(frozen=True, eq=False)  # without slots, as `ExpertMatrices`
+class Int4Weight:
+    """A weight [outputs, inputs] of 4-bit numbers. AWQ and GPTQ checkpoints are repacked to this layout."""
+
+    packed: torch.Tensor  # [inputs / 8, outputs] int32: eight neighbouring inputs, the first in the lowest bits
+    scales: torch.Tensor  # [groups, outputs]
+    zeros: torch.Tensor  # [groups, outputs] int8: 0 … 16
+    groups: torch.Tensor | None  # [inputs] int32: the group of each input; None: equal runs of inputs
+
+
+def int4_matmul(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [rows, inputs] -> [rows, outputs] in x's type. GPU only."""
     num_rows, num_inputs = x.shape
-    num_outputs = packed.shape[1]
+    num_outputs = weight.packed.shape[1]
     assert x.stride(1) == 1
-    assert packed.is_contiguous()
+    assert weight.packed.is_contiguous()
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    group_size = num_inputs // scales.shape[0]
+    group_size = num_inputs // weight.scales.shape[0]
     block_m = min(max(next_power_of_2(num_rows), 16), 64)
     block_n = 64 if block_m <= 32 else 128
     grid = (cdiv(num_rows, block_m), cdiv(num_outputs, block_n))
     int4_matmul_kernel[grid](
         x,
-        packed,
-        scales,
-        zeros,
-        groups,
+        weight.packed,
+        weight.scales,
+        weight.zeros,
+        weight.groups,
         bias,
         out,
         num_rows,
@@ -48,7 +51,7 @@ def int4_matmul(
         num_inputs,
         group_size,
         x.stride(0),
-        HAS_GROUPS=groups is not None,
+        HAS_GROUPS=weight.groups is not None,
         HAS_BIAS=bias is not None,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
@@ -111,16 +114,6 @@ def int4_matmul_kernel(
     store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Int4Weight:
-    """A weight [outputs, inputs] of 4-bit numbers. AWQ and GPTQ checkpoints are repacked to this layout."""
-
-    packed: torch.Tensor  # [inputs / 8, outputs] int32: eight neighbouring inputs, the first in the lowest bits
-    scales: torch.Tensor  # [groups, outputs]
-    zeros: torch.Tensor  # [groups, outputs] int8: 0 … 16
-    groups: torch.Tensor | None  # [inputs] int32: the group of each input; None: equal runs of inputs
-
-
 class Int4Linear:
     def __init__(self, weight: Int4Weight, bias: torch.Tensor | None) -> None:
         self.shape = torch.Size((weight.packed.shape[1], weight.packed.shape[0] * PACKED))
@@ -128,19 +121,13 @@ class Int4Linear:
         if weight.packed.is_cpu:
             self.reference = Linear(dequantize_int4(weight), bias)
         else:
-            self.packed, self.scales, self.zeros, self.groups = (
-                weight.packed,
-                weight.scales,
-                weight.zeros,
-                weight.groups,
-            )
-            self.bias = bias
+            self.weight, self.bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs]"""
         if self.reference is not None:
             return self.reference(x)
-        return int4_matmul(x, self.packed, self.scales, self.zeros, self.groups, self.bias)
+        return int4_matmul(x, self.weight, self.bias)
 
 
 def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
