@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 class Block:
     """One block of the KV cache, used by `ref_count` requests. Free blocks are linked through `prev` and `next`.
 
-    A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. A
-    slot of recurrent states is a block of another pool.
+    A cached block can be found in the prefix cache: `cached_in[block_hash]` is this block, also while it is free. The
+    slots of recurrent states are `Block`s too, of another pool.
     """
 
     __slots__ = ("block_hash", "block_id", "cached_in", "checkpoints", "next", "prev", "ref_count")
@@ -17,7 +17,7 @@ class Block:
         self.ref_count = 0
         self.block_hash = b""
         self.cached_in: dict[bytes, Block] | None = None  # the cached blocks of its table; None: it is not cached
-        self.checkpoints: set[bytes] | None = None  # hashes of those that need this block; None: it is not cached
+        self.checkpoints: set[bytes] | None = None  # hashes of the checkpoints that need it, while it is cached
         self.prev: Block | None = None
         self.next: Block | None = None
 
@@ -82,7 +82,8 @@ class BlockPool:
     """Blocks in use and free blocks.
 
     `order` is the order in which the blocks are first allocated, a permutation of the ids; ascending by default.
-    `evict` is called with a free block that has a name and is about to be allocated; it must remove the name.
+    `evict` is called with a free cached block that is about to be allocated; it must remove the block from the prefix
+    cache.
     """
 
     def __init__(self, num_blocks: int, evict: Callable[[Block], None], *, order: Sequence[int] | None = None) -> None:
@@ -112,7 +113,7 @@ class BlockPool:
         return sum(block.ref_count == 0 for block in blocks)
 
     def get_new_blocks(self, count: int) -> list[Block]:
-        """Allocate `count` blocks, of which there must be enough, and evict them from the prefix cache."""
+        """Allocate `count` blocks and evict them from the prefix cache. The caller checks that enough are free."""
         blocks = []
         for _ in range(count):
             block = self._free.pop_left()
@@ -132,8 +133,8 @@ class BlockPool:
     def free_blocks(self, blocks: Sequence[Block]) -> None:
         """Drop one reference to each of a request's blocks, in the order of its tokens.
 
-        This defines the eviction order: blocks without a name first; then the others in the order in which they became
-        free. A request's last block goes before its first, because a prefix is matched from its beginning.
+        This defines the eviction order: blocks that are not cached first, then cached ones in the order in which they
+        became free. A request's last block is evicted before its first, because a prefix is matched from its beginning.
         """
         for block in reversed(blocks):
             assert block.ref_count > 0, f"block {block.block_id} is freed twice"
@@ -146,13 +147,13 @@ class BlockPool:
                 self._free.append(block)
 
     def refresh(self, block: Block) -> None:
-        """Make a block the last to be evicted, if it is free."""
+        """Move a block to the end of the eviction order, if it is free."""
         if block.ref_count == 0:
             self._free.remove(block)
             self._free.append(block)
 
     def demote(self, block: Block) -> None:
-        """Make a free block, which has lost its name, the next to be allocated."""
+        """Move a free block that is no longer in the prefix cache to the front of the free list."""
         self._free.remove(block)
         self._free.append_left(block)
 

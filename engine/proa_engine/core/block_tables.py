@@ -10,10 +10,10 @@ from proa_engine.core.request import Request
 
 
 class BlockTables:
-    """The tables of requests, over one pool.
+    """The block tables of running requests, allocated from one pool.
 
-    Table 0 has a block for every token. A table with a window has blocks only from the first column that the request's
-    next token attends to, however long the request is.
+    Table 0 has a block for every token. A table with a sliding window has blocks only from the first column that the
+    request's next token attends to, however long the request is.
     """
 
     def __init__(self, groups: CacheGroups, pool: BlockPool) -> None:
@@ -25,10 +25,10 @@ class BlockTables:
     def allocate(
         self, request: Request, num_tokens: int, blocks: Sequence[Block], window_blocks: Sequence[Sequence[Block]]
     ) -> list[list[int]] | None:
-        """Give a request that holds nothing slots for `num_tokens` tokens, starting with cached blocks.
+        """Allocate slots for `num_tokens` tokens to a request without blocks, starting with cached blocks.
 
         `blocks` are of table 0, and `window_blocks` of the tables with windows. Returns the ids of each table's blocks,
-        -1 where there is none. If there are not enough free blocks, returns None and changes nothing.
+        -1 where a table has none. If there are not enough free blocks, returns None and changes nothing.
         """
         num_cached, windows = len(blocks), self._groups.windows
         firsts = [self._groups.first_column(window, num_cached * self._block_size) for window in windows]
@@ -36,7 +36,7 @@ class BlockTables:
         cached = [*blocks, *chain.from_iterable(window_blocks)]
         if sum(needs) > self._pool.num_free_blocks - self._pool.num_free_of(cached):
             return None
-        # New blocks are evicted ones, in any table: a hit that is not referenced yet could be among them.
+        # Allocating evicts free blocks, so the hit's blocks are referenced first.
         self._pool.touch(cached)
         request.tables = [list(blocks)]
         for index, first in enumerate(firsts):
@@ -57,7 +57,7 @@ class BlockTables:
             ends = self._ends(request, num_tokens, request.first_columns)
             needs = [max(end - len(table), 0) for end, table in zip(ends, request.tables, strict=True)]
             return None if sum(needs) > self._pool.num_free_blocks else self._extend(request, needs)
-        table = request.tables[0]  # apart, since 16 of 256 decodes come here in every step
+        table = request.tables[0]  # the common case first: with 256 decodes, 16 extend their table in every step
         need = -(-num_tokens // self._block_size) - len(table)
         if need > self._pool.num_free_blocks:
             return None
@@ -74,7 +74,8 @@ class BlockTables:
         request.num_slots = 0
 
     def window_blocks(self, request: Request, position: int) -> list[list[Block]] | None:
-        """The blocks behind the window before `position`, by table with a window; None if some are freed already."""
+        """Return the blocks behind the window before `position`, by table with a window; None if some are freed
+        already."""
         firsts = [self._groups.first_column(window, position) for window in self._groups.windows]
         if any(map(int.__lt__, firsts, request.first_columns)):
             return None
@@ -84,7 +85,7 @@ class BlockTables:
     def check_integrity(self, requests: Iterable[Request], held_blocks: Iterable[Block]) -> None:
         """Raises `AssertionError` unless exactly the blocks of `requests` and `held_blocks` are in use.
 
-        Those that windows have passed must not be.
+        Blocks that the windows have passed must be free.
         """
         references = Counter(block.block_id for block in held_blocks)
         for request in requests:
@@ -105,10 +106,10 @@ class BlockTables:
         assert references == used, "reference counts differ from the block tables"
 
     def _ends(self, request: Request, num_tokens: int, firsts: Sequence[int]) -> Sequence[int]:
-        """The columns that each table must have at least.
+        """Return the number of columns that each table needs at least.
 
-        A table with a window gets all that it may have, up to the end of the known tokens, so the later chunks of a
-        prompt only replace what they free.
+        A table with a window gets all the columns that it may use, up to the end of the known tokens. The later chunks
+        of a prompt then only replace the blocks that they free.
         """
         columns = -(-num_tokens // self._block_size)
         known = max(columns, -(-request.num_tokens // self._block_size))
@@ -147,5 +148,5 @@ class BlockTables:
 
 
 def held(blocks: Sequence[Block | None]) -> list[Block]:
-    """Blocks of a table from its first column on."""
+    """Return the blocks of a table from its first used column on."""
     return [block for block in blocks if block is not None]

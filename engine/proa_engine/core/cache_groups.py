@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroups:
-    """What a request holds: blocks of one table, and of one more table for each of `windows`; a state slot.
+    """The shape of the KV cache: a request holds blocks of table 0, of one table for each of `windows`, and a state
+    slot.
 
     The core knows no layers and no bytes. The worker stores all layers with full attention in the blocks of table 0,
-    and packs layers with a sliding window into as many further tables as their blocks of equal bytes need. All tables
-    take their blocks from one pool of `num_blocks`, each of `block_size` tokens. The layers with recurrent states have
-    `num_state_slots` slots, each one request's states at one position; 0: the model has none.
+    and packs layers with a sliding window into further tables, whose blocks have equal bytes. All tables allocate from
+    one pool of `num_blocks`, each of `block_size` tokens. There are `num_state_slots` slots for the states of recurrent
+    layers, 0 if the model has none; each has one request's states at one position.
 
-    `checkpoint_interval`, `min_junction`: see `proa.blocks.checkpoint_positions`, in tokens. `max_step_tokens`: the
-    most tokens between the last one that is known to be computed and the end of a request's next step.
+    `checkpoint_interval` and `min_junction` are in tokens, see `proa.blocks.checkpoint_positions`. `max_step_tokens` is
+    the largest distance between a request's last token that is known to be computed and the end of its next step.
     """
 
     num_blocks: int
@@ -36,32 +37,32 @@ class CacheGroups:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether a request can continue only where the windows' blocks and the states are cached too."""
+        """Whether a request can continue a prefix only where the windows' blocks and the states are cached too."""
         return bool(self.windows or self.num_state_slots)
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest request that fits if it has all blocks."""
+        """Length in tokens of the longest request that fits if it has all blocks."""
         columns = range(1, self.num_blocks + 1)
         return bisect_right(columns, self.num_blocks, key=self._blocks_of_columns) * self.block_size
 
     def concurrency(self, num_tokens: int) -> float:
-        """How many requests of so many tokens the blocks are enough for."""
+        """Return how many requests of `num_tokens` tokens fit into the blocks at a time."""
         return self.num_blocks / self.blocks_of(num_tokens)
 
     def blocks_of(self, num_tokens: int) -> int:
-        """The most blocks that a request of so many tokens holds at a time."""
+        """Return the largest number of blocks that a request of `num_tokens` tokens holds at a time."""
         return self._blocks_of_columns(-(-num_tokens // self.block_size))
 
     def first_column(self, window: int, position: int) -> int:
-        """The first column of which the token at `position` attends to a token."""
+        """Return the first column with a token that the token at `position` attends to."""
         return max(position - window + 1, 0) // self.block_size
 
     def window_columns(self, window: int) -> int:
-        """The most blocks that a request holds in a table with this window.
+        """Return the largest number of blocks that a request holds in a table with this window.
 
-        These cover the tokens that the next step's first token attends to and the step's own. Two more are for the
-        ends, which are not on block boundaries.
+        They cover the tokens that the next step's first token attends to, and the step's own tokens. Two more blocks
+        are needed because neither range starts or ends at a block boundary.
         """
         return -(-(window - 1 + self.max_step_tokens) // self.block_size) + 2
 

@@ -1,8 +1,8 @@
-"""Requests whose output is constrained by a grammar: each sampled token is accepted by the grammar, or is an error.
+"""Requests whose output is constrained by a grammar. A sampled token that the grammar rejects is an error.
 
-Where the grammar allows one token alone, no sampling is needed: forced tokens are known before they are computed, so
-that one step computes them all. This is jump-forward decoding (Zheng et al., SGLang, 2023, arXiv:2312.07104), with the
-tokens that the masks would allow instead of a new tokenization of the text.
+Where the grammar allows only one token, it is not sampled: the core appends such forced tokens before they are
+computed, and one step computes them all. This is jump-forward decoding (Zheng et al., SGLang, 2023, arXiv:2312.07104),
+but the tokens are those that the masks would allow, where SGLang tokenizes the text again.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,15 @@ from proa_engine.core.request import Request, RequestStatus
 
 @dataclass(slots=True)
 class ForcedCounter:
-    num_tokens: int = 0  # that were appended and not sampled, since start
+    num_tokens: int = 0  # appended without being sampled, since start
 
 
 def can_force(params: SamplingParams) -> bool:
-    """False if a token needs its logits, could be one that the request's rules forbid, or may end the output."""
+    """Whether tokens that the grammar forces may be appended without sampling.
+
+    Not with log probabilities, which need each token's logits; not with token rules, which may forbid a forced token;
+    and not with repetition detection, which may end the output at one.
+    """
     has_rules = params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens
     return params.logprobs is None and params.repetition_detection is None and not has_rules
 
@@ -27,19 +31,20 @@ def can_force(params: SamplingParams) -> bool:
 class ConstrainedRequest(Request):
     """A request with a grammar. `cursor` is set when the grammar is compiled, and is kept during preemption.
 
-    An end token finishes it as any other request; else a complete grammar does, whatever `min_tokens` and `ignore_eos`
-    are; else its length. An end of sequence that completes the grammar is a stop, so that it is not part of the text,
-    also with `ignore_eos`. A refused token is dropped.
+    Checked in this order, the request finishes at an end token, as any other; when the grammar is complete, whatever
+    `min_tokens` and `ignore_eos` are; or at its maximum length. If the end-of-sequence token completes the grammar, the
+    request is stopped by it also with `ignore_eos`, so that the token is not part of the text. A token that the grammar
+    rejects is dropped.
 
-    Tokens that the grammar forces are appended with the token before them. A step that is in flight then samples one of
-    them early, without a mask: what it samples is dropped, and the workers are sent the right one. `forced` counts
-    forced tokens; None: all tokens are sampled.
+    Forced tokens are appended together with the token before them. A step in flight may then sample one of them early,
+    without a mask: its sample is dropped, and the workers are sent the forced token. `forced` counts forced tokens;
+    None: all tokens are sampled.
     """
 
     __slots__ = ("_forced", "_has_unsent", "_model_eos_token_ids", "_num_early", "_verdict", "cursor")
 
-    cursor: GrammarCursor  # behind the tokens in `token_ids`
-    _verdict: bool | None  # of the cursor on the oldest token in flight; None: not asked yet
+    cursor: GrammarCursor  # has accepted all output tokens in `token_ids`
+    _verdict: bool | None  # whether `cursor` accepted the oldest token in flight; None: not checked yet
 
     def __init__(
         self,
@@ -51,15 +56,15 @@ class ConstrainedRequest(Request):
         forced: ForcedCounter | None,
     ) -> None:
         super().__init__(request, order=order, max_num_tokens=max_num_tokens, eos_token_ids=eos_token_ids)
-        self._model_eos_token_ids = eos_token_ids  # `eos_token_ids` are none with `ignore_eos`
+        self._model_eos_token_ids = eos_token_ids  # `eos_token_ids` is empty with `ignore_eos`
         self._verdict = None
         self._forced = forced
-        self._num_early = 0  # tokens in flight that `token_ids` has already
+        self._num_early = 0  # tokens in flight whose positions have forced tokens in `token_ids` already
         self._has_unsent = False  # whether `token_ids` ends with forced tokens that the workers do not have
 
     @property
     def samples(self) -> bool:
-        """Whether the last scheduled step samples a token that is not known, as it does not if known ones are left."""
+        """Whether the last scheduled step samples an unknown token. It does not if known tokens are left to compute."""
         return self.num_placeholders > 0
 
     @property
@@ -94,15 +99,15 @@ class ConstrainedRequest(Request):
         return self._append_forced(self._forced_ahead())
 
     def _forced_ahead(self) -> Sequence[int]:
-        """The tokens that the grammar forces next, if to append them saves a step: one that a step in flight samples
-        anyway would not."""
+        """Return the tokens that the grammar forces next, empty if appending them saves no step because the steps in
+        flight sample as many."""
         if self._forced is None:
             return ()
         forced = self.cursor.forced()
         return forced if len(forced) > self.num_placeholders else ()
 
     def _append_forced(self, forced: Sequence[int]) -> bool:
-        """Append these tokens, and those that the grammar forces behind them. Returns whether the request finished."""
+        """Append `forced`, then whatever tokens the grammar forces after them. Returns whether the request finished."""
         if not forced:
             return False
         assert self._forced is not None
@@ -134,9 +139,9 @@ class ConstrainedRequest(Request):
 
 
 def cursors_to_fill(requests: Sequence[Request], rows: Sequence[int]) -> list[tuple[int, GrammarCursor]]:
-    """The cursors of a started step's constrained rows, with their indices.
+    """Return the cursors of a started step's constrained rows, with the rows' indices.
 
-    Without those of requests that have finished since, or whose next token became known.
+    Rows whose request has finished since, or whose next token became known, are left out.
     """
     cursors = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""EncoderCache: the encoded images that the workers have, and those that a step encodes and frees."""
+"""EncoderCache: which encoded images the workers hold, and which images a step encodes and frees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,20 @@ from proa_engine.core.types import EncoderInput
 @dataclass(slots=True)
 class _Encoding:
     num_tokens: int
-    num_references: int = 0  # of requests, and of the step that is being planned
+    num_references: int = 0  # by requests and by the step that is being planned
     is_encoded: bool = False
 
 
 class EncoderCache:
     """Encoded images by hash, of at most `capacity` tokens together.
 
-    A request holds the image that it has computed a part of, and the step that is being planned holds every image that
-    it reads. Others stay until room is needed; then the least recently used is evicted. Workers run steps in order, so
-    an image may be evicted by the step after the last one that reads it, while that one is in flight.
+    A request references the image that it has computed a part of, and the step that is being planned references every
+    image that it reads. Images without references stay until room is needed; the least recently used is evicted first.
+    Workers run steps in order, so the step after the last one that reads an image may evict it while that one is in
+    flight.
 
-    A step encodes images of at most `step_budget` tokens, or one image, so that many new images do not delay the
-    tokens of other requests.
+    A step encodes images of at most `step_budget` tokens, or one image, so that many new images do not delay the tokens
+    of other requests.
     """
 
     def __init__(self, capacity: int = 0, step_budget: int = 0) -> None:
@@ -31,20 +32,20 @@ class EncoderCache:
         self._capacity = capacity
         self._step_budget = step_budget
         self._encodings: dict[bytes, _Encoding] = {}  # the least recently used first
-        self._num_tokens = 0  # of all
+        self._num_tokens = 0  # of all images
         self._num_held_tokens = 0
-        # Of the step that is being planned.
+        # The step that is being planned:
         self._in_step: set[bytes] = set()
         self._freed: list[bytes] = []
         self._inputs: list[EncoderInput] = []
         self._num_input_tokens = 0
-        self._is_full = False  # a request of this step waits for room: those behind it take none
+        self._is_full = False  # a request waits for room: those scheduled after it get none
 
     def num_available(self, images: Sequence[Image]) -> int:
-        """How many of these images, counted from the first, the step can read with the next request's tokens.
+        """Return how many of `images`, counted from the first, this step can read with the next request's tokens.
 
-        If there is no room for an image, later requests of this step get no room either, so that a request cannot
-        starve: what others hold is released as they compute the rest of it.
+        If there is no room for an image, no request scheduled after this one gets room in this step. Otherwise a
+        request could starve: room is freed only as running requests compute the rest of their images.
         """
         room, num_input_tokens = self._capacity - self._num_held_tokens, self._num_input_tokens
         seen = set[bytes]()
@@ -65,10 +66,10 @@ class EncoderCache:
         return len(images)
 
     def use(self, images: Sequence[Image], *, continues: bool) -> None:
-        """Read available images in this step, and encode those that are not. `continues`: the request has computed a
-        part of the first one."""
+        """Read available images in this step, and encode those that are not encoded yet. `continues`: the request has
+        computed a part of the first one."""
         for image in images:
-            if image.hash in self._encodings:  # before any is evicted, so that none of these is
+            if image.hash in self._encodings:  # before evicting, so that none of these is evicted
                 self._touch_for_step(image.hash)
         for index, image in enumerate(images):
             if image.hash not in self._encodings:
@@ -99,7 +100,7 @@ class EncoderCache:
                 self._forget(image_hash)
 
     def end_step(self, *, has_tokens: bool) -> tuple[list[bytes], list[EncoderInput]]:
-        """The images that the step frees and those that it encodes, none if no tokens are computed."""
+        """Return the images that the step frees and those that it encodes, both empty for a step without tokens."""
         self._is_full = False
         if not has_tokens:
             assert not self._inputs, "an image is encoded for tokens"
@@ -111,7 +112,7 @@ class EncoderCache:
         return freed, inputs
 
     def reset(self) -> None:
-        """Encode all images again, as after a change of weights, also those that requests hold."""
+        """Mark all images to be encoded again, as after a change of weights, also those that requests reference."""
         for image_hash, encoding in list(self._encodings.items()):
             if encoding.is_encoded:
                 self._freed.append(image_hash)
@@ -120,14 +121,14 @@ class EncoderCache:
                 self._forget(image_hash)
 
     def clear(self) -> None:
-        """Forget all images, as the workers have lost them. No request may hold any."""
+        """Forget all images, because the workers have lost them. No request may reference any."""
         assert not self._num_held_tokens
         self._encodings.clear()
         self._freed, self._num_tokens = [], 0
 
     def check_integrity(self, held: Sequence[bytes]) -> None:
-        """Raises `AssertionError` unless, between two steps, exactly the images `held` by requests are held, each as
-        often as it is among them."""
+        """Raises `AssertionError` unless, between two steps, each image has as many references as it occurs in `held`,
+        the images that requests hold."""
         assert not any((self._in_step, self._inputs, self._num_input_tokens, self._is_full))
         holds = {image_hash: each.num_references for image_hash, each in self._encodings.items() if each.num_references}
         assert holds == {image_hash: held.count(image_hash) for image_hash in held}

@@ -34,12 +34,12 @@ class _Abort:
 
 @dataclass(frozen=True, slots=True)
 class _Wake:
-    """Ends `wait_for_work`."""
+    """Makes `wait_for_work` return."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FollowKvEvents:
-    """Whether outputs have the changes of the prefix cache from now on."""
+    """Start (`follow`) or stop adding the changes of the prefix cache to outputs."""
 
     follow: bool
 
@@ -73,7 +73,7 @@ class EngineCore:
         self._loras = scheduler.loras
         self._executor = executor
         self._clock = clock
-        self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # after a step returns
+        self._max_in_flight = 1 if scheduler.config.async_scheduling else 0  # when `step` returns
         self._in_flight: deque[tuple[list[Request], StepFuture]] = deque()
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._operations = Operations(scheduler, executor, self._on_lora_read)
@@ -86,7 +86,7 @@ class EngineCore:
 
     @property
     def loaded_loras(self) -> LoadedLoras:
-        """The adapters that requests may name. Read before the first step; outputs bring each change after it."""
+        """The adapters that requests may name. Read it before the first step; later changes are in the outputs."""
         return self._loras.loaded
 
     def submit(self, request: EngineCoreRequest) -> None:
@@ -106,7 +106,7 @@ class EngineCore:
         self._inbox.put(_FollowKvEvents(False))
 
     def operate(self, operation: Operation[T]) -> "Future[T]":
-        """Run an operator's call between two steps, from any thread. The future is its `done`."""
+        """Run an operator's call between two steps, from any thread. Returns `operation.done`."""
         operation.done.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
         self._inbox.put(operation)
         return operation.done
@@ -116,7 +116,8 @@ class EngineCore:
         self._inbox.put(_Wake())
 
     def has_unfinished_requests(self) -> bool:
-        """Whether outputs are still to come. `step` may have to wait for a grammar: call `wait_for_work` before it."""
+        """Whether outputs are still to come. If all requests wait for grammars, `step` has nothing to do: call
+        `wait_for_work` first."""
         return self.has_work() or self._scheduler.has_pending
 
     def has_work(self) -> bool:
@@ -150,13 +151,13 @@ class EngineCore:
             self.step_started_at = None
 
     def stats(self) -> SchedulerStats:
-        """Statistics of this moment, in an object of the caller's own. From any thread."""
+        """Return the current statistics, in a new object. From any thread."""
         stats = self._scheduler.stats
         stats.sleep_level = self._operations.sleep_level
         return stats
 
     def cache_occupancy(self) -> CacheOccupancy:
-        """What the cache holds at this moment. From any thread."""
+        """Return what the cache holds now. From any thread."""
         return self._scheduler.cache_occupancy
 
     def check_integrity(self) -> None:
@@ -164,7 +165,7 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def _operate(self) -> None:
-        """Run operators' calls. Not timed as a part of the step: to load weights may take minutes."""
+        """Run operators' calls. They are not timed as part of the step: loading weights may take minutes."""
         while (operation := self._operation) is not None:
             self._operation = None
             self._outputs += self._operations.run(operation, self._clock())
@@ -173,7 +174,7 @@ class EngineCore:
             self._operations.fall_asleep()
 
     def _start(self, scheduler_output: SchedulerOutput, requests: list[Request]) -> bool:
-        """Start the step. Returns False if there is none."""
+        """Start the step. Returns False if the workers have nothing to do."""
         if not scheduler_output.must_run:
             return False
         self._executor.execute_model(scheduler_output)
@@ -183,7 +184,7 @@ class EngineCore:
         return True
 
     def _fill_masks(self, requests: list[Request], rows: list[int]) -> GrammarMasks | None:
-        """The masks of the started step's constrained rows, as soon as their last tokens are known."""
+        """Return the masks of the started step's constrained rows, after waiting for the tokens that they depend on."""
         if any(requests[row].num_placeholders > 1 for row in rows):
             self._finish_oldest()  # at most one step was in flight when this one started
         cursors = cursors_to_fill(requests, rows)
@@ -195,13 +196,14 @@ class EngineCore:
     def _finish_oldest(self) -> None:
         requests, future = self._in_flight.popleft()
         result = future.result()
-        self._read_inbox()  # requests aborted since get no more tokens
+        self._read_inbox()  # so that requests aborted meanwhile get no more tokens
         outputs, self._plain = self._scheduler.update_from_output(requests, result, self._clock())
         self._outputs += outputs
         self._num_steps += 1
 
     def _read_inbox(self) -> None:
-        """Read up to an operator's call, so that messages take effect in their order. Only this thread reads."""
+        """Read messages in order, up to an operator's call, which must run before later messages take effect. Only this
+        thread reads."""
         while self._operation is None and not self._inbox.empty():
             self._read(self._inbox.get_nowait(), self._clock())
 
@@ -241,7 +243,7 @@ class EngineCore:
 
     @property
     def _has_news(self) -> bool:
-        """Whether there is anything to send."""
+        """Whether there are outputs or changes to send."""
         if self._outputs or self._plain.token_ids or self._rejections:
             return True
         has_slept = self._operations.sleep_level != self._sent_sleep_level

@@ -7,7 +7,7 @@ from proa_engine.core.types import ModelRunnerOutput, SchedulerOutput
 
 
 class ExecutorFailed(RuntimeError):
-    """A rank died, hung or raised, so no step can finish any more. The message names the rank and the reason."""
+    """A rank died, hung or raised, so no further step can finish. The message names the rank and the reason."""
 
 
 class StepFuture(Protocol):
@@ -25,8 +25,8 @@ class Executor(Protocol):
 
     `execute_model` starts a step's forward pass and returns at once. `sample_tokens` starts its sampling, and must be
     called before the next `execute_model`. Only the future blocks. A step without tokens, which only carries finished
-    and preempted ids, is run the same way; its result has no rows. `masks` may have rows of the step's `grammar_rows`
-    only.
+    and preempted ids, is run the same way; its result has no rows. `masks` may have masks only for rows in the step's
+    `grammar_rows`.
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None: ...
@@ -41,7 +41,7 @@ class Executor(Protocol):
         ...
 
     def wake_up(self) -> None:
-        """Get the memory back. The content of the KV cache is lost."""
+        """Allocate the memory that `sleep` freed. The content of the KV cache is lost."""
         ...
 
     def shutdown(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Grammars in the core: the part of its grammar that an output is in, and the interfaces to compiler and masks.
+"""Grammars in the core: an output's position in its grammar, and the interfaces to the compiler and the masks.
 
-The core knows no library of grammars: `Grammars` and `Matcher` are implemented in `proa_engine.grammar`.
+The core imports no grammar library: `Grammars` and `Matcher` are implemented in `proa_engine.grammar`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,27 +25,28 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Advance by one token. False: the grammar does not allow it or was too complex; use the matcher no more."""
+        """Advance by one token. Returns False if the grammar rejects it or is too complex; the matcher must not be used
+        afterwards."""
         ...
 
     def restart(self) -> None:
         """Return to the grammar's beginning."""
 
     def forced(self) -> Sequence[int]:
-        """The next tokens if there is no choice and the text may not end; empty where there is one.
+        """Return the next tokens while the grammar leaves no choice; empty if there is a choice or the text may end.
 
-        No mask here has another first one. They spell the text that is forced as the tokenizer does; sampled one by one
-        under masks, others could spell it.
+        The mask at this position allows no other first token. The following ones spell the forced text as the tokenizer
+        does; sampling under masks one at a time could spell it with other tokens.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarMasks:
-    """The tokens that a step's constrained rows may sample; other rows are free.
+    """The tokens that a step's constrained rows may sample. Rows that are not listed may sample any token.
 
     `rows`: indices of the step's rows, ascending. `bits`: int32 words [rows, words]; bit i % 32 of word i // 32 is set
-    if token i is allowed. The memory is the caller's until two more steps have started.
+    if token i is allowed. The producer reuses the memory after two more steps have started.
     """
 
     rows: Sequence[int]
@@ -53,18 +54,18 @@ class GrammarMasks:
 
 
 class Part(Enum):
-    """Where an output is: what its next token may be."""
+    """The part of the output that the next token belongs to, which decides whether it is constrained."""
 
-    FIRST = auto()  # what the grammar allows, or a token of `free_if_first`
-    FREE = auto()  # any token, but no end of the output unless the grammar repeats
-    BOUND = auto()  # what the grammar allows
+    FIRST = auto()  # the next token must be allowed by the grammar or be one of `free_if_first`
+    FREE = auto()  # any token; the output may end only if the grammar repeats
+    BOUND = auto()  # the next token must be allowed by the grammar
 
 
 _BOUND = Part.BOUND  # looking up an enum's member takes longer than the rest of `is_complete`
 
 
 class GrammarCursor:
-    """Where an output is in its free and constrained parts, which `proa.contract.Grammar` defines."""
+    """An output's position in its free and constrained parts, which `proa.contract.Grammar` defines."""
 
     __slots__ = ("grammar", "matcher", "part")
 
@@ -96,7 +97,7 @@ class GrammarCursor:
         return self.matcher.forced() if self.part is _BOUND else ()
 
     def _stays_free(self, token_id: int) -> bool:
-        """Advance by a token that may be before the grammar. Returns whether it is."""
+        """Advance by a token that may precede the grammar. Returns whether it does."""
         if self.part is Part.FIRST and token_id not in self.grammar.free_if_first:
             self.part = Part.BOUND
             return False
@@ -106,24 +107,29 @@ class GrammarCursor:
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """A request's grammar is compiled, or cannot be: `error` is a sentence for the user, empty if it is."""
+    """The result of compiling a request's grammar. `error` is empty on success, otherwise a message for the client."""
 
     request_id: str
     cursor: GrammarCursor | None = None
     error: str = ""
-    retryable: bool = False  # the engine is busy; another may take the request
+    retryable: bool = False  # the engine is busy; another engine may accept the request
 
 
 class Grammars(Protocol):
-    """Compiles grammars beside the step loop, and fills masks on its thread."""
+    """Compiles grammars on other threads than the step loop's, and fills masks on the step loop's."""
 
     def prepare(
         self, request: EngineCoreRequest, ready: Callable[[GrammarReady], None], is_wanted: Callable[[], bool]
     ) -> GrammarCursor | None:
-        """The cursor behind the request's resumed tokens. None: `ready` will be called, from any thread, unless
-        `is_wanted`, called from any thread too, says before that the request was aborted."""
+        """Return the grammar's cursor, advanced past the tokens that the request resumes with, if the grammar is
+        cached.
+
+        Otherwise return None and call `ready` from any thread when it is compiled. `is_wanted` (any thread) returns
+        False if the request was aborted meanwhile; `ready` need not be called then.
+        """
         ...
 
     def fill(self, cursors: Sequence[tuple[int, GrammarCursor]]) -> GrammarMasks | None:
-        """The masks of a step's rows, given with their indices. None: no row is constrained at its present token."""
+        """Return the masks of a step's rows, given as (index, cursor). None: no row is constrained at its current
+        token."""
         ...

@@ -1,11 +1,11 @@
 """HostTier: a second prefix cache, in host memory, and the copies between it and the device.
 
-The host has pages, each the content of one block of one table, and slots of states. They are named by the same hashes
-as on the device and evicted by the same rules, so `PrefixCache` and `BlockPool` serve both.
+The host has pages, each with the content of one block of one table, and slots of states. They have the same hashes as
+on the device and are evicted by the same rules, so `PrefixCache` and `BlockPool` serve both.
 
 Copies are planned with a step and never awaited: those of step N run at any time between the end of step N - 1 and the
-start of step N + 1. What a request can load is brought to the device before it starts. It waits until its copies are
-planned, and then finds its blocks as an ordinary hit, so that nothing can fail under a running request.
+start of step N + 1. A request's blocks are loaded before it starts: it waits until the copies are planned, and then
+finds the blocks as an ordinary hit. So a failed load never affects a running request.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from proa_engine.core.prefix_cache import BlockHashes, PrefixCache
 from proa_engine.core.request import Request
 from proa_engine.core.types import NO_COPIES, Copies, HostOccupancy
 
-_NUM_FREE_STATES = 2  # of the device, for a load: the state that it writes, and the request's own
+_NUM_FREE_STATES = 2  # device slots that a load needs: for the state that it writes, and the request's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class HostTierConfig:
     num_pages: int
     num_states: int = 0
     max_step_pages: int = 1 << 20  # copied in one step, both directions together; one unit is always allowed
-    state_pages: int = 1  # pages that a copy of a state is as long as
-    min_load_tokens: int = 1  # fewer are computed again
-    page_bytes: int = 0  # on one rank
+    state_pages: int = 1  # size of a state in pages
+    min_load_tokens: int = 1  # fewer tokens are computed again
+    page_bytes: int = 0  # size on one rank
 
 
 class _Place(NamedTuple):
-    """Where a block with this hash is: on the device, in the host, or in both."""
+    """Where the block with this hash is: on the device, in host memory, or in both."""
 
     block_hash: bytes
     block: Block | None
@@ -43,7 +43,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """What is named at once on the device: a block of table 0, or a checkpoint."""
+    """What is cached on the device as a whole after its copies: a block of table 0, or a checkpoint."""
 
     block_hash: bytes
     pages: list[tuple[Block, Block]] = field(default_factory=list)  # to be copied: page and block
@@ -56,7 +56,7 @@ class _Unit:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A request's blocks on their way to the device. What it holds stays until the request starts."""
+    """The load of a request's blocks to the device. Its references are kept until the request starts."""
 
     blocks: list[Block]
     states: list[Block] = field(default_factory=list)
@@ -64,9 +64,10 @@ class _Load:
 
 
 class HostTier:
-    """The host's part of the prefix cache of one engine, on the core's thread.
+    """The host part of an engine's prefix cache. Used on the core's thread only.
 
-    `cache`, `blocks` and `states` are the device's, whose blocks are stored and loaded.
+    `cache`, `blocks` and `states` are the device's prefix cache and pools, from which it stores and into which it
+    loads.
     """
 
     def __init__(
@@ -90,21 +91,21 @@ class HostTier:
         self._device_blocks = blocks
         self._device_states = states
         self._stores: deque[tuple[bytes, Block | None]] = deque()  # block of table 0; None: a checkpoint
-        self._loads: dict[Request, _Load] = {}  # of requests that have not started
+        self._loads: dict[Request, _Load] = {}  # by request that has not started
         self._loaded: list[Request] = []
-        # Of the plan, until `end_plan`.
+        # Used by the current plan, until `end_plan`.
         self._planned_pages: list[Block] = []
         self._planned_states: list[Block] = []
         self._stored_states: list[Block] = []  # of the device
 
     @property
     def has_stores(self) -> bool:
-        """Whether anything is queued to be stored."""
+        """Whether any block or checkpoint is queued to be stored."""
         return bool(self._stores)
 
     @property
     def occupancy(self) -> HostOccupancy:
-        """Sizes only, so any thread may ask."""
+        """The current sizes. From any thread, because only lengths are read."""
         maps = (self.cache.cached_blocks, *self.cache.cached_window_blocks)
         return HostOccupancy(
             num_pages=self.pages.num_blocks,
@@ -117,20 +118,21 @@ class HostTier:
         )
 
     def block_cached(self, block_hash: bytes, block: Block) -> None:
-        """Queue a block of table 0, which was cached on the device, to be stored by a later plan."""
+        """Queue a block of table 0 that was just cached on the device; a later plan stores it."""
         self._stores.append((block_hash, block))
         if len(self._stores) > self._config.num_pages:
             self._stores.popleft()
             self._num_skipped_stores += 1
 
     def checkpoint_cached(self, checkpoint_hash: bytes) -> None:
-        """Queue a checkpoint to be stored."""
+        """Queue a checkpoint that was just made on the device; a later plan stores it."""
         self._stores.append((checkpoint_hash, None))
 
     def begin(self, request: Request, num_hit: int) -> int:
-        """Begin to load what continues the request's hit of `num_hit` tokens, if that saves enough.
+        """Begin to load the host's blocks behind the request's hit of `num_hit` tokens, if they are enough tokens.
 
-        Returns the number of tokens. The request must wait then, until `take_loaded` returns it. 0: there is no load.
+        Returns the number of tokens to load; the request must then wait until `take_loaded` returns it. 0: nothing is
+        loaded.
         """
         if request in self._loads:
             return 0
@@ -146,12 +148,12 @@ class HostTier:
         return num_tokens
 
     def take_loaded(self) -> list[Request]:
-        """The requests whose load has ended, or was given up, since the last call."""
+        """Return the requests whose loads were planned completely, or given up, since the last call."""
         loaded, self._loaded = self._loaded, []
         return loaded
 
     def end_load(self, request: Request) -> None:
-        """Drop what is held for a request that has started or has ended. Its blocks stay cached."""
+        """Drop the references of a request's load, when the request has started or ended. Its blocks stay cached."""
         load = self._loads.pop(request, None)
         if load is not None:
             self._drop(load)
@@ -159,23 +161,25 @@ class HostTier:
             self._loaded.remove(request)
 
     def give_up(self, first: Request | None = None) -> bool:
-        """Drop the load of the last request, to make room on the device. Returns False if there is none.
+        """Give up the load of the last request, to make room on the device. Returns False if there is none.
 
-        Nor is there one if the last request is before `first`, for which the room is.
+        Loads of requests before `first`, which needs the room, are kept.
         """
         request = max(self._loads, key=_order, default=None)
         if request is None or (first is not None and request.order < first.order):
             return False
         load = self._loads.pop(request)
-        if load.units:  # else the request waits no more
+        if load.units:  # otherwise the request is in `_loaded` already
             self._loaded.append(request)
         self._drop(load)
         return True
 
     def plan(self) -> Copies:
-        """The copies of this step: loads first. Call it before the step's own blocks are cached, and `end_plan` then.
+        """Return the copies of this step, loads first. Call it before the step's own blocks are cached, and `end_plan`
+        after.
 
-        Pages that a plan stores or loads are referenced until `end_plan`, so that no store takes the page of a load.
+        Pages that a plan stores or loads are referenced until `end_plan`, so that no store overwrites the page of a
+        load.
         """
         if not self._stores and not self._loads:
             return NO_COPIES
@@ -194,7 +198,7 @@ class HostTier:
         return copies
 
     def end_plan(self) -> None:
-        """Free what the plan used. States of the device are given to others only now."""
+        """Drop the plan's references. The device's state slots that it stores can be reallocated only from now on."""
         if self._planned_pages:
             self.pages.free_blocks(self._planned_pages)
             self._planned_pages = []
@@ -204,7 +208,7 @@ class HostTier:
             self._planned_states, self._stored_states = [], []
 
     def give_up_all(self) -> None:
-        """Drop all loads and all that is queued: the device's blocks lose their content."""
+        """Give up all loads and all queued stores, because the device's blocks lose their content."""
         self._stores.clear()
         while self.give_up():
             pass
@@ -215,9 +219,9 @@ class HostTier:
         self.cache.reset()
 
     def check_integrity(self) -> tuple[list[Block], list[Block]]:
-        """Raises `AssertionError` unless exactly the pages that loads still have to read are referenced.
+        """Raises `AssertionError` unless exactly the pages that unplanned loads will read are referenced.
 
-        Returns the device's blocks and states that loads hold, once for each load.
+        Returns the device's blocks and states that loads reference, once for each load.
         """
         self.pages.check_integrity()
         pages, states = self.pages.blocks, list[Block]()
@@ -236,7 +240,7 @@ class HostTier:
         return [block for load in loads for block in load.blocks], [state for load in loads for state in load.states]
 
     def _find(self, request: Request) -> list[_Place]:
-        """The request's leading full blocks that the device or the host has."""
+        """Return the request's leading full blocks that are cached on the device or in host memory."""
         places: list[_Place] = []
         for index in range((request.num_tokens - 1) // self._groups.block_size):
             block_hash = self._hashes.of(request, index)
@@ -250,9 +254,11 @@ class HostTier:
         return checkpoint_hash in self._device.checkpoints or checkpoint_hash in self.cache.checkpoints
 
     def _reserve(self, request: Request, places: Sequence[_Place]) -> _Load | None:
-        """Allocate what a load writes, and reference what it reads and what its hit needs. None if there is no room.
+        """Allocate the blocks that a load writes, and reference the pages and the hit's blocks. None if there is no
+        room.
 
-        The room is that of the request's whole start, so that a load never takes what the start then lacks.
+        There must be room for the whole start of the request, so that a load never takes blocks that the start then
+        lacks.
         """
         tables = self._window_places(places[-1].block_hash) if self._groups.has_checkpoints else []
         needed = [*places, *chain.from_iterable(tables)]
@@ -275,7 +281,7 @@ class HostTier:
         return load
 
     def _window_places(self, checkpoint_hash: bytes) -> list[list[_Place]]:
-        """What a checkpoint has of each table with a window."""
+        """Return the places of a checkpoint's blocks, by table with a window."""
         on_device = self._device.checkpoints.get(checkpoint_hash)
         if on_device is not None:
             return [[_Place(block.block_hash, block, None) for block in blocks] for blocks in on_device.window_blocks]
@@ -289,7 +295,7 @@ class HostTier:
     def _reserve_checkpoint(
         self, checkpoint_hash: bytes, tables: Sequence[Sequence[_Place]], targets: Iterator[Block], load: _Load
     ) -> None:
-        """Add the checkpoint to the load: its states, and what of it is not on the device."""
+        """Add the checkpoint to the load: its states, and those of its blocks that are not on the device."""
         on_device = self._device.checkpoints.get(checkpoint_hash)
         if on_device is not None:
             if on_device.state is not None and self._device_states is not None:
@@ -323,8 +329,8 @@ class HostTier:
             self._device_states.free_blocks(load.states)
 
     def _plan_load(self, unit: _Unit, copies: Copies) -> int:
-        """Plan the copies of a unit and name it on the device: steps from the next one on find it. Returns the number
-        of pages that they are as long as."""
+        """Plan the copies of a unit and cache it on the device, where the next steps find it. Returns its size in
+        pages."""
         copies.loads += [(page.block_id, block.block_id) for page, block in unit.pages]
         self._planned_pages += [page for page, _ in unit.pages]
         self._num_loaded_pages += len(unit.pages)
@@ -341,7 +347,8 @@ class HostTier:
         return len(unit.pages) + (unit.state is not None) * self._config.state_pages
 
     def _plan_store(self, block_hash: bytes, block: Block, copies: Copies) -> int:
-        """Plan to store a block, unless it has lost its name, or the host has it or no room. Returns its pages."""
+        """Plan to store a block, unless it was evicted, or host memory has it or has no room. Returns the number of
+        pages."""
         if self._device.cached_blocks.get(block_hash) is not block or block_hash in self.cache.cached_blocks:
             return 0
         if not self.pages.num_free_blocks:
@@ -355,10 +362,10 @@ class HostTier:
         return 1
 
     def _plan_checkpoint(self, checkpoint_hash: bytes, copies: Copies) -> int:
-        """Plan to store a checkpoint as a whole, or not at all. Returns the number of pages that it is as long as.
+        """Plan to store a checkpoint as a whole, or not at all. Returns its size in pages.
 
-        Pages that the host has already are referenced first: to allocate others may evict the checkpoint that names
-        them.
+        Pages that are in host memory already are referenced first: allocating others may evict the checkpoint that they
+        belong to.
         """
         source = self._device.checkpoints.get(checkpoint_hash)
         if source is None or checkpoint_hash in self.cache.checkpoints:

@@ -1,4 +1,4 @@
-"""Images: the images of all requests, their pixels on the host and their encodings on the workers."""
+"""Images: checks that the pixels of requests' images are known, and makes each request's `RequestImages`."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from proa_engine.core.request_images import NO_IMAGES, NoImages, RequestImages
 
 
 class ImageStore:
-    """Keeps images with their pixels, up to `max_bytes` of these. The least recently used one is evicted first."""
+    """Keeps images with at most `max_bytes` of pixels. The least recently used image is evicted first."""
 
     def __init__(self, max_bytes: int = 0) -> None:
         self._max_bytes = max_bytes
@@ -17,7 +17,7 @@ class ImageStore:
         self._images: dict[bytes, Image] = {}  # by hash, the least recently used first
 
     def missing(self, images: Iterable[Image]) -> list[bytes]:
-        """The hashes of images without pixels that are not kept either."""
+        """Return the hashes of images whose pixels are neither given nor kept."""
         found = self._pixels(images)
         return list(dict.fromkeys(image.hash for image in images if image.hash not in found))
 
@@ -30,7 +30,7 @@ class ImageStore:
         return completed
 
     def _pixels(self, images: Iterable[Image]) -> dict[bytes, bytes]:
-        """By hash. Those that are kept come first, so that requests for the same image share them."""
+        """Return pixels by hash. Kept ones take precedence, so that requests for the same image share the memory."""
         found = {image.hash: image.pixels for image in images if image.pixels}
         for image in images:
             kept = self._images.get(image.hash)
@@ -51,9 +51,10 @@ class ImageStore:
 
 
 class Images:
-    """`attends_within`: an image's tokens attend to all of it, so one step computes them.
+    """All images: their pixels on the host (`store`) and their encodings on the workers (`cache`).
 
-    Then an image must have few enough tokens for a step that computes one token of every other running request too.
+    `attends_within`: an image's tokens attend to all of it, so one step computes them. Then an image must have few
+    enough tokens for a step that computes one token of every other running request too.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class Images:
         self._attends_within = attends_within
 
     def missing(self, request: EngineCoreRequest) -> list[bytes]:
-        """The hashes of the request's images without pixels whose pixels the engine has not kept."""
+        """Return the hashes of the request's images whose pixels are neither given nor kept."""
         return self._store.missing(request.images)
 
     def of(self, request: EngineCoreRequest) -> RequestImages | NoImages:
-        """The images of an accepted request, none of which is missing. Their pixels live as long as the request."""
+        """Return the images of an accepted request, none of which is missing. The request keeps their pixels until it
+        ends."""
         if not request.images:
             return NO_IMAGES
         return RequestImages(self._store.complete(request.images), self.cache, attends_within=self._attends_within)

@@ -19,7 +19,7 @@ class Hit:
     """A request's cached prefix of `num_tokens` tokens. It holds no references to the blocks."""
 
     num_tokens: int
-    num_known_tokens: int  # whose blocks of table 0 are cached; at least `num_tokens`
+    num_known_tokens: int  # tokens whose blocks of table 0 are cached; at least `num_tokens`
     blocks: Sequence[Block]  # of table 0, `num_tokens` tokens
     checkpoint: Checkpoint | None  # at the prefix's end, for models that need one
 
@@ -45,7 +45,7 @@ class KVCacheManager:
         host: HostTierConfig | None = None,
     ) -> None:
         self.groups = groups
-        self.num_queried_tokens = 0  # of requests when they were first scheduled, since start
+        self.num_queried_tokens = 0  # tokens of requests when they were first scheduled, since start
         self.num_hit_tokens = 0
         self._block_size = groups.block_size
         self._cache = PrefixCache(len(groups.windows))
@@ -70,7 +70,7 @@ class KVCacheManager:
 
     @property
     def occupancy(self) -> CacheOccupancy:
-        """Sizes only, so any thread may ask."""
+        """What the cache holds now. From any thread, because only lengths are read."""
         maps = (self._cache.cached_blocks, *self._cache.cached_window_blocks)
         cached_blocks, num_checkpoints = tuple(map(len, maps)), len(self._cache.checkpoints)
         host = None if self._host is None else self._host.occupancy
@@ -83,9 +83,10 @@ class KVCacheManager:
         )
 
     def get_computed_blocks(self, request: Request) -> Hit:
-        """The request's longest cached prefix that it can continue.
+        """Return the request's longest cached prefix that it can continue.
 
-        The last token is always left to compute. Empty for a request that needs every token to be computed.
+        At least the last token is left to compute. The hit is empty for a request that needs every token to be
+        computed.
         """
         if self._hashes is None or not request.reads_prefix_cache:
             return MISS
@@ -105,9 +106,9 @@ class KVCacheManager:
         return Hit(0, num_known, (), None)
 
     def allocate_slots(self, request: Request, num_tokens: int, hit: Hit | None = None) -> list[list[int]] | None:
-        """Extend what the request holds so that `num_tokens` tokens in total can be computed.
+        """Extend the request's blocks so that `num_tokens` tokens in total can be computed.
 
-        `hit` is set for a request that holds nothing yet. Returns the ids of the added blocks by table, those of the
+        `hit` is set for a request that holds no blocks yet. Returns the ids of the added blocks by table, those of the
         hit first, and -1 where a window needs no block. If there is not enough room, returns None and allocates
         nothing.
         """
@@ -133,7 +134,7 @@ class KVCacheManager:
 
         `candidates` are the step's requests that may fill a block, each with the first token that the step computes.
         Call it when the whole step is planned: a request that finds a block must be computed in a later step than the
-        block. Returns, by request, the rows that do not read and write the state slot that they have.
+        block. Returns, by request id, the states of the rows that read or write another state slot than their own.
         """
         steps: dict[str, StateSteps] = {}
         for request, start in candidates:
@@ -156,36 +157,37 @@ class KVCacheManager:
 
     @property
     def has_copies(self) -> bool:
-        """Whether the host has yet to store anything."""
+        """Whether blocks are queued to be stored in host memory."""
         return self._host is not None and self._host.has_stores
 
     def begin_load(self, request: Request) -> int:
-        """Begin to load what the host has behind the request's hit. Returns the number of tokens that it must wait for;
-        0 if there is no load."""
+        """Begin to load the blocks behind the request's hit from host memory. Returns the number of tokens that the
+        request must wait for; 0 if nothing is loaded."""
         if self._host is None or not request.reads_prefix_cache:
             return 0
         return self._host.begin(request, self.get_computed_blocks(request).num_tokens)
 
     def take_loaded(self) -> Sequence[Request]:
-        """The requests that need not wait any more, since the last call."""
+        """Return the requests whose loads have ended since the last call."""
         return () if self._host is None else self._host.take_loaded()
 
     def end_load(self, request: Request) -> None:
-        """Drop what is held for a request that has started or has ended."""
+        """Drop the references of a request's load, when the request has started or ended."""
         if self._host is not None:
             self._host.end_load(request)
 
     def give_up_load(self, first: Request | None = None) -> bool:
-        """Drop what is held for the last request that has not started, if none is before `first`. Returns whether it
-        did."""
+        """Give up the load of the last request that has not started, unless it is before `first`. Returns False if
+        there is none."""
         return self._host is not None and self._host.give_up(first)
 
     def plan_copies(self) -> Copies:
-        """The step's copies, when all its blocks are allocated. Call it before `cache_blocks`, which ends the plan."""
+        """Return the step's copies, when all its blocks are allocated. Call it before `cache_blocks`, which ends the
+        plan."""
         return NO_COPIES if self._host is None else self._host.plan()
 
     def free(self, request: Request) -> None:
-        """Free all that the request holds. What is in the prefix cache stays there until it is allocated again."""
+        """Free the request's blocks and slot. Cached blocks stay in the prefix cache until they are allocated again."""
         if self._checkpoints is not None:
             self._cache_full_blocks(request)
             position = self._checkpoints.last_position(request)
@@ -198,9 +200,9 @@ class KVCacheManager:
         request.checkpoints = ()
 
     def reset_prefix_cache(self, running: Iterable[Request] = (), *, keep_host: bool = False) -> None:
-        """Empty the prefix cache, as after a change of weights. `keep_host`: but not the host's part.
+        """Empty the prefix cache, as after a change of weights. `keep_host`: keep the part in host memory.
 
-        The `running` requests keep what they hold and add nothing to the cache, because their KV is of the old weights.
+        The `running` requests keep their blocks and add none to the cache, because their KV is of the old weights.
         """
         self._cache.reset()
         if self._host is not None and not keep_host:

@@ -1,6 +1,6 @@
-"""KV cache events: the block hashes and the checkpoints added to and removed from the prefix cache.
+"""KV cache events: the hashes of blocks and checkpoints added to and removed from the prefix cache.
 
-The KV cache manager records them, and the core takes those of each step. Nothing is recorded while there is no
+The KV cache manager records them, and the core adds them to each step's outputs. Nothing is recorded while there is no
 subscriber.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 class KvChanges:
     """Net changes of a set of hashes, in the order in which they happened; apply `removed` before `stored`.
 
-    No hash is in both: storing and removing the same hash cancel out. So neither has more entries than the set can
-    have. With `is_snapshot`, `stored` is the whole content of the set and replaces all earlier changes.
+    No hash is in both, because storing and removing the same hash cancel out. So neither has more entries than the set
+    can have. With `is_snapshot`, `stored` is the whole content of the set and replaces all earlier changes.
     """
 
     is_snapshot: bool = False
@@ -59,7 +59,7 @@ class KvChanges:
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """Changes since the previous batch, and the whole content if a subscriber needs it.
+    """Changes since the previous batch, and the whole content if there is a new subscriber.
 
     A checkpoint is identified by the hash of the block that ends there.
     """
@@ -97,7 +97,7 @@ class KvEvents:
         self._changes, self._checkpoints = None, KvChanges()
 
     def take(self) -> KvEventBatch | None:
-        """The changes recorded since the last call; None if there are none."""
+        """Return the changes recorded since the last call; None if there are none."""
         if self._changes is None or not self.has_pending:
             return None
         changes, checkpoints = self._changes, self._checkpoints

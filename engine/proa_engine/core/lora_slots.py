@@ -1,41 +1,41 @@
-"""LoraSlots: the slots of the device that adapters are applied from, and which adapters have them."""
+"""LoraSlots: assigns the device's adapter slots to adapters."""
 
 from proa.contract import Lora
 
 
 class Adapter:
-    """A loaded adapter. It keeps its slot while requests of it run, and after that until another adapter needs it."""
+    """A loaded adapter. It keeps its slot while its requests run, and then until another adapter needs the slot."""
 
     __slots__ = ("id", "lora", "num_passed", "num_requests", "num_running", "slot")
 
     def __init__(self, lora_id: int, lora: Lora) -> None:
-        self.id = lora_id  # in the executor; never used again
+        self.id = lora_id  # the executor's id, never reused
         self.lora = lora
-        self.num_requests = 0  # unfinished
+        self.num_requests = 0  # number of unfinished requests
         self.num_running = 0
         self.slot: int | None = None
-        self.num_passed = 0  # see `LoraQueue`
+        self.num_passed = 0  # requests that started before its older ones, see `LoraQueue`
 
 
 class LoraSlots:
-    """`num_slots` adapters can be applied in one step."""
+    """Slots on the device, from which a step applies up to `num_slots` adapters."""
 
     def __init__(self, num_slots: int) -> None:
         self._holders: list[Adapter | None] = [None] * num_slots
-        self._idle = list(range(num_slots))  # slots that no running request uses, the first to be given away in front
+        self._idle = list(range(num_slots))  # slots without running requests, in the order in which they are reassigned
 
     @property
     def has_idle(self) -> bool:
-        """Whether an adapter without a slot can have one."""
+        """Whether an adapter without a slot can get one."""
         return bool(self._idle)
 
     @property
     def least_used(self) -> Adapter:
-        """The adapter with the fewest running requests, where no slot is idle."""
+        """The adapter with the fewest running requests. Only meaningful if no slot is idle."""
         return min((adapter for adapter in self._holders if adapter is not None), key=_num_running)
 
     def start(self, adapter: Adapter) -> None:
-        """Count a running request more. An adapter without a slot takes the one that is idle for longest."""
+        """Count one more running request of the adapter. If it has no slot, it takes the one that is idle longest."""
         if adapter.slot is None:
             slot = self._idle.pop(0)
             self._empty(slot)
@@ -45,14 +45,14 @@ class LoraSlots:
         adapter.num_running += 1
 
     def stop(self, adapter: Adapter) -> None:
-        """Count a running request less."""
+        """Count one running request of the adapter fewer."""
         adapter.num_running -= 1
         if adapter.num_running == 0:
             assert adapter.slot is not None
             self._idle.append(adapter.slot)
 
     def forget(self, adapter: Adapter) -> None:
-        """Take the slot of an adapter that is freed."""
+        """Free the slot of an adapter that is unloaded."""
         assert adapter.num_running == 0
         slot = adapter.slot
         if slot is not None:
@@ -61,13 +61,14 @@ class LoraSlots:
             self._idle.insert(0, slot)
 
     def clear(self) -> None:
-        """Take all slots, as their content is lost. No request may be running."""
+        """Free all slots, because their content is lost. No request may be running."""
         assert len(self._idle) == len(self._holders)
         for slot in self._idle:
             self._empty(slot)
 
     def check_integrity(self, adapters: list[Adapter]) -> None:
-        """Raises `AssertionError` unless each slot is empty or has one of `adapters`, and idle ones are as noted."""
+        """Raises `AssertionError` unless each slot is empty or has one of `adapters`, and the idle slots are those
+        without running requests."""
         for slot, holder in enumerate(self._holders):
             assert holder is None or (holder.slot == slot and holder in adapters)
             assert (slot in self._idle) is (holder is None or holder.num_running == 0)

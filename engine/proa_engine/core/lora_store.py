@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class LoraError(Exception):
-    """The message is a sentence for the user."""
+    """Why an adapter could not be loaded or unloaded. The message is a sentence for the user."""
 
 
 class LoraNotFound(LoraError):
@@ -32,16 +32,17 @@ class TooManyLoras(LoraError):
 
 
 class LoraStore(Protocol):
-    """Adapters in host memory, by a number that is never used again. Steps copy them into slots of the device."""
+    """Adapters in host memory, by an id that is never reused. Steps copy them into slots of the device."""
 
     def load_lora(self, lora_id: int, path: str) -> "Future[str]":
-        """Read an adapter on every rank, beside steps. One at a time, but for those that take too long.
+        """Read an adapter on every rank, beside steps. Adapters are read one at a time, except those that time out.
 
-        The future gets the digest of its content, the SHA-256 in hexadecimal, or `LoraNotFound` or `LoraInvalid`; the
-        former too if reading takes minutes, so that one folder cannot block the adapters after it.
+        The future's result is the digest of the adapter's content, the SHA-256 in hexadecimal. It fails with
+        `LoraInvalid` or `LoraNotFound`; the latter also if reading takes minutes, so that one folder cannot block the
+        adapters after it.
         """
         ...
 
     def unload_lora(self, lora_id: int) -> None:
-        """Free its memory. No later step may name it, except in slots that it has already."""
+        """Free the adapter's memory. Later steps may use it only from the slots that it is in already."""
         ...

@@ -1,4 +1,4 @@
-"""Loras: the adapters that requests may name, and those that were unloaded or replaced and still have requests."""
+"""Loras: the adapters that requests may name, and unloaded ones that still have unfinished requests."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -16,8 +16,8 @@ MAX_NAME_LENGTH = 256
 class Loras:
     """At most `max_cpu_loras` adapters are loaded, and at most `max_loras` of them are applied in one step.
 
-    An adapter keeps its content as long as it lives: one that replaces it under its name is another adapter.
-    `on_loaded` of `load` is called from any thread; all else belongs to the core's thread.
+    An adapter's content never changes: if another content is loaded under its name, that is a new `Adapter`. The
+    callback `on_loaded` of `load` is called from any thread; everything else is used on the core's thread.
     """
 
     def __init__(self, store: LoraStore | None = None, *, max_loras: int = 0, max_cpu_loras: int = 0) -> None:
@@ -27,11 +27,11 @@ class Loras:
         self.slots = LoraSlots(max_loras)
         self._store = store
         self._max_loaded = max_cpu_loras
-        self._by_name: dict[str, Adapter] = {}  # that requests may name; the least recently used first
-        self._leaving: list[Adapter] = []  # unloaded, and not without requests yet
+        self._by_name: dict[str, Adapter] = {}  # adapters that requests may name, the least recently used first
+        self._leaving: list[Adapter] = []  # unloaded adapters that still have requests
         self._num_loaded = 0  # since the start
         self._loading: deque[LoadLora] = deque()  # the first one is being read
-        self.has_changed = False  # since the last call of `take_changed`
+        self.has_changed = False  # whether `loaded` has changed since the last call of `take_changed`
 
     @property
     def are_enabled(self) -> bool:
@@ -48,7 +48,8 @@ class Loras:
         return self.loaded if has_changed else None
 
     def find(self, request: EngineCoreRequest) -> Adapter | None:
-        """The adapter that the request names. None: it names none, or one that is not loaded or has another content."""
+        """Return the adapter that the request names. None: it names none, one that is not loaded, or one with another
+        digest."""
         adapter = self._by_name.get(request.lora_name)
         if adapter is None or request.lora_digest not in ("", adapter.lora.digest):
             return None
@@ -56,12 +57,12 @@ class Loras:
         return adapter
 
     def add_request(self, request: Request) -> None:
-        """Count a new request of its adapter, if it has one."""
+        """Count a new request for its adapter, if it has one."""
         if request.lora is not None:
             request.lora.num_requests += 1
 
     def remove_request(self, request: Request) -> None:
-        """Count one request less. The last one of an adapter that was unloaded frees its memory."""
+        """Count one request fewer for its adapter. After its last request, an unloaded adapter's memory is freed."""
         adapter = request.lora
         if adapter is not None:
             adapter.num_requests -= 1
@@ -70,17 +71,17 @@ class Loras:
                 self._free(adapter)
 
     def allocate_slot(self, request: Request) -> None:
-        """Count a running request. Its adapter gets a slot."""
+        """Count a running request for its adapter, and allocate a slot to the adapter if it has none."""
         if request.lora is not None:
             self.slots.start(request.lora)
 
     def free_slot(self, request: Request) -> None:
-        """Count a running request less. Without one, an adapter's slot may be given to another."""
+        """Count one running request fewer for its adapter. An adapter without running requests may lose its slot."""
         if request.lora is not None:
             self.slots.stop(request.lora)
 
     def load(self, operation: LoadLora, on_loaded: Callable[["Future[str]"], None]) -> None:
-        """Begin to load an adapter, or queue it: `on_loaded` is called with the argument for `finish_load`."""
+        """Load an adapter, or queue the load. `on_loaded` is called with the argument for `finish_load`."""
         if self._store is None:
             message = "this engine does not support LoRA adapters; start it with --enable-lora"
             operation.done.set_exception(LoraInvalid(message))
@@ -105,7 +106,7 @@ class Loras:
         return self._add(operation, future)
 
     def finish_load(self, digest: "Future[str]", on_loaded: Callable[["Future[str]"], None]) -> None:
-        """Make the adapter that was read available, or answer why not; then begin with the next one."""
+        """Make the adapter that was read available, or fail the operation; then start the next queued load."""
         operation = self._loading.popleft()
         try:
             operation.done.set_result(self._add(operation, digest))
@@ -115,7 +116,7 @@ class Loras:
             self._read_first(on_loaded)
 
     def unload(self, operation: UnloadLora) -> None:
-        """Forget the name. The adapter's requests go on."""
+        """Unload an adapter. Its unfinished requests continue."""
         if operation.name not in self._by_name:
             operation.done.set_exception(LoraNotFound(f"no adapter has the name {operation.name!r}"))
             return
@@ -123,7 +124,8 @@ class Loras:
         operation.done.set_result(None)
 
     def check_integrity(self, running: Iterable[Request], unfinished: Iterable[Request]) -> None:
-        """Raises `AssertionError` unless all requests are counted, and only adapters that are needed are kept."""
+        """Raises `AssertionError` unless all requests are counted, and the only unloaded adapters kept are those with
+        requests."""
         adapters = [*self._by_name.values(), *self._leaving]
         num_running = Counter(request.lora for request in running)
         num_requests = Counter(request.lora for request in unfinished)
@@ -159,7 +161,7 @@ class Loras:
         return lora
 
     def _make_room(self, operation: LoadLora, known: Adapter | None) -> None:
-        """Unload the least recently used adapters without requests, as many as needed beside `known`."""
+        """Unload the least recently used adapters without requests, as many as needed, except `known`."""
         if known is not None and not operation.replace:
             raise LoraExists(f"the name {operation.name!r} belongs to an adapter of another content; set replace")
         idle = [name for name, adapter in self._by_name.items() if adapter.num_requests == 0 and adapter is not known]

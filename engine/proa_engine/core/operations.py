@@ -1,4 +1,4 @@
-"""Operators' calls to the core: empty the prefix cache, sleep, wake up, load and unload adapters."""
+"""Operators' calls to the core: reset the prefix cache, sleep, wake up, load and unload adapters."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """A call that the core begins on its thread, between two steps. `done` gets its result."""
+    """A call that the core runs on its thread, between two steps. `done` gets its result."""
 
     done: "Future[T]" = field(default_factory=Future, kw_only=True)
 
@@ -26,7 +26,7 @@ class ResetPrefixCache(Operation[None]):
 class Sleep(Operation[None]):
     """Free the executor's memory when no request is unfinished; unfinished ones are aborted unless `wait`.
 
-    Done when the executor sleeps, or when a later `WakeUp` has cancelled that. An engine that sleeps already stays at
+    Done when the executor sleeps, or when a later `WakeUp` has cancelled the call. An engine that sleeps already keeps
     its level.
     """
 
@@ -43,11 +43,11 @@ class WakeUp(Operation[None]):
 class LoadLora(Operation[Lora]):
     """Load an adapter from a folder of the engine's file system, beside running requests.
 
-    Done when requests may name it; the result is the loaded adapter. One that is loaded already under this name, with
-    the same content, stays as it is. With `replace` it takes the name from an adapter of another content, whose
-    requests go on. If `max_cpu_loras` are loaded, the least recently used one without requests is unloaded.
+    Done when requests may name it; the result is the loaded adapter. If an adapter with the same content is loaded
+    under this name, it is returned. With `replace`, an adapter with other content loses the name, and its requests
+    continue. If `max_cpu_loras` are loaded, the least recently used one without requests is unloaded.
 
-    `done` fails with `LoraNotFound`, `LoraInvalid`, `LoraExists` or `TooManyLoras`; `ExecutorFailed` as any step.
+    `done` fails with `LoraNotFound`, `LoraInvalid`, `LoraExists` or `TooManyLoras`, or with `ExecutorFailed`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class LoadLora(Operation[Lora]):
 
 @dataclass(frozen=True, slots=True)
 class UnloadLora(Operation[None]):
-    """Take an adapter's name, so that new requests for it are rejected. Done at once.
+    """Unload an adapter, so that new requests for it are rejected. Done at once.
 
     Its memory is freed when its last request has ended. `done` fails with `LoraNotFound`.
     """

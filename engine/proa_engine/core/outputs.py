@@ -11,7 +11,7 @@ from proa_engine.core.types import ModelRunnerOutput, RowOutput
 def append_plain_tokens(
     requests: list[Request], result: ModelRunnerOutput
 ) -> tuple[list[Request], list[int], list[tuple[Request, RowOutput]]]:
-    """Append the tokens of the rows in which one token is all that changes.
+    """Append the tokens of the rows whose only result is one token.
 
     Returns these rows' requests and tokens, and the other rows' requests and results.
     """
@@ -50,7 +50,7 @@ def make_output(request: Request, new_token_ids: Sequence[int] = ()) -> EngineCo
 
 
 def unsent_prompt_logprobs(request: Request, prompt_logprobs: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
-    """Those of a row that were not sent already, before the request was preempted and computed again."""
+    """Return the row's prompt logprobs that were not sent before the request was preempted and computed again."""
     request.num_prompt_logprobs_received += len(prompt_logprobs)
     num_new = request.num_prompt_logprobs_received - request.num_prompt_logprobs_sent
     if num_new <= 0:

@@ -1,4 +1,4 @@
-"""Pooled requests in the core: they end when their whole prompt is computed, with numbers instead of tokens."""
+"""Pooled requests in the core: they end when their whole prompt is computed; their result is numbers, not tokens."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from proa_engine.core.types import PooledRows, RowOutput
 class PoolingRequest(Request):
     """A request for numbers computed from its prompt.
 
-    What the step of the prompt's last token returns counts as a token in flight, which is never appended or computed.
-    So the request stays in the table until the result arrives, and nothing else is scheduled for it.
+    The step that computes the prompt's last token counts as having a token in flight, which is never appended or
+    computed. So the request stays in the table until the result arrives, and no further step is scheduled for it.
     """
 
     __slots__ = ("_num_rows", "_parts")
@@ -31,7 +31,7 @@ class PoolingRequest(Request):
         return PooledRows(0, self._num_rows, b"".join(self._parts))
 
     def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
-        """Append numbers, no tokens. A request that was preempted begins again with its first row of numbers."""
+        """Store a step's rows of numbers. A request that was preempted starts again with its first row."""
         if (rows := row.pooled) is not None:
             if rows.first == 0:
                 self._parts.clear()

@@ -1,9 +1,9 @@
-"""PrefixCache: the blocks that can be found by their hashes, the checkpoints, and the events of their changes.
+"""PrefixCache: the cached blocks by hash, the checkpoints, and the events of their changes.
 
-A request continues a cached prefix only where everything that its next token reads is cached. With full attention that
-is all blocks of table 0 so far, so it may be any block's end. A table with a window keeps only the blocks that running
-requests still attend to, and a recurrent state is that of one position. So for models with these, a checkpoint says
-where the blocks behind the window, in all tables, and the state are cached too.
+A request can continue a cached prefix only where everything that its next token reads is cached. With full attention
+that is all blocks of table 0 so far, so it may be any block's end. A table with a window keeps only the blocks that
+running requests still attend to, and a recurrent state belongs to one position. So models with these have checkpoints:
+positions at which the blocks behind the window, in all tables, and the state are cached too.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ BlockHashFunction = Callable[[bytes, Sequence[int], Sequence[bytes | str]], byte
 
 
 class BlockHashes:
-    """`root` is the parent hash of every sequence's first block."""
+    """Hashes of requests' blocks. `root` is the parent hash of every sequence's first block."""
 
     def __init__(self, hash_block: BlockHashFunction, root: bytes, block_size: int) -> None:
         self._hash_block = hash_block
@@ -27,7 +27,7 @@ class BlockHashes:
         self._block_size = block_size
 
     def of(self, request: Request, index: int) -> bytes:
-        """Hash of the request's block `index`, whose tokens are known and whose earlier blocks are hashed."""
+        """Return the hash of the request's block `index`. Its tokens must be known and its earlier blocks hashed."""
         hashes = request.block_hashes
         if index == len(hashes):
             start, end = index * self._block_size, (index + 1) * self._block_size
@@ -42,7 +42,7 @@ BlocksByHash = dict[bytes, Block]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """What is needed to continue at a block boundary, beside the blocks of table 0 before it.
+    """What a request needs to continue at a block boundary, beside the blocks of table 0 before it.
 
     `window_blocks` are the blocks behind the window, by table with a window.
     """
@@ -59,10 +59,10 @@ class Checkpoint:
 class PrefixCache:
     """Cached blocks, by table and hash, and checkpoints, by the hash of the block before them.
 
-    One block of a table is cached for a hash; another one with the same content is not. All full blocks of table 0 are
-    cached. Those of other tables are cached while a checkpoint needs them. If one is evicted, its checkpoints are
-    removed, also from their other blocks: else blocks that many checkpoints share would collect them without limit. If
-    a block of table 0 is evicted, a checkpoint behind it cannot be used until the block is computed again.
+    At most one block of a table is cached for a hash. All full blocks of table 0 are cached, those of other tables only
+    while a checkpoint needs them. If one of these is evicted, its checkpoints are removed, also from their other
+    blocks; otherwise blocks that many checkpoints share would collect them without limit. If a block of table 0 is
+    evicted, a checkpoint behind it cannot be used until the block is computed again.
 
     `kv_events` records the hashes added and removed.
     """
@@ -75,10 +75,10 @@ class PrefixCache:
         self.kv_events = KvEvents(self.cached_blocks.keys(), self.checkpoints.keys())
 
     def add(self, block: Block, block_hash: bytes) -> Block | None:
-        """Cache a full block of table 0, unless another one that is in use is cached for its hash.
+        """Cache a full block of table 0, unless a block in use is cached for its hash already.
 
-        A free one is replaced and returned: it was computed again, for a prefix behind the last checkpoint, and would
-        be evicted long before the blocks that follow it.
+        A free block with that hash is replaced and returned: it was computed again, for a prefix behind the last
+        checkpoint, and would be evicted long before the blocks that follow it.
         """
         cached = self.cached_blocks.setdefault(block_hash, block)
         if cached is block:
@@ -93,9 +93,9 @@ class PrefixCache:
     def add_checkpoint(
         self, checkpoint_hash: bytes, window_blocks: Sequence[Sequence[tuple[bytes, Block]]], state: Block | None
     ) -> Checkpoint:
-        """Make a checkpoint, which must not exist, of the windows' blocks with their hashes, and a state.
+        """Add a checkpoint of the windows' blocks, given with their hashes, and a state. It must not exist yet.
 
-        In place of a block for whose hash another one is cached, the checkpoint has that one.
+        If another block is cached for the hash of one of them, the checkpoint uses that block.
         """
         cached = [
             [_cache(blocks, block_hash, block) for block_hash, block in hashed]
@@ -112,7 +112,7 @@ class PrefixCache:
         return checkpoint
 
     def evict(self, block: Block) -> None:
-        """Remove the block from the cache, and the checkpoints that need it."""
+        """Remove the block from the cache, with the checkpoints that need it."""
         if block.cached_in is self.cached_blocks:
             del self.cached_blocks[block.block_hash]
             block.cached_in = None
@@ -132,7 +132,8 @@ class PrefixCache:
         self.kv_events.reset()
 
     def check_integrity(self, blocks: list[Block]) -> None:
-        """Raises `AssertionError` unless exactly the cached ones of all `blocks` are found by their hashes."""
+        """Raises `AssertionError` unless exactly those of `blocks` that are marked as cached can be found by their
+        hashes."""
         maps = (self.cached_blocks, *self.cached_window_blocks, self.cached_states)
         for cached in maps:
             of_map = {block.block_hash: block for block in blocks if block.cached_in is cached}
@@ -165,7 +166,7 @@ class PrefixCache:
 
 
 def _cache(blocks: BlocksByHash, block_hash: bytes, block: Block) -> Block:
-    """The block that is cached for the hash: `block` if there was none."""
+    """Cache `block` unless there is one for the hash. Returns the block that is cached for it now."""
     cached = blocks.setdefault(block_hash, block)
     if cached is block and block.cached_in is None:
         block.cached_in, block.block_hash, block.checkpoints = blocks, block_hash, set()

@@ -12,7 +12,7 @@ from proa_engine.core.types import PooledRows, RowOutput
 
 
 class RequestStatus(IntEnum):
-    """Ordered: all after PREEMPTED are finished."""
+    """Ordered: all values after PREEMPTED mean finished."""
 
     WAITING_FOR_GRAMMAR = 1  # to be compiled
     WAITING = 2
@@ -36,7 +36,7 @@ FINISH_REASONS = {
 }
 
 
-CACHES_NOTHING = sys.maxsize  # as `num_cached_blocks`
+CACHES_NOTHING = sys.maxsize  # value of `num_cached_blocks`: blocks of this request are not cached
 _RUNNING = RequestStatus.RUNNING  # looking up an enum's member takes longer than all of `append_plain_token`
 
 
@@ -92,7 +92,7 @@ class Request:
         self.client_index = request.client_index
         self.sampling_params = params
         self.pooling_params = request.pooling_params
-        # Of its blocks' hashes, beside their tokens.
+        # What its blocks' hashes depend on, beside their tokens.
         self.extra_keys = extra_keys(request.cache_salt, request.lora_name, request.lora_digest)
         self.lora: Adapter | None = None
         self.images: RequestImages | NoImages = NO_IMAGES
@@ -113,20 +113,20 @@ class Request:
         self.num_planned_tokens = len(self.token_ids)
         # Log probabilities of the prompt need every token to be computed.
         self.reads_prefix_cache = params.prompt_logprobs is None
-        self.num_cached_tokens = 0  # of those known when it was first scheduled
-        self.load: KvLoad | None = None  # the last one
-        self.num_prompt_logprobs_received = 0  # since it was last scheduled from its beginning
+        self.num_cached_tokens = 0  # cached tokens when it was first scheduled
+        self.load: KvLoad | None = None  # its last load from host memory
+        self.num_prompt_logprobs_received = 0  # since it last started or resumed
         self.num_prompt_logprobs_sent = 0
 
-        # The cache that it holds while it runs. `tables` are blocks by position, None before a window's first column.
+        # The blocks and slots that it holds while it runs. In `tables`, columns before a window's first one are None.
         self.tables: list[list[Block | None]] = []
-        self.first_columns: list[int] = []  # with a block, in each table with a window
+        self.first_columns: list[int] = []  # first column that has a block, in each table with a window
         self.state: Block | None = None  # the slot that its steps write
         self.state_read: Block | None = None  # a cached slot that its first step reads instead
         self.checkpoints: tuple[int, ...] = ()  # positions, see `proa.blocks.checkpoint_positions`
-        self.num_slots = 0  # tokens that may be computed before the manager must be asked again
+        self.num_slots = 0  # tokens that can be computed before more slots must be allocated
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed on demand
-        self.num_cached_blocks = 0  # of table 0 that are in the prefix cache, or other blocks of their content
+        self.num_cached_blocks = 0  # blocks of table 0 whose content is in the prefix cache
 
         self.events: list[Event] = []  # not sent yet
         self.has_output = False
@@ -153,16 +153,16 @@ class Request:
 
     @property
     def unsent_token_ids(self) -> Sequence[int]:
-        """Known tokens behind the computed ones, if the workers have others there or none."""
+        """Known tokens that follow the computed ones and that the workers lack or have other tokens for."""
         return ()
 
     def fits(self, budget: int) -> bool:
-        """Whether a step with `budget` tokens left can start the request."""
+        """Whether a step with a budget of `budget` tokens can start the request."""
         return True
 
     @property
     def num_slots_to_start(self) -> int:
-        """Tokens that need slots when a waiting request is scheduled."""
+        """Number of tokens for which slots are allocated when a waiting request is scheduled."""
         return len(self.token_ids)
 
     @property
@@ -180,19 +180,20 @@ class Request:
 
     @property
     def pooled(self) -> PooledRows | None:
-        """The whole result of a pooled request that is complete."""
+        """The complete result of a finished pooled request; None for others."""
         return None
 
     def record(self, event: EventType, timestamp: float) -> None:
         self.events.append(Event(event, timestamp))
 
     def schedule(self, num_tokens: int) -> None:
-        """Record that the next step computes `num_tokens` tokens, and samples one if none are left."""
+        """Record that the next step computes `num_tokens` tokens, and that it samples one if it computes the last known
+        token."""
         self.num_computed_tokens += num_tokens
         self.num_planned_tokens = max(self.num_planned_tokens, self.num_computed_tokens + 1)
 
     def schedule_decode(self) -> bool:
-        """`schedule` one token if only the last one is left and it needs no new slot. Returns whether it did."""
+        """Call `schedule(1)` if one token is left to compute and it needs no new slot. Returns whether it did."""
         position = self.num_computed_tokens
         if (
             position + 1 != self.num_planned_tokens
@@ -205,9 +206,10 @@ class Request:
         return True
 
     def append_plain_token(self, token_id: int) -> bool:
-        """`append_token` if the client has to get nothing else: neither the first token nor the last, and no event.
+        """Append a token if the client needs nothing but the token: it is neither the first nor the last, and has no
+        event.
 
-        Returns whether it did.
+        Returns whether it was appended; otherwise call `append_row`.
         """
         if (
             self.status is not _RUNNING
@@ -221,8 +223,8 @@ class Request:
         return True
 
     def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
-        """Append the result of the oldest step in flight, until the request finishes. Returns all tokens that it adds,
-        forced ones included."""
+        """Append the result of the oldest step in flight, up to the token that finishes the request. Returns all tokens
+        added, forced ones included."""
         num_before = len(self.token_ids)
         for token_id in row.sampled_token_ids:
             if self.append_token(token_id):

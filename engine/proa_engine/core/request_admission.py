@@ -22,7 +22,7 @@ Admission = Rejection | EngineCoreOutput | None  # rejected, ended without a ste
 
 
 class RequestAdmission:
-    """Adds requests to `table`. `grammars` None: requests must have no grammar."""
+    """Adds accepted requests to `table`. `grammars` None: requests with a grammar are rejected."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RequestAdmission:
     def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
         """Queue a pending request, finish it if its resumed tokens complete the grammar, or reject it.
 
-        One that was aborted since is ignored, also if a new request has its id.
+        A request that was aborted meanwhile is ignored, even if a new request has its id.
         """
         if self._table.pending.get(request.request_id) is not request:
             return None

@@ -1,4 +1,4 @@
-"""RequestFactory: makes the core's request of an `EngineCoreRequest`, of the class that its parameters need."""
+"""RequestFactory: makes the core's `Request` from an `EngineCoreRequest`, of the class that its parameters need."""
 
 from proa.contract import EngineCoreRequest
 from proa_engine.core.constrained import ConstrainedRequest, ForcedCounter, can_force
@@ -10,13 +10,13 @@ from proa_engine.core.validation import LengthLimits
 
 
 class _RepetitionRequest(Request):
-    """A request with `repetition_detection`: its output ends when it repeats itself. What else ends it comes first, and
-    nothing does before `min_tokens`."""
+    """A request with `repetition_detection`: it finishes when its output repeats itself, not before `min_tokens`. Other
+    reasons to finish are checked first."""
 
     __slots__ = ()
 
     def append_plain_token(self, token_id: int) -> bool:
-        """False: each token may be the last."""
+        """Return False, because any token may be the last."""
         return False
 
     def append_token(self, token_id: int) -> bool:
@@ -40,7 +40,7 @@ class _Speculating(_RepetitionRequest, SpeculatingRequest):
 
 
 class RequestFactory:
-    """`forced` and `drafts` count the tokens of all requests that it made."""
+    """Makes requests, which count their forced tokens in `forced` and their draft tokens in `drafts`."""
 
     def __init__(self, config: SchedulerConfig, lengths: LengthLimits) -> None:
         self.forced, self.drafts = ForcedCounter(), DraftCounter()
@@ -49,7 +49,7 @@ class RequestFactory:
         self._num_made = 0
 
     def make(self, request: EngineCoreRequest) -> Request:
-        """Make a request that follows, in the policy's order, those made before."""
+        """Make a request. Among requests of equal priority it is ordered behind those made before."""
         config, params = self._config, request.sampling_params
         priority = request.priority if config.scheduling_policy == "priority" else 0
         is_new = not request.resumed_token_ids  # the client is already reading a request that another engine began

@@ -1,4 +1,4 @@
-"""RequestImages: the images of one request, and how far a step can compute it because of them."""
+"""RequestImages: the images of one request, and how many of its tokens a step can compute because of them."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ Keys = tuple[bytes | str, ...]
 
 
 class _Computed(Protocol):
-    """The part of `Request` that is needed here."""
+    """The attributes of `Request` that are used here."""
 
     num_computed_tokens: int
     num_slots: int
 
 
 class NoImages:
-    """The images of a request without any."""
+    """`RequestImages` of a request without images."""
 
     spans: Sequence[ImageSpan] = ()
     held: bytes | None = None
@@ -40,28 +40,29 @@ class NoImages:
 class RequestImages:
     """Images of a prompt, by ascending offset and all with pixels, encoded in steps that compute their tokens.
 
-    `attends_within`: the tokens of an image attend to all of it, so that one step must compute them.
+    `attends_within`: the tokens of an image attend to the whole image, so one step must compute them.
     """
 
     def __init__(self, images: Sequence[Image], cache: EncoderCache, *, attends_within: bool) -> None:
         self.spans = tuple(
             ImageSpan(each.hash, each.offset, each.num_tokens, each.height, each.width) for each in images
         )
-        self.held: bytes | None = None  # hash of the image of which the scheduled steps compute a part
+        self.held: bytes | None = None  # hash of the image of which a part is scheduled
         self._images = images
         self._ends = [image.end for image in images]
         self._cache = cache
         self._attends_within = attends_within
 
     def extra_keys(self, keys: Keys, start: int, end: int) -> Keys:
-        """Of the hash of the block of tokens `start` … `end` - 1, whose other extra keys are `keys`."""
+        """Return the extra keys of the hash of the block with the tokens `start` … `end` - 1: `keys` and the block's
+        images."""
         return *keys, *image_keys(self._touching(start, end), start, end)
 
     def limit(self, start: int, num_tokens: int) -> int:
-        """How many of these tokens, from `start` on, the step can compute.
+        """Return how many of the `num_tokens` tokens from `start` the step can compute.
 
-        They end before an image that is not encoded and cannot be encoded in this step. With `attends_within`, they
-        also end before an image whose last token is not among them.
+        They end before the first image that is not encoded and cannot be encoded in this step. With `attends_within`,
+        they also end before an image whose last token is not among them.
         """
         end = start + num_tokens
         images = self._touching(start, end)
@@ -73,7 +74,8 @@ class RequestImages:
         return end - start
 
     def claim(self, request: _Computed, num_tokens: int) -> None:
-        """Read the images of the request's next tokens in this step, and hold one of which it computes only a part."""
+        """Read the images of the request's next `num_tokens` tokens in this step, and keep a reference to an image of
+        which it computes only a part."""
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         images, before = self._touching(start, end), self.held
         self._cache.use(images, continues=before is not None)
@@ -83,16 +85,16 @@ class RequestImages:
         if before is not None:
             self._cache.free(before)
         if end < self._ends[-1]:
-            request.num_slots = end  # so that it is scheduled with its images, not as a decode
+            request.num_slots = end  # so that its next step is not a plain decode, which reads no images
 
     def free(self) -> None:
-        """Hold no image any more: the request is preempted or has finished."""
+        """Drop the reference to an image, when the request is preempted or has finished."""
         if self.held is not None:
             self._cache.free(self.held)
             self.held = None
 
     def _touching(self, start: int, end: int) -> Sequence[Image]:
-        """The images that have any of these tokens."""
+        """Return the images that have tokens in `start` … `end` - 1."""
         first = last = bisect_right(self._ends, start)
         while last < len(self._images) and self._images[last].offset < end:
             last += 1

@@ -12,11 +12,11 @@ Entry = tuple[tuple[int, ...], Request]  # orders are unique, so requests themse
 class RequestQueue:
     """A priority queue. Removed requests stay in the heap as dead entries and are skipped later."""
 
-    num_deferred = 0  # any of the requests can be started
+    num_deferred = 0  # all requests can be started
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._num_tokens: dict[tuple[int, ...], int] = {}  # of the requests in the queue, by order
+        self._num_tokens: dict[tuple[int, ...], int] = {}  # known tokens of each request, by `Request.order`
         self.num_tokens = 0  # known tokens of all waiting requests
 
     def __len__(self) -> int:
@@ -57,17 +57,17 @@ def _order(entry: Entry) -> tuple[int, ...]:
     return entry[0]
 
 
-# With a larger number, a few adapters of steady traffic keep the others waiting longer; with a smaller one, batches
-# are smaller, as slots are emptied more often.
+# A larger number lets a few adapters with steady traffic delay the others longer; a smaller one makes batches smaller,
+# because slots are emptied more often.
 MAX_PASSED = 32
 
 
 class LoraQueue:
-    """A `RequestQueue` whose next request is the first that has no adapter, or one that has a slot or can have one.
+    """A `RequestQueue` whose next request is the first without an adapter or whose adapter has or can get a slot.
 
-    So requests that wait for a slot do not stop those behind them. An adapter starves when `MAX_PASSED` requests of
+    So requests that wait for a slot do not block those behind them. An adapter starves when `MAX_PASSED` requests of
     other adapters have started before older ones of its own. As long as one starves, the slot with the fewest running
-    requests is emptied: its adapter starts no requests behind the first starving one.
+    requests is emptied: the adapter in it starts no request that is behind the first starving one.
     """
 
     def __init__(self, slots: LoraSlots) -> None:
@@ -85,7 +85,7 @@ class LoraQueue:
 
     @property
     def num_deferred(self) -> int:
-        """Requests whose adapters have no slot and can have none now."""
+        """Number of requests whose adapters have no slot and can get none now."""
         if not self._queues or self._slots.has_idle:
             return 0
         return sum(len(queue) for adapter, queue in self._queues.items() if adapter.slot is None)
@@ -95,7 +95,7 @@ class LoraQueue:
         queue.push(request)
 
     def peek(self) -> Request | None:
-        """The next request that can be applied, without removing it."""
+        """Return the next request that can start, without removing it; None if there is none."""
         head = self._plain.peek()
         if not self._queues:
             return head
@@ -111,7 +111,7 @@ class LoraQueue:
         return min(able if head is None else [head, *able], key=_order_of_request, default=None)
 
     def pop(self) -> Request:
-        """Remove the next request. It may be pushed again."""
+        """Remove the next request that can start. It may be pushed again."""
         request = self.peek()
         assert request is not None, "no request can be started"
         if request.lora is None:
@@ -138,7 +138,7 @@ class LoraQueue:
         return sorted(chain.from_iterable(queue.to_list() for queue in queues), key=_order_of_request)
 
     def _heads(self) -> list[tuple[Adapter, Request]]:
-        """Each adapter's first request."""
+        """Return each adapter's first request."""
         heads = [(adapter, queue.peek()) for adapter, queue in self._queues.items()]
         return [(adapter, head) for adapter, head in heads if head is not None]
 

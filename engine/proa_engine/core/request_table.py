@@ -16,8 +16,8 @@ from proa_engine.core.request_queue import LoraQueue, RequestQueue
 class RequestTable:
     """Running requests hold blocks; waiting ones, preempted ones included, hold none.
 
-    Pending requests wait for their grammars. They cannot be scheduled and are no work. Loading requests wait for blocks
-    that the host has; for all but the queue they are waiting ones.
+    Pending requests wait for their grammars. They cannot be scheduled and do not count as work. Loading requests wait
+    for blocks to be loaded from host memory; they have the status of waiting ones, but are not in the queue.
 
     `running` is sorted by `Request.order`, so the last one is the first to be preempted.
     """
@@ -28,32 +28,32 @@ class RequestTable:
         self.waiting = LoraQueue(loras.slots) if loras.are_enabled else RequestQueue()
         self.loading: set[Request] = set()
         self.pending: dict[str, ConstrainedRequest] = {}
-        self.constrained: dict[str, ConstrainedRequest] = {}  # running and waiting ones
+        self.constrained: dict[str, ConstrainedRequest] = {}  # running, waiting and loading requests with a grammar
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
         self._loras = loras
-        self._finished_ids: list[str] = []  # workers are not notified yet
+        self._finished_ids: list[str] = []  # ids that workers are not notified of yet
         self._preempted_ids: list[str] = []  # likewise
 
     @property
     def is_idle(self) -> bool:
-        """No request runs or waits to be scheduled."""
+        """Whether no request is running or waiting to be scheduled."""
         return len(self.by_id) == len(self.pending)
 
     @property
     def is_settled(self) -> bool:
-        """`is_idle`, and workers were notified of all requests that finished."""
+        """Whether the table is idle and workers were notified of all requests that finished."""
         return self.is_idle and not (self._finished_ids or self._preempted_ids)
 
     @property
     def num_waiting(self) -> int:
-        """Waiting, loading and pending requests."""
+        """Number of waiting, loading and pending requests."""
         return len(self.waiting) + len(self.loading) + len(self.pending)
 
     @property
     def num_deferred(self) -> int:
-        """Those of them that could not start even if there were room: without a grammar, a slot for their adapter or
-        their blocks."""
+        """Number of requests in `num_waiting` that could not start even with room: they wait for a grammar, an
+        adapter's slot or loaded blocks."""
         return len(self.pending) + len(self.loading) + self.waiting.num_deferred
 
     def add(self, request: Request, now: float) -> None:
@@ -70,7 +70,7 @@ class RequestTable:
         request.record(EventType.QUEUED, now)
 
     def queue_pending(self, request: ConstrainedRequest) -> None:
-        """Move a pending request to the waiting ones."""
+        """Move a pending request to the waiting queue."""
         request.status = RequestStatus.WAITING
         del self.pending[request.request_id]
         self.constrained[request.request_id] = request
@@ -82,13 +82,13 @@ class RequestTable:
         self._loras.remove_request(request)
 
     def wait_for_load(self, request: Request, num_tokens: int, now: float) -> None:
-        """Move the next waiting request to the loading ones. `num_tokens` are loaded for it."""
+        """Move the next waiting request to the loading ones, while `num_tokens` of its tokens are loaded."""
         assert self.waiting.peek() is request, "only the next request can be started"
         self.loading.add(self.waiting.pop())
         request.load = KvLoad(now, now, num_tokens)
 
     def queue_loaded(self, request: Request, now: float) -> None:
-        """Move a loading request to the waiting ones."""
+        """Move a loading request back to the waiting queue."""
         assert request.load is not None
         request.load.ended = now
         self.loading.remove(request)
@@ -113,7 +113,8 @@ class RequestTable:
         request.status = RequestStatus.RUNNING
 
     def preempt_last(self, now: float) -> Request:
-        """Preempt the last running request: free its blocks. It keeps its tokens; one in flight comes later."""
+        """Preempt the last running request: free its blocks. It keeps its tokens, and a token in flight is appended
+        later."""
         request = self.running.pop()
         self._kv_cache_manager.free(request)
         self._loras.free_slot(request)
@@ -148,7 +149,7 @@ class RequestTable:
         request.record(EventType.FINISHED, now)
 
     def take_notices(self) -> tuple[list[str], list[str]]:
-        """Return the ids that finished and those preempted since the last call, to notify workers of them."""
+        """Return the ids of requests that finished and that were preempted since the last call, for the workers."""
         notices = self._finished_ids, self._preempted_ids
         self._finished_ids, self._preempted_ids = [], []
         return notices

@@ -11,8 +11,9 @@ from proa_engine.core.scheduler import Scheduler
 
 
 class Operations:
-    """`sleep_level` is above zero from the call of `Sleep` to the end of `WakeUp`; new requests must then be rejected.
+    """Runs operators' calls.
 
+    `sleep_level` is above zero from the call of `Sleep` to the end of `WakeUp`; new requests must then be rejected.
     Exceptions of the executor are raised, and the engine cannot continue.
     """
 
@@ -33,7 +34,7 @@ class Operations:
         return not (self._scheduler.has_work or self._scheduler.has_pending)
 
     def run(self, operation: Operation[Any], now: float) -> list[EngineCoreOutput]:
-        """Do what the operator called for. Returns the last outputs of the requests that this aborts."""
+        """Run the operation. Returns the last outputs of the requests that it aborts."""
         match operation:
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
@@ -59,7 +60,7 @@ class Operations:
         return []
 
     def fall_asleep(self) -> None:
-        """Free the executor's memory. The content of the KV cache is lost, but at level 1 not that of the host."""
+        """Free the executor's memory. The device's KV cache is lost; the host tier is kept at level 1."""
         assert self.sleep_level != 0
         self._scheduler.reset_prefix_cache(keep_host=self.sleep_level == 1)
         self._executor.sleep(self.sleep_level)

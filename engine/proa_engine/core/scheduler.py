@@ -50,9 +50,8 @@ class Scheduler:
         loras: Loras | None = None,
         images: Images | None = None,
     ) -> None:
-        """`grammars` None: requests must have no grammar; `loras` None: no adapter; `images` None: no images.
-        Raises `ValueError` if the model cannot have drafts.
-        """
+        """`grammars`, `loras` or `images` None: requests with a grammar, an adapter or images are rejected. Raises
+        `ValueError` if the model does not support the configured speculative decoding."""
         check_speculation(config.num_speculative_tokens, is_recurrent=kv_cache_manager.groups.num_state_slots > 0)
         self.config = config
         self.grammars = grammars
@@ -80,12 +79,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Requests run or wait to be scheduled, or workers still hold some that finished, or the host stores blocks."""
+        """Whether requests are running or waiting to be scheduled, workers have to be notified of finished ones, or
+        blocks are to be stored in host memory."""
         return not self._table.is_settled or self._manager.has_copies
 
     @property
     def has_pending(self) -> bool:
-        """Requests wait for their grammars."""
+        """Whether requests wait for their grammars."""
         return bool(self._table.pending)
 
     @property
@@ -116,13 +116,13 @@ class Scheduler:
     def add_request(self, request: EngineCoreRequest, now: float, on_ready: OnReady) -> Admission:
         """Queue a request. Returns a rejection if it cannot be accepted, or its output if it has ended already.
 
-        If its grammar must be compiled first, `on_ready` is called then, from any thread, with the arguments for
+        If its grammar must be compiled first, `on_ready` is called later, from any thread, with the arguments for
         `set_grammar`.
         """
         return self._admission.add(request, now, on_ready)
 
     def set_grammar(self, request: ConstrainedRequest, ready: GrammarReady, now: float) -> Admission:
-        """Queue a request whose grammar is compiled. Returns what `add_request` does."""
+        """Queue a request whose grammar is compiled. Returns the same as `add_request`."""
         return self._admission.set_grammar(request, ready, now)
 
     def abort_all(self, now: float) -> list[EngineCoreOutput]:
@@ -130,7 +130,8 @@ class Scheduler:
         return self.abort_requests(list(self._table.by_id), now)
 
     def abort_requests(self, request_ids: Iterable[str], now: float) -> list[EngineCoreOutput]:
-        """Finish requests and return their last outputs. Unknown ids are ignored: those may have just finished."""
+        """Finish requests and return their last outputs. Unknown ids are ignored, as the requests may have just
+        finished."""
         outputs = []
         for request_id in request_ids:
             request = self._table.by_id.get(request_id)
@@ -157,14 +158,14 @@ class Scheduler:
     def update_from_output(
         self, requests: list[Request], result: ModelRunnerOutput, now: float
     ) -> tuple[list[EngineCoreOutput], PlainTokens]:
-        """Append a step's results to the `requests` of its rows, except to those that have finished since."""
+        """Append a step's results to `requests`, the requests of its rows, except to those that have finished since."""
         plain, plain_token_ids, others = append_plain_tokens(requests, result)
         outputs = [self._append(request, row, now) for request, row in others]
         return [output for output in outputs if output], PlainTokens(self._plain_ids.of(plain), plain_token_ids)
 
     def reset_prefix_cache(self, *, keep_host: bool = False) -> None:
-        """Empty the prefix cache and the encoder cache, as after a change of weights. `keep_host`: but not the host's
-        part."""
+        """Empty the prefix cache and the encoder cache, as after a change of weights. `keep_host`: keep the part in
+        host memory."""
         self._manager.reset_prefix_cache(self._table.running, keep_host=keep_host)
         self.encoder_cache.reset()
 
@@ -176,7 +177,7 @@ class Scheduler:
         self.encoder_cache.check_integrity([image_hash for image_hash in held if image_hash is not None])
 
     def _append(self, request: Request, row: RowOutput, now: float) -> EngineCoreOutput | None:
-        """Append a row's result and return what is to be sent, if anything."""
+        """Append a row's result. Returns the output to send, if any."""
         if request.is_finished:
             return None
         before = request.status
@@ -193,7 +194,7 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, now: float) -> bool:
         """Schedule running requests. Returns False if one was preempted; then no waiting request may start."""
         running, num_preemptions = self._table.running, self._table.num_preemptions
-        for num_before, request in enumerate(running):  # preemption removes from its end
+        for num_before, request in enumerate(running):  # preemption during the loop removes from the end
             if request.schedule_decode():
                 plan.decodes.append(request)
                 continue
@@ -211,9 +212,10 @@ class Scheduler:
         return self._table.num_preemptions == num_preemptions
 
     def _schedule_waiting(self, plan: StepPlan, now: float) -> None:
-        """Start waiting requests. The first that does not fit stops those behind it, so that it cannot starve.
+        """Start waiting requests. The first that does not fit blocks those behind it, so that it cannot starve.
 
-        A request gets the blocks of all its known tokens at once, so its prefill is never preempted for its own blocks.
+        A request gets blocks for all its known tokens at once, so its prefill is never preempted for lack of blocks of
+        its own.
         """
         while self._table.waiting and plan.budget > 0 and len(self._table.running) < self._max_running:
             request = self._next_waiting(now)
@@ -230,7 +232,8 @@ class Scheduler:
             plan.add_new(request, min(request.num_uncomputed_tokens, budget), block_ids)
 
     def _next_waiting(self, now: float) -> Request | None:
-        """The next request that can start. Those before it wait until what the host has of them is loaded."""
+        """Return the next request that can start, after moving those that can load blocks from host memory to the
+        loading ones."""
         while (request := self._table.waiting.peek()) is not None:
             num_tokens = self._manager.begin_load(request)
             if num_tokens == 0:
@@ -239,9 +242,10 @@ class Scheduler:
         return request
 
     def _grow(self, request: Request, num_slots: int, now: float) -> list[list[int]] | None:
-        """Allocate `num_slots` in total. Returns None if that preempts this request.
+        """Extend the request's slots to `num_slots`. Returns None if the request itself had to be preempted.
 
-        To make room, loads for requests that have not started are given up, then the last requests are preempted.
+        To make room, loads for requests that have not started are given up, then the last running requests are
+        preempted.
         """
         while (block_ids := self._manager.allocate_slots(request, num_slots)) is None:
             if not self._manager.give_up_load() and self._table.preempt_last(now) is request:
@@ -249,7 +253,8 @@ class Scheduler:
         return block_ids
 
     def _scheduler_output(self, plan: StepPlan, states: Mapping[str, StateSteps], copies: Copies) -> SchedulerOutput:
-        """Finished and preempted ids go with the next step that has tokens, or at once if none can follow."""
+        """Make the step. Finished and preempted ids are sent with the next step that has tokens, or at once if no
+        request is left."""
         has_tokens = bool(plan.rows)
         notifies = has_tokens or self._table.is_idle
         finished_ids, preempted_ids = self._table.take_notices() if notifies else ([], [])

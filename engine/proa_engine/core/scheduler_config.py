@@ -1,4 +1,4 @@
-"""SchedulerConfig: the limits and the policy that steps are scheduled by."""
+"""SchedulerConfig: the limits and the policy of scheduling."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,12 +14,12 @@ class SchedulerConfig:
     max_waiting_requests: int = 4096
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
-    num_speculative_tokens: int = 0  # at most, per decode
-    # Compute what a grammar forces in one step. Not with drafts; pays where a step of chunks costs little more than one
-    # of decodes, as it does not where decodes replay CUDA graphs.
+    num_speculative_tokens: int = 0  # maximum per decode
+    # Compute the tokens that a grammar forces in one step. Ignored with drafts. It pays only where a step with chunks
+    # costs little more than one with decodes alone, so not where decodes replay CUDA graphs.
     compute_forced_tokens: bool = False
     eos_token_ids: frozenset[int] = frozenset()
-    last_token_tasks: frozenset[PoolingTask] = frozenset()  # need the last token's hidden state only, no other's
+    last_token_tasks: frozenset[PoolingTask] = frozenset()  # tasks that need the hidden state of the last token only
     whole_prompts: bool = False  # pooled prompts are computed in one step: each token attends to all others
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ class DraftCounter:
         self.num_accepted_per_position: list[int] = []
 
     def add(self, drafts: Drafts, num_accepted: int) -> None:
-        """Count the drafts of a row."""
+        """Count the drafts of one row of a step."""
         self.num_drafts += drafts.proposed > 0
         self.num_draft_tokens += drafts.proposed
         self.num_accepted_tokens += num_accepted
@@ -52,9 +52,9 @@ class SpeculatingRequest(Request):
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens and drafts, within the limit even if all drafts in flight are accepted.
+        """Known tokens and drafts, within the maximum length even if all drafts in flight are accepted.
 
-        Zero if the request may have reached its end already.
+        Zero if the request reaches its maximum length in that case.
         """
         num_left = self.num_planned_tokens - self.num_computed_tokens
         if num_left == 1:
@@ -70,7 +70,7 @@ class SpeculatingRequest(Request):
         return 2 * (1 + self.max_drafts)
 
     def schedule_decode(self) -> bool:
-        """False: a decode has drafts, and the workers do not know its upper bound."""
+        """Return False: a decode has drafts, and the workers do not know the upper bound of its computed tokens."""
         return False
 
     def append_row(self, row: RowOutput, now: float) -> Sequence[int]:
@@ -78,14 +78,14 @@ class SpeculatingRequest(Request):
             num_accepted = len(row.sampled_token_ids) - 1
             num_rejected = row.drafts.planned - num_accepted
             self.num_planned_tokens -= num_rejected
-            if self.num_computed_tokens:  # else it was preempted since
+            if self.num_computed_tokens:  # zero if it was preempted meanwhile
                 self.num_computed_tokens -= num_rejected
             self._counter.add(row.drafts, num_accepted)
         return super().append_row(row, now)
 
 
 def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> None:
-    """Raises `ValueError` for drafts with recurrent layers: a rejected one cannot be taken out of the state."""
+    """Raises `ValueError` for drafts with recurrent layers: a rejected draft cannot be removed from the state."""
     if num_speculative_tokens and is_recurrent:
         raise ValueError(
             "speculative decoding does not support models with recurrent layers; remove speculative_config"
@@ -93,5 +93,5 @@ def check_speculation(num_speculative_tokens: int, *, is_recurrent: bool) -> Non
 
 
 def can_speculate(params: SamplingParams) -> bool:
-    """False if sampling depends on limits that the host derives from the exact number of output tokens."""
+    """Return False if sampling depends on rules that the host derives from the exact number of output tokens."""
     return params.min_tokens == 0 and all(len(word) == 1 for word in params.bad_words_token_ids)

@@ -11,28 +11,28 @@ from proa_engine.core.types import NO_STATE, StateSteps
 class StateSlots:
     """A pool of slots, each with the states of one request at one position.
 
-    A request owns one slot, and its steps read and write it. A checkpoint needs the states at its position to stay as
-    they are, and the request's next token would overwrite them. So a step can read one slot and write another: what
-    becomes a checkpoint is a slot that is not written any more. Nothing is copied, neither for a checkpoint nor for a
-    hit, and no chunk of a prompt is cut short, since a step can write several slots, each at its position.
+    A request owns one slot, which its steps read and write. A checkpoint needs the states at its position to stay
+    unchanged, but the request's next token would overwrite them. So a step can read one slot and write another: the
+    slot that is no longer written becomes the checkpoint's. Nothing is copied, neither for a checkpoint nor for a hit.
+    A step can write several slots, each at its position, so no chunk of a prompt is cut short either.
 
     The rows of a step run at the same time. So a slot that one row of a step reads must not be given to another row of
     that step: `free_read` frees those only when all rows are planned.
     """
 
     def __init__(self, num_slots: int, evict: Callable[[Block], None]) -> None:
-        """Raises `ValueError` for less than two slots: a request may join with a cached slot beside its own."""
+        """Raises `ValueError` for fewer than two slots: a starting request may read a cached slot and write its own."""
         if num_slots < 2:
             raise ValueError(f"recurrent states need at least 2 slots, got {num_slots}")
         self.pool = BlockPool(num_slots, evict)
-        self._reads: list[Block] = []  # slots that the step which is being planned uses last
+        self._reads: list[Block] = []  # slots to free when all rows of the step are planned
 
     def can_allocate(self, snapshot: Block | None) -> bool:
-        """Whether a request that continues from `snapshot` can have a slot of its own."""
+        """Whether a slot of its own can be allocated to a request that continues from `snapshot`."""
         return self.pool.num_free_blocks > (snapshot is not None and snapshot.ref_count == 0)
 
     def allocate(self, request: Request, snapshot: Block | None) -> None:
-        """Give the request a slot. Its first step reads `snapshot`, if there is one."""
+        """Allocate a slot to the request. Its first step reads `snapshot`, if there is one."""
         if snapshot is not None:
             self.pool.touch([snapshot])
         (request.state,) = self.pool.get_new_blocks(1)
@@ -48,7 +48,8 @@ class StateSlots:
     ) -> StateSteps | None:
         """Plan a row that computes the tokens from `start`, and call `snapshot` for each checkpoint at `positions`.
 
-        A checkpoint is left out if no slot is free. None: the row reads and writes the slot that it has.
+        A checkpoint is skipped if no slot is free. Returns None if the row reads and writes only the request's own
+        slot.
         """
         assert request.state is not None
         read, writes = request.state if start else None, list[tuple[int, int]]()
@@ -59,7 +60,7 @@ class StateSlots:
             if self.pool.num_free_blocks == 0:
                 break
             (slot,) = self.pool.get_new_blocks(1)
-            if position == start:  # the request goes on in another slot
+            if position == start:  # the checkpoint takes the slot, and the request writes another one
                 slot, request.state = request.state, slot
             else:
                 writes.append((position, slot.block_id))
@@ -71,13 +72,14 @@ class StateSlots:
         return StateSteps(NO_STATE if read is None else read.block_id, tuple(writes))
 
     def free_read(self) -> None:
-        """Free the slots that the step uses last. They are cached, until they are given to a later step's request."""
+        """Free the slots that no step after this one reads for its request. They stay cached until they are allocated
+        again."""
         self.pool.free_blocks(self._reads)
         self._reads = []
 
     def check_integrity(self, running: Sequence[Request], held_states: Sequence[Block]) -> None:
-        """Raises `AssertionError` unless each running request has a slot of its own, and else only `held_states` are
-        in use."""
+        """Raises `AssertionError` unless each running request has a slot of its own, and the only other slots in use
+        are `held_states`."""
         self.pool.check_integrity()
         assert not self._reads
         assert not any(request.state_read for request in running)

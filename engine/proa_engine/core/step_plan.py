@@ -16,10 +16,10 @@ from proa_engine.core.types import (
 
 
 class IdColumn:
-    """The ids of requests in order, the same object as long as the requests are the same.
+    """A list of request ids that is the same object as long as the requests are the same.
 
-    A batch of decodes stays the same for many steps. What is derived from its ids is kept as long as they are the same
-    object, which takes no time to check.
+    A batch of decodes stays the same for many steps. Values derived from its ids are cached by the list's identity,
+    which takes no time to compare.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class IdColumn:
 
 
 class StepPlan:
-    """The requests of a step and their numbers of tokens. `constrained` are those with a grammar, by id."""
+    """The requests of a step and their numbers of tokens. `constrained` has the requests with a grammar, by id."""
 
     def __init__(self, budget: int, constrained: Mapping[str, ConstrainedRequest]) -> None:
         self.decodes: list[Request] = []  # rows of one token
         self.block_candidates: list[
             tuple[Request, int]
-        ] = []  # those that may fill a block, and the first token they compute
+        ] = []  # requests that may fill a block, and the first token that each computes
         self._budget = budget
         self._constrained = constrained
         self._chunks: list[Request] = []  # rows of several tokens
@@ -49,16 +49,17 @@ class StepPlan:
 
     @property
     def budget(self) -> int:
-        """Tokens that may still be scheduled."""
+        """Number of tokens that can still be scheduled."""
         return self._budget - len(self.decodes)
 
     @property
     def rows(self) -> list[Request]:
-        """The step's requests, those of one token first: decodes are computed together."""
+        """The step's requests, those with one token first, because decodes are computed together."""
         return self.decodes + self._chunks if self._chunks else self.decodes
 
     def add_known(self, request: Request, num_tokens: int, new_block_ids: Sequence[Sequence[int]]) -> None:
-        """Schedule tokens of a request that the workers hold, except a decode without a new block."""
+        """Schedule tokens of a request that the workers hold. A decode without a new block is added to `decodes`
+        instead."""
         position, token_ids = request.num_computed_tokens, request.unsent_token_ids
         self._cached.append(CachedRequestData(request.request_id, position, new_block_ids, token_ids))
         self._add(request, num_tokens)
@@ -91,7 +92,7 @@ class StepPlan:
         encoder_inputs: list[EncoderInput],
         copies: Copies,
     ) -> SchedulerOutput:
-        """The step for the executor."""
+        """Make the step for the executor."""
         return SchedulerOutput(
             step=step,
             new_requests=self._new,

@@ -1,4 +1,4 @@
-"""What the core, the executor and the engine's front ends exchange and never send to clients."""
+"""Types that the core exchanges with the executor and the engine's front ends. They are never sent to clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,8 @@ class Rejection:
 
 
 class PlainTokens(NamedTuple):
-    """Outputs of one token and nothing else. `request_ids` is the same object as in the step before if it is equal."""
+    """Outputs of one token and nothing else. `request_ids` is the same object as in the step before if the requests are
+    the same."""
 
     request_ids: Sequence[str] = ()
     token_ids: Sequence[int] = ()  # one for each of `request_ids`
@@ -58,7 +59,7 @@ NO_LORA = -1  # instead of an adapter's slot
 
 
 class LoraSlot(NamedTuple):
-    """The adapter of a request and the slot that it is applied from, which is filled before this step."""
+    """The adapter of a request and the slot that it is applied from. The workers fill the slot before this step."""
 
     lora_id: int
     slot: int
@@ -96,14 +97,14 @@ class NewRequestData:
     block_ids: list[list[int]]  # by table
     sampling_params: SamplingParams
     lora: LoraSlot | None = None
-    pooling_params: PoolingParams | None = None  # set: no step samples a token
+    pooling_params: PoolingParams | None = None  # if set, no step samples a token for the request
     trace_headers: Mapping[str, str] = field(default_factory=dict)  # set only for sampled traces
     images: Sequence[ImageSpan] = ()  # by ascending offset, also those that no step computes any more
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRequestData:
-    """A scheduled request that the workers hold: only what changed. They have its tokens, sampled ones included."""
+    """Changes of a scheduled request that the workers hold. They have its tokens already, sampled ones included."""
 
     request_id: str
     num_computed_tokens: int  # before this step
@@ -119,7 +120,7 @@ NO_STATE = -1  # instead of a state's slot: nothing is read (the state is zero),
 class StateSteps:
     """Where a row's recurrent state is read and written.
 
-    A row that has none reads and writes the slot that it wrote last.
+    A row without `StateSteps` reads and writes the slot that it wrote last.
     """
 
     read: int  # slot; NO_STATE: the row begins at position 0
@@ -132,7 +133,7 @@ NO_STATES: Mapping[str, StateSteps] = {}
 
 @dataclass(slots=True)
 class Copies:
-    """What a step copies between the device and the host's pages and slots: pairs of source and target.
+    """The copies of a step between the device's blocks and slots and the host's pages and slots, as (source, target).
 
     The copies of a step run at any time between the end of the step before it and the start of the step after it.
     """
@@ -164,7 +165,7 @@ class SchedulerOutput:
 
     step: int
     new_requests: list[NewRequestData]
-    cached_requests: list[CachedRequestData]  # the others' `num_computed_tokens` is what the workers have computed
+    cached_requests: list[CachedRequestData]  # others continue from what the workers have computed
     decode_request_ids: list[str]  # rows of one token
     num_chunk_tokens: dict[str, int]  # rows of several tokens, by request id
     finished_request_ids: list[str]  # workers drop these before they run this step
@@ -181,7 +182,7 @@ class SchedulerOutput:
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
-        """By request id, in the order of the rows."""
+        """Number of scheduled tokens by request id, in the order of the rows."""
         return dict.fromkeys(self.decode_request_ids, 1) | self.num_chunk_tokens
 
     @property
@@ -194,13 +195,13 @@ class SchedulerOutput:
 
     @property
     def must_run(self) -> bool:
-        """Whether workers have anything to do, be it to drop requests or to copy pages."""
+        """Whether workers have anything to do, including dropping requests and copying pages."""
         return not self.is_empty or bool(self.finished_request_ids or self.preempted_request_ids or self.copies)
 
 
 @dataclass(frozen=True, slots=True)
 class HostOccupancy:
-    """What the host tier holds at one moment, and what it has copied since the start."""
+    """The host tier's current content, and the number of copies since the start."""
 
     num_pages: int
     num_cached_pages: int  # in the prefix cache
@@ -213,7 +214,7 @@ class HostOccupancy:
 
 @dataclass(frozen=True, slots=True)
 class CacheOccupancy:
-    """What the cache holds at one moment. Cached blocks may also be in use."""
+    """The cache's current content. Cached blocks may also be in use."""
 
     cached_blocks: tuple[int, ...] = ()  # in the prefix cache, by table
     num_checkpoints: int = 0
@@ -225,7 +226,7 @@ class CacheOccupancy:
 
 
 class PooledRows(NamedTuple):
-    """Rows of a pooled request's result that a step has computed."""
+    """Rows of a pooled request's result, computed by one step."""
 
     first: int  # the number of rows before them
     num_rows: int
@@ -235,16 +236,16 @@ class PooledRows(NamedTuple):
 class Drafts(NamedTuple):
     """A request's draft tokens in one step."""
 
-    planned: int  # that the scheduler made room for
-    proposed: int  # that the drafter found
+    planned: int  # number of tokens that the scheduler made room for
+    proposed: int  # number of tokens that the drafter proposed
 
 
 @dataclass(slots=True)
 class RowOutput:
-    """A row's result, if it is anything but one sampled token."""
+    """A row's result, unless it is exactly one sampled token."""
 
-    sampled_token_ids: Sequence[int] = ()  # accepted drafts, then the sampled one; none if known tokens are left
-    drafts: Drafts | None = None  # None: none were planned
+    sampled_token_ids: Sequence[int] = ()  # accepted drafts, then the sampled token; empty if known tokens are left
+    drafts: Drafts | None = None  # None: no drafts were planned
     logprobs: Sequence[TokenLogprobs] = ()  # one per sampled token
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of this step's prompt tokens
     pooled: PooledRows | None = None  # of a pooled request, which has no sampled tokens

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from proa.contract import EngineCoreRequest, Image, ImageInput, PoolingTask, SamplingParams
 from proa.contract.request import HASH_BYTES
 
-# Each step compares the words of several tokens with the end of the output, all of them as if they were the longest.
-MAX_BAD_WORDS = 1024  # of several tokens
+# Each step compares all words of several tokens with the end of the output, each padded to the longest word's length.
+MAX_BAD_WORDS = 1024  # words of several tokens
 MAX_BAD_WORD_TOKENS = 256
-_UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second one is a message without any
+_UNSET = (SamplingParams(), SamplingParams(max_tokens=None))  # the second: read from a message without any
 
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """`cache_capacity`: tokens that the whole KV cache holds."""
+    """The limits of a request's length. `cache_capacity` is the number of tokens that the whole KV cache holds."""
 
     max_model_len: int  # tokens of prompt and output together
     cache_capacity: int = sys.maxsize
 
     def check(self, request: EngineCoreRequest) -> None:
-        """Raises `ValueError`, with a sentence for the user, for a request that can never be served."""
+        """Raises `ValueError`, with a message for the client, if the request is too long ever to be served."""
         num_prompt, num_resumed = len(request.prompt_token_ids), len(request.resumed_token_ids)
         if num_prompt == 0:
             raise ValueError("the prompt must hold at least one token")
@@ -38,10 +38,10 @@ class LengthLimits:
             raise ValueError(f"max_tokens ({max_tokens}) leaves no token after the {num_resumed} already generated")
 
     def max_num_tokens(self, request: EngineCoreRequest) -> int:
-        """The number of tokens, prompt and output together, at which the request ends.
+        """Return the number of tokens, prompt and output together, at which the request ends. Not for pooled requests.
 
         The KV cache limits it as the model's context does, but one token later, since the last token is never computed.
-        So a request that has the whole cache to itself always finishes. Not for pooled requests.
+        So a request that has the whole cache to itself always finishes.
         """
         limit = min(self.max_model_len, self.cache_capacity + 1)
         max_tokens = request.sampling_params.max_tokens
@@ -63,7 +63,7 @@ class ModelLimits:
 
 
 def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
-    """Raises `ValueError` with a sentence for the user if the model cannot serve the request."""
+    """Raises `ValueError`, with a message for the client, if the model cannot serve the request."""
     limits.lengths.check(request)
     _check_vocabulary("the prompt", request.prompt_token_ids, limits)
     _check_vocabulary("resumed_token_ids", request.resumed_token_ids, limits)
@@ -75,7 +75,7 @@ def check_request(request: EngineCoreRequest, limits: ModelLimits) -> None:
 
 
 def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
-    """Check token ids against the vocabulary, the numbers of log probabilities, and whether a grammar is possible."""
+    """Check token ids against the vocabulary, the numbers of log probabilities, and whether grammars are supported."""
     if params.grammar is not None:
         if not limits.grammars:
             raise ValueError("this engine does not support grammars")
@@ -92,7 +92,7 @@ def check_sampling_params(params: SamplingParams, limits: ModelLimits) -> None:
 
 
 def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> None:
-    """Check that the model can do the task of a pooled request, which has no other parameters."""
+    """Check that the model supports the task of a pooled request, and that the request has no sampling parameters."""
     params = request.pooling_params
     if params is None:
         if limits.pooling_only:
@@ -110,7 +110,7 @@ def check_pooling_params(request: EngineCoreRequest, limits: ModelLimits) -> Non
 
 
 def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
-    """Check the sizes of images and their places in the prompt. Whether a hash is that of the pixels is not checked."""
+    """Check the sizes of images and their places in the prompt. Hashes are not compared with the pixels."""
     if not request.images:
         return
     if limits.images is None:
@@ -138,7 +138,7 @@ def check_images(request: EngineCoreRequest, limits: ModelLimits) -> None:
 
 
 def _check_image(name: str, image: Image, images: ImageInput) -> None:
-    """Check an image by itself."""
+    """Check an image's hash, size and number of tokens, without the prompt."""
     height, width = image.height, image.width
     if len(image.hash) != HASH_BYTES:
         raise ValueError(f"the hash of {name} must have {HASH_BYTES} bytes, got {len(image.hash)}")
