@@ -1,19 +1,25 @@
-"""The server's errors and their gRPC status codes.
+"""The engine's errors, their gRPC status codes, and the gateway's errors that a rejected request becomes.
 
-EngineError
-├── InvalidRequest      the request is wrong; every engine would refuse it
-├── RequestIdInUse      an unfinished request has this id
-├── QueueFull           the waiting queue is full; another engine may take the request
-├── SlowReader          a session has too many unread bytes
-├── NoPrefixCache       KV events requested, but prefix caching is off
-├── NotReady            the model is still loading
-├── LoraNotLoaded       the request's adapter is not loaded; another engine may have it
-├── ImagesMissing       the request has images without pixels that the engine has not kept
-├── Sleeping            the engine sleeps until an operator wakes it up; another engine may take the request
-├── Draining            the engine is shutting down and admits no new requests
-└── EngineDead          the engine has failed
+EngineError           gRPC status          gateway, HTTP status
+├── InvalidRequest    INVALID_ARGUMENT     InvalidRequest 400     no engine with this model would accept the request
+├── RequestIdInUse    ALREADY_EXISTS       EngineUnavailable 503  an unfinished request has this id
+├── QueueFull         RESOURCE_EXHAUSTED   Overloaded 429         the waiting queue is full
+├── LoraNotLoaded     NOT_FOUND            LoraNotLoaded 503      the request's adapter is not loaded in this engine
+├── ImagesMissing     FAILED_PRECONDITION  (sent again)           the pixels of an image are neither sent nor kept
+├── Sleeping          UNAVAILABLE          EngineUnavailable 503  the engine sleeps until an operator wakes it up
+├── NotReady          UNAVAILABLE          EngineUnavailable 503  the model is still loading
+├── Draining          UNAVAILABLE          EngineUnavailable 503  the engine shuts down and admits no new requests
+├── EngineDead        UNAVAILABLE          EngineLost 503         the engine has failed; its sessions end
+├── SlowReader        RESOURCE_EXHAUSTED   EngineLost 503         too many unread bytes; the session ends
+└── NoPrefixCache     FAILED_PRECONDITION  (no request)           KV events are requested, prefix caching is off
 
-`LoraError` of the core, of an operation on adapters, has status codes too.
+LoraError             (of the core: an operation on adapters failed)
+├── LoraNotFound      NOT_FOUND            LoraNotFound 404       there is no adapter of that name, or none at that path
+├── LoraInvalid       INVALID_ARGUMENT     LoraInvalid 400        the adapter does not fit the model
+├── LoraExists        ALREADY_EXISTS       LoraInvalid 400        another adapter has the name
+└── TooManyLoras      RESOURCE_EXHAUSTED   LoraNotLoaded 503      all loaded adapters have requests
+
+If the error is `retryable`, the gateway tries other engines first, and the client gets the error when those fail too.
 """
 
 from collections.abc import Sequence

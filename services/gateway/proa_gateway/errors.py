@@ -3,12 +3,12 @@
 GatewayError
 ├── InvalidRequest       400  a parameter is invalid; `param` names it
 │   ├── UnsupportedField 400  the field would change the answer, but is not implemented
-│   ├── UnsupportedTask  400  the model cannot do what the endpoint asks of it
+│   ├── UnsupportedTask  400  the model does not support the endpoint's task
 │   └── ContextOverflow  400  prompt and output do not fit the model's context length
 ├── InvalidJson          400  the body is not JSON
-├── MalformedHttp        400  what was sent is not HTTP
+├── MalformedHttp        400  the bytes of the connection are not HTTP
 ├── InvalidApiKey        401  the API key is missing or unknown
-├── NotAnOperator        403  the API key has not the role that the endpoint needs
+├── NotAnOperator        403  the API key lacks the role that the endpoint needs
 ├── ModelNotFound        404  no engine serves the model
 ├── ResponseNotFound     404  the response is not stored in this gateway process
 ├── RequestTimeout       408  the request did not arrive in time
@@ -18,23 +18,28 @@ GatewayError
 ├── Overloaded           429  a limit of the gateway or of an engine is reached
 ├── RateLimited          429  a limit of the API key is reached
 ├── EngineUnavailable    503  no engine can take the request now
-├── LoraNotLoaded        503  an engine did not load the adapter, or has it no longer
+├── LoraNotLoaded        503  an engine did not load the adapter, or has unloaded it
 │   ├── LoraNotFound     404  there is no adapter of that name, or none at its path
 │   └── LoraInvalid      400  the adapter does not fit the model, or another one has its name
 ├── QueueTimeout         503  the request waited in the gateway's queue for too long
 ├── ShuttingDown         503  the gateway shut down while the request was in its queue
 ├── EngineLost           503  the connection to the engine was lost while it ran the request
-├── EngineTimeout        504  a token did not come in time, though the engine is connected
+├── EngineTimeout        504  no token came in time, though the engine is connected
 ├── DeadlineExceeded     504  the request's time limit has passed
 ├── GenerationFailed     500  the engine could not continue this request; others are not affected
 └── InternalError        500  a fault of the gateway
+
+Rejections of engines become the errors above by their gRPC status: INVALID_ARGUMENT InvalidRequest, NOT_FOUND
+LoraNotLoaded, RESOURCE_EXHAUSTED Overloaded, others EngineUnavailable (`engines/session.py`). The end of a session
+becomes EngineLost. Failed operations on adapters: NOT_FOUND LoraNotFound, INVALID_ARGUMENT and ALREADY_EXISTS
+LoraInvalid, others LoraNotLoaded (`engines/convert.py`). `proa_engine/server/errors.py` lists the engine's side.
 """
 
 from typing import Any, ClassVar
 
 
 class GatewayError(Exception):
-    """An error with OpenAI's four fields. Clients see `message`."""
+    """An error that is sent as OpenAI's error object: message, type, param and code. Clients see `message`."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -51,7 +56,7 @@ class GatewayError(Exception):
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI's error object, for a response body or an event of a stream."""
+        """Return OpenAI's error object, for a response body or an event of a stream."""
         return error_object(self.message, self.type, self.param, self.code)
 
 
@@ -232,7 +237,7 @@ class InternalError(GatewayError):
 
 
 def error_object(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object. Lone surrogates, which a body's names may have, are replaced: they have no UTF-8."""
+    """Make OpenAI's error object. Lone surrogates, as in field names, are replaced: UTF-8 cannot encode them."""
     message, param = _printable(message), _printable(param) if param is not None else None
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
