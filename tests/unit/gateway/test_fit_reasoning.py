@@ -5,7 +5,7 @@ import pytest
 from proa.chat_template import ChatTemplate
 from proa_gateway.serving.chat_prompt import fit_reasoning
 from proa_gateway.serving.conversation import Conversation, ReasoningFields
-from proa_gateway.serving.generation_request import Effort
+from proa_gateway.serving.fields import Effort
 
 NEITHER, SWITCH, EFFORT, BOTH = (
     ChatTemplate(source)

@@ -12,8 +12,8 @@ from proa_gateway.apis.completions.render import CompletionChoice, CompletionFor
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta
-from proa_gateway.serving.choices import ChoiceCollector, ChoiceRenderer, ChoiceStream, Output
-from proa_gateway.serving.envelope import Envelope, Prompt, Usage
+from proa_gateway.serving.choices import ChoiceCollector, ChoiceRenderer, ChoiceStream, Output, Prompt, Usage
+from proa_gateway.serving.envelope import Envelope
 from support.asgi import AsgiServer
 from support.chat_forms import plain_form
 from support.tokenizers import byte_level_tokenizer

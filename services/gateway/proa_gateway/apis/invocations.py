@@ -26,7 +26,7 @@ from proa_gateway.errors import GatewayError
 from proa_gateway.gateway import Gateway, gateway_of
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import validated
-from proa_gateway.serving.openai_schema import generation_response
+from proa_gateway.serving.envelope import generation_response
 
 invocations_router = APIRouter(route_class=JsonRoute)
 

@@ -24,11 +24,11 @@ from proa_gateway.serving.conversation import (
     choose_tools,
 )
 from proa_gateway.serving.conversation_call import ConversationReader
-from proa_gateway.serving.fields import TemplateValue, TemplateVariables, Text
-from proa_gateway.serving.generation_request import Effort, GenerationRequest, ModelName, TokenIds
+from proa_gateway.serving.fields import Effort, ModelName, TemplateValue, TemplateVariables, Text, TokenIds
+from proa_gateway.serving.generation_request import GenerationRequest, check_token_ids
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, Refused
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.prompt import MAX_COUNTED_TOKENS, check_text_fits, check_token_ids
+from proa_gateway.serving.prompt import MAX_COUNTED_TOKENS, check_text_fits
 
 # Fields that would change the tokens of a chat. The others of generation requests are ignored.
 REFUSED_IN_TOKENIZE: Mapping[str, Refused] = {

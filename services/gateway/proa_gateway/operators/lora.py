@@ -11,8 +11,7 @@ from proa_gateway.gateway import gateway_of, require_operator
 from proa_gateway.http.bodies import JsonRoute
 from proa_gateway.http.errors import error_responses
 from proa_gateway.operators.calls import load_on_engines, unload_from_engines
-from proa_gateway.serving.fields import Text, at_most
-from proa_gateway.serving.generation_request import ModelName
+from proa_gateway.serving.fields import ModelName, Text, at_most
 
 lora_router = APIRouter(
     route_class=JsonRoute,  # with --enable-runtime-lora-updating

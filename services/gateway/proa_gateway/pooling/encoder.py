@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from proa_gateway.http.streaming import Content
 from proa_gateway.output.pooled import PooledValues
 from proa_gateway.pooling.values import joined, numbers
-from proa_gateway.serving.envelope import Usage
+from proa_gateway.serving.choices import Usage
 
 NumberFormat = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "little", "big"]

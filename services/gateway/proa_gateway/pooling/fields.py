@@ -7,11 +7,19 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.serving.conversation import Messages
-from proa_gateway.serving.fields import MAX_PROMPTS, Prompts, TemplateVariables, Text, check_text
-from proa_gateway.serving.generation_request import ModelName, Name, RequestId
+from proa_gateway.serving.envelope import UsageInfo
+from proa_gateway.serving.fields import (
+    MAX_PROMPTS,
+    ModelName,
+    Name,
+    Prompts,
+    RequestId,
+    TemplateVariables,
+    Text,
+    check_text,
+)
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import Refused
-from proa_gateway.serving.openai_schema import UsageInfo
 
 _STRING = {"type": "string"}
 _PART = {

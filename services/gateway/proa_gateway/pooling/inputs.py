@@ -16,9 +16,9 @@ from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedFiel
 from proa_gateway.pooling.fields import InputFields, TruncatedFields
 from proa_gateway.serving.conversation import Conversation
 from proa_gateway.serving.conversation_call import ConversationReader
-from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.generation_request import GenerationRequest, check_token_ids
 from proa_gateway.serving.job import ApiSettings
-from proa_gateway.serving.prompt import CUT_SLACK, check_text_fits, check_token_ids, image_parts
+from proa_gateway.serving.prompt import CUT_SLACK, check_text_fits, image_parts
 
 T = TypeVar("T")
 GROUP_CHARACTERS: Final = 262_144

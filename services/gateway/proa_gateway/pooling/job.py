@@ -15,7 +15,7 @@ from proa_gateway.output.pooled import PooledOutput, PooledValues
 from proa_gateway.pooling.fields import PoolingFields
 from proa_gateway.pooling.inputs import PooledInput, check_inputs, divide
 from proa_gateway.pooling.values import combine
-from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.choices import Prompt, Usage
 from proa_gateway.serving.job import ApiCall, ApiSettings, Endpoint, Job, ServedRequest
 
 MAX_RUNNING = 256

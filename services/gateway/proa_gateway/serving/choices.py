@@ -10,17 +10,57 @@ The text of one plain token, the most frequent event by far, has a shorter way t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 
+from proa.contract import Image
 from proa_gateway.errors import GatewayError
 from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta, MessageEvent, merged
 from proa_gateway.parsing.parser import MessageConsumer
-from proa_gateway.serving.envelope import Prompt, Usage
 from proa_gateway.serving.message_format import MessageFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`reasoning_tokens`: those of the completion's tokens; None: reasoning is not distinguished from the rest.
+    `image_tokens`: those of the prompt's. `metrics`: times of the request that the response is to have beside them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int | None = None
+    image_tokens: int = 0
+    metrics: dict[str, float | None] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+        if self.image_tokens:  # OpenAI's name, and vLLM's
+            usage["prompt_tokens_details"] |= {
+                "image_tokens": self.image_tokens,
+                "multimodal_tokens": {"image": self.image_tokens},
+            }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt. `text` None: the response does not need it. `images`: with their pixels. `message_format`:
+    how the outputs are parsed; None: they are not, all text is content."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+    images: tuple[Image, ...] = ()
+    message_format: MessageFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from pydantic_core import PydanticCustomError
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.parsing.format import NamedTool
 from proa_gateway.serving.content import Content
-from proa_gateway.serving.fields import TemplateValue, Text, Unsupported
-from proa_gateway.serving.generation_request import Effort
+from proa_gateway.serving.fields import Effort, TemplateValue, Text, Unsupported
 
 MAX_NAME = 128
 MAX_TOOLS = 1024  # OpenAI has 128

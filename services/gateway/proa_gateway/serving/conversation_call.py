@@ -13,11 +13,17 @@ from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.parsing.grammars.message import Reasoning
 from proa_gateway.serving.chat_prompt import fit_reasoning, generation_prompt, render_prompt
+from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import BUDGET, NO_BUDGET, MessageConstraint, OutputConstraint
 from proa_gateway.serving.conversation import Conversation, ReasoningFields, check_tools
-from proa_gateway.serving.envelope import Prompt
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob, MakeRenderer
-from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.generation_request import (
+    GenerationRequest,
+    check_max_tokens,
+    num_logprobs,
+    sampling_params,
+    text_stream,
+)
 from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.message_format import MessageFormat, has_reasoning
 from proa_gateway.serving.plain_text import plain_conversation
@@ -30,7 +36,6 @@ from proa_gateway.serving.prompt import (
     load_images,
     truncated,
 )
-from proa_gateway.serving.sampling import check_max_tokens, num_logprobs, sampling_params, text_stream
 from proa_gateway.serving.structured_outputs import Constraint
 from proa_gateway.tokenizer import MARK
 

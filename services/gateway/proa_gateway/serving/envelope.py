@@ -1,58 +1,18 @@
-"""What is around the choices of a response: its envelope, the usage; and the prompt that they answer."""
+"""OpenAI's response around its choices: the envelope with the usage, and its classes for the OpenAPI document."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from pydantic import BaseModel
 
-from proa.contract import Image, TokenLogprobs
+from proa.contract import TokenLogprobs
 from proa.text import Vocabulary
 from proa_gateway.errors import GatewayError
+from proa_gateway.serving.choices import Prompt, Usage
 from proa_gateway.serving.logprobs import prompt_logprobs
-from proa_gateway.serving.message_format import MessageFormat
 
 _DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """`reasoning_tokens`: those of the completion's tokens; None: reasoning is not distinguished from the rest.
-    `image_tokens`: those of the prompt's. `metrics`: times of the request that the response is to have beside them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int | None = None
-    image_tokens: int = 0
-    metrics: dict[str, float | None] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        usage: dict[str, Any] = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-        if self.image_tokens:  # OpenAI's name, and vLLM's
-            usage["prompt_tokens_details"] |= {
-                "image_tokens": self.image_tokens,
-                "multimodal_tokens": {"image": self.image_tokens},
-            }
-        if self.reasoning_tokens is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return usage
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A tokenized prompt. `text` None: the response does not need it. `images`: with their pixels. `message_format`:
-    how the outputs are parsed; None: they are not, all text is content."""
-
-    token_ids: Sequence[int]
-    text: str | None = None
-    images: tuple[Image, ...] = ()
-    message_format: MessageFormat | None = None
 
 
 class Envelope:
@@ -98,3 +58,61 @@ def prompt_fields(
         "prompt_logprobs": prompt_logprobs(entries, vocabulary) if logprobs else None,
         "prompt_token_ids": list(prompt.token_ids) if token_ids else None,
     }
+
+
+# Of responses, for the OpenAPI document. They are written without these classes.
+
+PromptLogprobs = dict[str, dict[str, Any]]  # token id -> logprob, rank, decoded_token
+
+
+class PromptTokensDetails(BaseModel):
+    """The fields about images are those of prompts that have some."""
+
+    cached_tokens: int
+    image_tokens: int | None = None
+    multimodal_tokens: dict[str, int] | None = None
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class UsageInfo(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None  # of models whose reasoning is parsed
+
+
+class Response(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: UsageInfo
+    service_tier: None
+    system_fingerprint: None
+    kv_transfer_params: None
+    metrics: dict[str, float | None] | None
+
+
+class Chunk(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: UsageInfo | None = None
+    metrics: dict[str, float | None] | None = None
+
+
+class ResponseChoice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls", "abort", "repetition"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+def generation_response(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI response of an endpoint that answers in one body or in a stream of events."""
+    events = f"Events with a `{chunk.__name__}` each, or an error; the last one is `[DONE]`."
+    stream = {"schema": {"type": "string", "description": events}}
+    return {"model": whole, "description": "The choices.", "content": {"text/event-stream": stream}}

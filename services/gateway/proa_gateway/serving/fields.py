@@ -4,12 +4,13 @@ Unions are resolved by hand: pydantic would report an error for each of their br
 """
 
 from dataclasses import fields
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from proa.contract import RepetitionDetectionParams
+from proa_gateway.http.middleware import REQUEST_ID
 
 _STRING = {"type": "string"}
 MAX_PROMPTS: Final = 16_384  # gateways have lower limits of their own
@@ -185,3 +186,16 @@ def _known_repetition_fields(value: object) -> object:
 
 _REPETITION_FIELDS = {field.name for field in fields(RepetitionDetectionParams)}
 RepetitionDetection = Annotated[RepetitionDetectionParams, BeforeValidator(_known_repetition_fields)]
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+NumTokens = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+NumLogprobs = Annotated[int, Field(ge=-1, lt=2**31, description="-1: the whole vocabulary.")]
+Name = Annotated[str, Field(max_length=256), at_most(256)]
+ModelName = Annotated[Text, Field(max_length=1024), at_most(1024)]
+RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID}$"), at_most(128)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=327_680, fail_fast=True)]
+"""At most those of a large vocabulary."""

@@ -14,8 +14,7 @@ from proa_gateway.engines.generation import Generation
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import GatewayError, InvalidRequest
 from proa_gateway.http.streaming import ResponseWriter
-from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Renderer
-from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.choices import Choice, ChoiceCollector, ChoiceStream, Prompt, Renderer, Usage
 from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.job import ApiCall, ApiSettings, Job, ServedRequest
 from proa_gateway.serving.prompt import check_context

@@ -25,10 +25,9 @@ from proa_gateway.observability.metrics import GatewayMetrics
 from proa_gateway.observability.telemetry import RequestTrace
 from proa_gateway.output.text import EngineSequence
 from proa_gateway.routing.hints import RoutingHints
-from proa_gateway.serving.choices import Choice
+from proa_gateway.serving.choices import Choice, Prompt, Usage
 from proa_gateway.serving.constraints import OutputConstraint
 from proa_gateway.serving.content import ContentFormat
-from proa_gateway.serving.envelope import Prompt, Usage
 from proa_gateway.serving.ignored_fields import Refused
 from proa_gateway.serving.message_format import MessageFormats
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal
 
-from proa.contract import Image, ImageInput, ModelInfo
+from proa.contract import Image, ImageInput
 from proa.image.placeholders import expand_placeholders, place_images
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.errors import ContextOverflow, InvalidRequest, UnsupportedField
@@ -133,10 +133,3 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, model: ServedM
     if max_tokens is not None:
         message += f", and {max_tokens} more are requested for the completion: {num_prompt_tokens + max_tokens} in all"
     raise ContextOverflow(f"{message}. Please reduce the length of the prompt or of the completion.", param=param)
-
-
-def check_token_ids(param: str, token_ids: Sequence[int], model: ModelInfo) -> None:
-    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-        if not 0 <= token_id < model.vocab_size:
-            message = f"{param}: token id {token_id} is out of vocabulary: the model has {model.vocab_size} tokens."
-            raise InvalidRequest(message, param=param)

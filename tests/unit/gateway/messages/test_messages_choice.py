@@ -18,7 +18,7 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
-from proa_gateway.serving.envelope import Usage
+from proa_gateway.serving.choices import Usage
 
 HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
 USAGE = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=6)

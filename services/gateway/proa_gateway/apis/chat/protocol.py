@@ -6,16 +6,11 @@ from pydantic import BaseModel, Field
 
 from proa_gateway.errors import InvalidRequest
 from proa_gateway.serving.conversation import MAX_MESSAGES, MAX_TOOLS, Messages, Tool, ToolChoiceField
-from proa_gateway.serving.fields import TemplateValue, TemplateVariables, Text
-from proa_gateway.serving.generation_request import (
-    MAX_THINKING_TOKENS,
-    Count,
-    Effort,
-    GenerationRequest,
-    Name,
-    NumLogprobs,
-)
-from proa_gateway.serving.openai_schema import Choice, Chunk, Response, TokenLogprobs
+from proa_gateway.serving.envelope import Chunk, PromptLogprobs, Response, ResponseChoice
+from proa_gateway.serving.fields import Count, Effort, Name, NumLogprobs, TemplateValue, TemplateVariables, Text
+from proa_gateway.serving.generation_request import GenerationRequest
+
+MAX_THINKING_TOKENS = 1_000_000
 
 
 class ChatFields(GenerationRequest):
@@ -135,12 +130,12 @@ class ChatDelta(BaseModel):
     tool_calls: list[ToolCallPart] | None = None
 
 
-class ChatCompletionChoice(Choice):
+class ChatCompletionChoice(ResponseChoice):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletionChunkChoice(Choice):
+class ChatCompletionChunkChoice(ResponseChoice):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
 
@@ -150,7 +145,7 @@ class ChatCompletion(Response):
 
     object: Literal["chat.completion"]
     choices: list[ChatCompletionChoice]
-    prompt_logprobs: list[TokenLogprobs | None] | None
+    prompt_logprobs: list[PromptLogprobs | None] | None
     prompt_token_ids: list[int] | None
     prompt_text: str | None
 

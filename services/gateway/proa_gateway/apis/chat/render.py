@@ -10,10 +10,10 @@ from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ArgumentsDelta, CallStarted, ContentDelta, MessageEvent, ReasoningDelta
 from proa_gateway.parsing.format import NamedTool
-from proa_gateway.serving.choices import ChoiceRenderer, Output
+from proa_gateway.serving.choices import ChoiceRenderer, Output, Prompt, Usage
 from proa_gateway.serving.content import text_of
 from proa_gateway.serving.conversation_call import PreparedChat
-from proa_gateway.serving.envelope import Envelope, Prompt, Usage, prompt_fields
+from proa_gateway.serving.envelope import Envelope, prompt_fields
 from proa_gateway.serving.generation_job import MakeRenderer
 from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.logprobs import ChatLogprobs

@@ -12,7 +12,7 @@ from proa_gateway.apis.chat.protocol import (
 from proa_gateway.apis.respond import ERRORS, respond
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute
-from proa_gateway.serving.openai_schema import generation_response
+from proa_gateway.serving.envelope import generation_response
 
 chat_router = APIRouter(route_class=JsonRoute)
 

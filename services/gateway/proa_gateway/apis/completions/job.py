@@ -6,13 +6,13 @@ from functools import partial
 from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.apis.completions.render import CompletionRenderer
 from proa_gateway.engines.models import ServedModel
+from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import OutputConstraint
-from proa_gateway.serving.envelope import Prompt
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
+from proa_gateway.serving.generation_request import check_token_ids, given, num_logprobs, sampling_params, text_stream
 from proa_gateway.serving.ignored_fields import REFUSED_IN_COMPLETIONS
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.prompt import check_token_ids, encode_text, truncated
-from proa_gateway.serving.sampling import given, num_logprobs, sampling_params, text_stream
+from proa_gateway.serving.prompt import encode_text, truncated
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 COMPLETIONS = Endpoint("/v1/completions", "text_completion", "cmpl-", REFUSED_IN_COMPLETIONS)

@@ -5,10 +5,9 @@ from typing import Literal
 from pydantic import BaseModel
 
 from proa_gateway.errors import InvalidRequest
-from proa_gateway.serving.fields import Prompts
-from proa_gateway.serving.generation_request import Count, GenerationRequest, NumLogprobs
-from proa_gateway.serving.openai_schema import Choice, Chunk, Response, TokenLogprobs
-from proa_gateway.serving.sampling import check_max_tokens
+from proa_gateway.serving.envelope import Chunk, PromptLogprobs, Response, ResponseChoice
+from proa_gateway.serving.fields import Count, NumLogprobs, Prompts
+from proa_gateway.serving.generation_request import GenerationRequest, check_max_tokens
 
 
 class CompletionRequest(GenerationRequest):
@@ -33,14 +32,14 @@ class CompletionLogprobLists(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChunkChoice(Choice):
+class CompletionChunkChoice(ResponseChoice):
     text: str
     logprobs: CompletionLogprobLists | None
     prompt_token_ids: list[int] | None = None
 
 
 class CompletionChoice(CompletionChunkChoice):
-    prompt_logprobs: list[TokenLogprobs | None] | None
+    prompt_logprobs: list[PromptLogprobs | None] | None
 
 
 class Completion(Response):

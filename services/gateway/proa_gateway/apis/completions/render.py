@@ -11,8 +11,8 @@ from proa_gateway.apis.completions.protocol import CompletionRequest
 from proa_gateway.engines.models import ServedModel
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta, MessageEvent
-from proa_gateway.serving.choices import Output
-from proa_gateway.serving.envelope import Envelope, Prompt, Usage, prompt_fields
+from proa_gateway.serving.choices import Output, Prompt, Usage
+from proa_gateway.serving.envelope import Envelope, prompt_fields
 from proa_gateway.serving.job import ApiSettings
 from proa_gateway.serving.logprobs import CompletionLogprobs, TokenName, join
 

@@ -7,8 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from proa_gateway.pooling.encoder import Endianness, NumberFormat
 from proa_gateway.pooling.fields import ApiVersion, InputFields, PooledList, PoolingFields, ScoredText
-from proa_gateway.serving.fields import MAX_PROMPTS, Text, at_most
-from proa_gateway.serving.generation_request import Count, Name
+from proa_gateway.serving.fields import MAX_PROMPTS, Count, Name, Text, at_most
 
 CohereType = Literal["float", "base64", "binary", "ubinary"]
 

@@ -8,13 +8,18 @@ from itertools import product
 from proa_gateway.apis.generate.protocol import REFUSED, GenerateBody, SamplingFields
 from proa_gateway.apis.generate.render import GenerateForm, GenerateRenderer, LogprobForm
 from proa_gateway.engines.models import ServedModel
+from proa_gateway.serving.choices import Prompt
 from proa_gateway.serving.constraints import OutputConstraint
-from proa_gateway.serving.envelope import Prompt
 from proa_gateway.serving.generation_job import GenerationCall, GenerationJob
-from proa_gateway.serving.generation_request import GenerationRequest
+from proa_gateway.serving.generation_request import (
+    GenerationRequest,
+    check_token_ids,
+    num_logprobs,
+    sampling_params,
+    text_stream,
+)
 from proa_gateway.serving.job import ApiSettings, Endpoint
-from proa_gateway.serving.prompt import check_text_fits, check_token_ids
-from proa_gateway.serving.sampling import num_logprobs, sampling_params, text_stream
+from proa_gateway.serving.prompt import check_text_fits
 
 GENERATE = Endpoint("/generate", "text_completion", "", REFUSED)
 _NAMES = {"min_new_tokens": "min_tokens", "sampling_seed": "seed", "no_stop_trim": "include_stop_str_in_output"}

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from proa_gateway.serving.generation_request import ModelName, Name, NumTokens, RequestId, SamplingParameters, Seed
+from proa_gateway.serving.fields import ModelName, Name, NumTokens, RequestId, Seed
+from proa_gateway.serving.generation_request import SamplingParameters
 from proa_gateway.serving.ignored_fields import REFUSED as REFUSED_BY_ALL
 from proa_gateway.serving.ignored_fields import Refused
 from proa_gateway.serving.structured_outputs import GrammarFields

@@ -12,8 +12,7 @@ from proa.text import Vocabulary
 from proa_gateway.errors import GatewayError
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import ContentDelta, MessageEvent
-from proa_gateway.serving.choices import Output
-from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.choices import Output, Prompt, Usage
 from proa_gateway.serving.logprobs import finite
 
 _DONE = b"data: [DONE]\n\n"

@@ -9,8 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from proa_gateway.serving.conversation import MAX_MESSAGES, MAX_TOOLS, ToolName
-from proa_gateway.serving.fields import TemplateValue, Text, known_types
-from proa_gateway.serving.generation_request import Count, Effort, ModelName, Probability
+from proa_gateway.serving.fields import Count, Effort, ModelName, Probability, TemplateValue, Text, known_types
 from proa_gateway.serving.ignored_fields import Refused
 from proa_gateway.serving.structured_outputs import JsonText
 

@@ -16,8 +16,7 @@ from proa_gateway.parsing.events import (
     MessageEvent,
     ReasoningDelta,
 )
-from proa_gateway.serving.choices import Output
-from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.choices import Output, Prompt, Usage
 
 Fields = dict[str, Any]
 

@@ -20,8 +20,17 @@ from proa_gateway.serving.conversation import (
     ToolName,
     wrong_tool_choice,
 )
-from proa_gateway.serving.fields import NO_UNICODE, TemplateValue, TemplateVariables, Text, known_types
-from proa_gateway.serving.generation_request import Count, Effort, GenerationRequest, Name
+from proa_gateway.serving.fields import (
+    NO_UNICODE,
+    Count,
+    Effort,
+    Name,
+    TemplateValue,
+    TemplateVariables,
+    Text,
+    known_types,
+)
+from proa_gateway.serving.generation_request import GenerationRequest
 from proa_gateway.serving.ignored_fields import REFUSED_IN_CHAT, THINKING_BUDGET, Refused
 from proa_gateway.serving.structured_outputs import ResponseFormat
 

@@ -12,8 +12,7 @@ from proa_gateway.apis.responses.protocol import ResponsesRequest
 from proa_gateway.errors import GatewayError
 from proa_gateway.output.text import Delta
 from proa_gateway.parsing.events import MessageEvent
-from proa_gateway.serving.choices import Output
-from proa_gateway.serving.envelope import Prompt, Usage
+from proa_gateway.serving.choices import Output, Prompt, Usage
 
 
 def new_response(

@@ -8,13 +8,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from proa_gateway.admission.auth import Caller
 from proa_gateway.apis.respond import ERRORS, admitted, respond
-from proa_gateway.apis.responses.background import generate_unseen
 from proa_gateway.apis.responses.items import Fields, Item
 from proa_gateway.apis.responses.job import responses_call
 from proa_gateway.apis.responses.protocol import REFUSED, ResponsesRequest
 from proa_gateway.apis.responses.render import Keep, cancelled, new_response
 from proa_gateway.apis.responses.response_schema import DELETED, ITEM_LIST, RESPONSE, RESPONSE_OR_EVENTS, InputTokens
-from proa_gateway.apis.responses.store import OwnersResponses, page
+from proa_gateway.apis.responses.store import OwnersResponses, generate_unseen, page
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.gateway import gateway_of
 from proa_gateway.http.bodies import JsonRoute

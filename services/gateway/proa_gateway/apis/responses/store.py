@@ -1,13 +1,16 @@
-"""The stored responses of one owner."""
+"""The stored responses of one owner, and those that are generated after their request has been answered."""
 
-from collections.abc import Sequence
-from typing import Literal
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal
 
 import orjson
+from starlette.types import Message
 
 from proa_gateway.apis.responses.items import Fields, Item, listed, parsed
-from proa_gateway.apis.responses.render import Keep
-from proa_gateway.errors import InvalidRequest, ResponseNotFound
+from proa_gateway.apis.responses.render import Keep, failed
+from proa_gateway.errors import GatewayError, InternalError, InvalidRequest, ResponseNotFound
+from proa_gateway.http.streaming import ResponseWriter
 from proa_gateway.serving.stored_responses import ResponseStore, StoredResponse
 
 MAX_PARTS = 2048
@@ -84,3 +87,36 @@ def page(items: Sequence[Fields], *, limit: int, order: Literal["asc", "desc"], 
         "last_id": data[-1]["id"] if data else None,
         "has_more": len(ordered) > limit,
     }
+
+
+Respond = Callable[[ResponseWriter], Coroutine[Any, Any, None]]
+_log = logging.getLogger(__name__)
+
+
+async def generate_unseen(respond: Respond, queued: Fields, keep: Keep) -> None:
+    """`respond` stores its response itself; without a client, what it writes is dropped. An error is stored in
+    `queued`."""
+    try:
+        await respond(ResponseWriter(_drop, _NoConnection()))
+    except GatewayError as error:
+        keep(failed(queued, error))
+    except Exception:
+        _log.exception("%s failed in the background", queued["id"])
+        keep(failed(queued, InternalError("The gateway failed.")))
+
+
+async def _drop(message: Message) -> None:
+    pass
+
+
+class _NoConnection:
+    """The `Connection` of a response that nobody reads."""
+
+    writer: ResponseWriter | None = None
+
+    @property
+    def transport(self) -> "_NoConnection":
+        return self
+
+    def write(self, data: bytes) -> None:
+        pass
