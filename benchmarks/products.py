@@ -21,8 +21,7 @@ from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.gpu_linear import GpuLinear
 from proa_engine.kernels.int4 import Int4Linear
-from proa_engine.kernels.moe import FusedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe import ExpertMatrices, FusedExperts
 from support.quantized_cases import ExpertCase, expert_case, int4_case, matrix_in_blocks
 
 BANDWIDTH = 4.25e12  # bytes a second, an H200's, read

@@ -15,8 +15,7 @@ from proa_engine.kernels.attention_plan import plan_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices, rows_per_block
+from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts, rows_per_block
 from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.moe_pairs import align_pairs, align_pairs_reference
 from proa_engine.kernels.paged_attention import paged_attention, plan_attention

@@ -19,11 +19,10 @@ from proa_engine.kernels.drafts import propose_ngrams, propose_ngrams_reference
 from proa_engine.kernels.draw_tokens import draw_tokens, draw_tokens_reference
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize, quantize_reference
 from proa_engine.kernels.fp8_linear import Fp8BlockLinear, Fp8Linear
+from proa_engine.kernels.gpu_linear import InvariantLinear
 from proa_engine.kernels.int4 import Int4Linear, Int4Weight
-from proa_engine.kernels.invariant_linear import InvariantLinear
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.rms_norm import add_rms_norm
 from proa_engine.kernels.rotate_and_cache import rotate_and_cache

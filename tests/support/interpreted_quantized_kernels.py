@@ -8,8 +8,7 @@ from proa_engine.kernels.decode_attention import decode_attention
 from proa_engine.kernels.decode_plan import plan_decodes
 from proa_engine.kernels.fp8 import Fp8Form, dequantize_rows, quantize_reference
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe import ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.moe_mxfp4 import pack_mxfp4
 from proa_engine.kernels.paged_attention_reference import paged_attention_reference
 from proa_engine.kernels.prefill_attention import prefill_attention

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from proa_engine.kernels.invariant_linear import invariant_linear
+from proa_engine.kernels.gpu_linear import invariant_linear
 from proa_engine.kernels.prefill_attention import prefill_attention
 from support.kernel_cases import dense_attention
 

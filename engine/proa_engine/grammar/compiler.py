@@ -18,9 +18,8 @@ from llguidance import LLMatcher, LLParserLimits
 from proa.contract import EngineCoreRequest, Grammar
 from proa.grammar import GrammarError, check_complexity, clean, is_panic
 from proa_engine.core.grammar import GrammarCursor, GrammarReady
-from proa_engine.grammar.masks import LLGuidanceMatcher
+from proa_engine.grammar.masks import WORD, GrammarTokenizer, LLGuidanceMatcher, Words, allow, num_words
 from proa_engine.grammar.stats import GrammarStats
-from proa_engine.grammar.tokenizer import WORD, GrammarTokenizer, Words, allow, num_words
 
 NUM_WALKS = 4
 WALK_TOKENS = 24

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from proa.contract import EngineCoreRequest
 from proa_engine.core.grammar import GrammarCursor, GrammarMasks, GrammarReady
 from proa_engine.grammar.compiler import GrammarBuilder, GrammarCompiler, QueueLimits
-from proa_engine.grammar.masks import MakeBuffer, Masks
+from proa_engine.grammar.masks import GrammarTokenizer, MakeBuffer, Masks
 from proa_engine.grammar.stats import GrammarStats
-from proa_engine.grammar.tokenizer import GrammarTokenizer
 
 
 class LLGuidanceGrammars:

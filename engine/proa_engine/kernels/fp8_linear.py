@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, dequantize_rows, quantize
-from proa_engine.kernels.invariant_linear import store_tile
+from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import cdiv, kernel, next_power_of_2
 from proa_engine.kernels.linear import Linear
 

@@ -1,13 +1,141 @@
-"""Matrix products on a GPU: y = x @ weight.T + bias. cuBLAS; for one or two rows a Triton kernel
-(`skinny_gemm_linear`), which also fuses the norm before and the activation after the product."""
+"""Matrix products on a GPU: y = x @ weight.T + bias.
+
+cuBLAS; for one or two rows a Triton kernel (`skinny_gemm_linear`), which also fuses the norm before and the activation
+after the product.
+
+In batch-invariant products a row's bits do not depend on the other rows. There a weight has one tiling for every number
+of rows. A program computes a tile [BLOCK_M, BLOCK_N] and adds the products of BLOCK_K inputs at a time, in float32, in
+the order of the inputs; a row's position in its tile has no effect. float32 inputs are multiplied without tensor cores.
+"""
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
-from proa_engine.kernels.invariant_linear import InvariantLinear
+from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.linear import Linear
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.kernels.skinny_gemm import UnnormedRows, skinny_gemm_form, skinny_gemm_linear
+
+BLOCK_M = 64  # the fewest rows of Hopper's wgmma instructions
+GROUP = 8  # blocks of rows computed together over all outputs, so that they share the weight in the L2 cache
+MANY_OUTPUTS = 1 << 14  # outputs that keep every multiprocessor busy even with wide tiles
+
+
+class InvariantLinear:
+    """A weight [out_features, in_features] with an optional bias [out_features]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in_features] -> [rows, out_features]"""
+        return invariant_linear(x, self.weight, self.bias)
+
+
+def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [rows, inputs], weight [outputs, inputs] -> [rows, outputs] in x's type. Reference: `F.linear`."""
+    num_rows, num_inputs = x.shape
+    num_outputs = weight.shape[0]
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    block_n, block_k, num_stages = _tiling(num_outputs, x.element_size())
+    invariant_linear_kernel[(cdiv(num_outputs, block_n), cdiv(num_rows, BLOCK_M))](
+        x,
+        weight,
+        bias,
+        out,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        HAS_BIAS=bias is not None,
+        ROWS_GROUP=GROUP,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=4,
+        num_stages=num_stages,
+    )
+    return out
+
+
+def _tiling(num_outputs: int, item_bytes: int) -> tuple[int, int, int]:
+    """Outputs and inputs of a tile, and pipeline stages: 96 KB in flight a program. Must not depend on the rows."""
+    if item_bytes == 4:
+        return 64, 32, 4
+    return (128, 64, 4) if num_outputs >= MANY_OUTPUTS else (64, 64, 6)
+
+
+@kernel(do_not_specialize=["num_rows"])
+def invariant_linear_kernel(
+    x_ptr,  # [num_rows, num_inputs]
+    weight_ptr,  # [num_outputs, num_inputs]
+    bias_ptr,  # [num_outputs], or nothing
+    out_ptr,  # [num_rows, num_outputs]
+    num_rows,
+    num_outputs,
+    num_inputs,
+    HAS_BIAS: tl.constexpr,
+    ROWS_GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    row_block, column_block = tl.swizzle2d(
+        tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), ROWS_GROUP
+    )
+    row = (row_block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = (column_block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    row_mask = row < num_rows
+    column_mask = column < num_outputs
+    inner = tl.arange(0, BLOCK_K)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, num_inputs, BLOCK_K):
+        index = start + inner
+        index_mask = index < num_inputs
+        x = tl.load(
+            x_ptr + row[:, None] * num_inputs + index[None, :],
+            mask=row_mask[:, None] & index_mask[None, :],
+            other=0.0,
+        )
+        # [BLOCK_N, BLOCK_K]
+        weight = tl.load(
+            weight_ptr + column[:, None] * num_inputs + index[None, :],
+            mask=column_mask[:, None] & index_mask[None, :],
+            other=0.0,
+        )
+        total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+    store_tile(out_ptr, total, bias_ptr, None, row, column, num_rows, num_outputs, HAS_BIAS, False)
+
+
+@triton.jit
+def store_tile(
+    out_ptr,  # [num_rows, num_outputs]
+    total,  # [M, N] float32: the products of `row` and `column`
+    bias_ptr,  # [num_outputs], or nothing
+    factors_ptr,  # [num_rows], or nothing
+    row,  # [M]
+    column,  # [N]
+    num_rows,
+    num_outputs,
+    HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+):
+    """The end of a product's program: store (total + bias) * factor of the row."""
+    row_mask = row < num_rows
+    column_mask = column < num_outputs
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    if HAS_FACTORS:
+        total = total * tl.load(factors_ptr + row, mask=row_mask, other=0.0)[:, None]
+    tl.store(
+        out_ptr + row[:, None] * num_outputs + column[None, :], total, mask=row_mask[:, None] & column_mask[None, :]
+    )
 
 
 class GpuLinear:

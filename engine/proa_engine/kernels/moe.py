@@ -2,17 +2,172 @@
 
 On a GPU (token, expert) pairs are sorted by expert on the device and multiplied in two launches for all experts. On a
 CPU, the reference: a loop over the experts in use.
+
+`moe_matmul` multiplies each block of rows by its expert's matrix: rows are gathered by token and stored by pair.
+Weights are floats, or 8-bit floats with scales as in `fp8_linear`. A program computes a tile [BLOCK_M, BLOCK_N].
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import triton.language as tl
 
 from proa_engine.kernels.fp8 import Fp8Form, QuantizedRows, quantize
-from proa_engine.kernels.moe_matmul import rows_per_block
+from proa_engine.kernels.gpu_linear import store_tile
+from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.moe_pairs import ExpertBlocks, align_pairs, combine_pairs
 from proa_engine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_fp8
+
+SCALE_BLOCK = 128
+
+
+@dataclass(frozen=True, eq=False)  # without slots: `parameters()` of a model finds tensors by `vars`
+class ExpertMatrices:
+    """One matrix of every expert."""
+
+    weight: torch.Tensor  # [experts, outputs, inputs]
+    scales: torch.Tensor | None = None  # [experts, outputs], or [experts, ceil(outputs / 128), inputs / 128]
+    bias: torch.Tensor | None = None  # [experts, outputs]
+
+    @property
+    def num_experts(self) -> int:
+        return self.weight.shape[0]
+
+    def multiply(
+        self, x: torch.Tensor | QuantizedRows, blocks: ExpertBlocks, pair_weights: torch.Tensor | None, k: int
+    ) -> torch.Tensor:
+        """x [T, inputs], or [T * k, inputs] with `pair_weights` [T, k] -> [T * k, outputs], each row times its pair's
+        weight.
+
+        GPU only; its reference is `LoopedExperts`.
+        """
+        return moe_matmul(x, self, blocks, pair_weights, k)
+
+
+def moe_matmul(
+    x: torch.Tensor | QuantizedRows,
+    matrices: ExpertMatrices,
+    blocks: ExpertBlocks,
+    pair_weights: torch.Tensor | None,
+    k: int,
+) -> torch.Tensor:
+    """See `ExpertMatrices.multiply`."""
+    values, x_scales = (x.values, x.scales) if isinstance(x, QuantizedRows) else (x, None)
+    weight = matrices.weight
+    _, num_outputs, num_inputs = weight.shape
+    assert values.is_contiguous()
+    assert weight.is_contiguous()
+    assert (x_scales is None) == (matrices.scales is None)
+    by_pair = pair_weights is not None
+    num_pairs = values.shape[0] * (1 if by_pair else k)
+    out = torch.empty((num_pairs, num_outputs), dtype=x.dtype, device=weight.device)
+    block_m = blocks.block_size
+    in_blocks = matrices.scales is not None and matrices.scales.dim() == 3
+    block_n = 64 if block_m <= 32 else 128
+    block_k = 128 // weight.element_size() if weight.element_size() > 1 else SCALE_BLOCK
+    grid = (blocks.max_blocks * cdiv(num_outputs, block_n),)
+    moe_matmul_kernel[grid](
+        values,
+        x_scales,
+        weight,
+        matrices.scales,
+        matrices.bias,
+        out,
+        pair_weights,
+        blocks.pairs,
+        blocks.experts,
+        blocks.num_blocks,
+        num_pairs,
+        num_outputs,
+        num_inputs,
+        ROWS_PER_INPUT=1 if by_pair else k,
+        SCALES=0 if matrices.scales is None else 2 if in_blocks else 1,
+        HAS_BIAS=matrices.bias is not None,
+        WEIGHTED=by_pair,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=8 if block_m == 128 else 4,
+        num_stages=3 if block_m == 128 else 4,
+    )
+    return out
+
+
+def rows_per_block(num_pairs: int, num_experts: int) -> int:
+    """Choose the rows of a block from the mean number of pairs of an expert.
+
+    Every block of an expert reads the expert's weights, which takes longer than computing rows of padding. A block has
+    more rows than the mean, so that most experts need one block while the mean is below 48. Warm-up runs powers of two
+    tokens, so each limit is at least twice the one before it.
+    """
+    mean = num_pairs // num_experts
+    return 16 if mean < 8 else 32 if mean < 20 else 64 if mean < 48 else 128
+
+
+@kernel(do_not_specialize=["num_pairs"])
+def moe_matmul_kernel(
+    x_ptr,  # [num_pairs / ROWS_PER_INPUT, num_inputs]
+    x_scales_ptr,  # [num_pairs / ROWS_PER_INPUT, 1 or num_inputs / BLOCK_K], or nothing
+    weight_ptr,  # [experts, num_outputs, num_inputs]
+    weight_scales_ptr,  # [experts, num_outputs], [experts, ceil(num_outputs / BLOCK_K), num_inputs / BLOCK_K], nothing
+    bias_ptr,  # [experts, num_outputs], or nothing
+    out_ptr,  # [num_pairs, num_outputs]
+    pair_weights_ptr,  # [num_pairs], or nothing
+    pairs_ptr,  # [max_blocks * BLOCK_M]
+    block_experts_ptr,  # [max_blocks]
+    num_blocks_ptr,  # [1]
+    num_pairs,
+    num_outputs,
+    num_inputs,
+    ROWS_PER_INPUT: tl.constexpr,
+    SCALES: tl.constexpr,  # 0: none; 1: of rows and outputs; 2: of blocks
+    HAS_BIAS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    tiles_n = tl.cdiv(num_outputs, BLOCK_N)
+    block = tl.program_id(0) // tiles_n
+    if block >= tl.load(num_blocks_ptr):  # the grid is an upper bound
+        return
+    tile_n = tl.program_id(0) % tiles_n
+    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    row_mask = pair < num_pairs
+    row = pair // ROWS_PER_INPUT
+    column = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    column_mask = column < num_outputs
+    inner = tl.arange(0, BLOCK_K)
+    x_place = x_ptr + row[:, None] * num_inputs + inner[None, :]
+    weight_place = weight_ptr + (expert * num_outputs + column[None, :]) * num_inputs + inner[:, None]
+    num_groups = num_inputs // BLOCK_K
+    block_scales = weight_scales_ptr  # of this tile's outputs, where they lie in blocks
+    if SCALES == 2:
+        block_scales += (expert * tl.cdiv(num_outputs, BLOCK_K) + tile_n * BLOCK_N // BLOCK_K) * num_groups
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, num_inputs, BLOCK_K):
+        inner_mask = start + inner < num_inputs
+        x = tl.load(x_place + start, mask=row_mask[:, None] & inner_mask[None, :], other=0.0)
+        weight = tl.load(weight_place + start, mask=column_mask[None, :] & inner_mask[:, None], other=0.0)
+        if SCALES == 2:
+            group = start // BLOCK_K
+            x_scale = tl.load(x_scales_ptr + row * num_groups + group, mask=row_mask, other=0.0)
+            total += tl.dot(x, weight) * (x_scale * tl.load(block_scales + group))[:, None]
+        else:
+            total = tl.dot(x, weight, total, input_precision="ieee")
+    if SCALES == 1:
+        x_scale = tl.load(x_scales_ptr + row, mask=row_mask, other=0.0)
+        weight_scale = tl.load(weight_scales_ptr + expert * num_outputs + column, mask=column_mask, other=0.0)
+        total = total * x_scale[:, None] * weight_scale[None, :]
+    if HAS_BIAS:
+        bias_ptr += expert * num_outputs
+    store_tile(out_ptr, total, bias_ptr, pair_weights_ptr, pair, column, num_pairs, num_outputs, HAS_BIAS, WEIGHTED)
+
 
 Product = Callable[..., torch.Tensor]  # [rows, inputs] -> [rows, outputs]
 ExpertActivation = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2N] of [gate | up] -> [rows, N]

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from proa_engine.kernels.fp8 import QuantizedRows
-from proa_engine.kernels.invariant_linear import store_tile
+from proa_engine.kernels.gpu_linear import store_tile
 from proa_engine.kernels.launch import begin, cdiv, kernel
 from proa_engine.kernels.moe_pairs import ExpertBlocks
 

@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.silu_and_mul import silu_and_mul
 from proa_engine.layers.parallel import LayerContext
 from proa_engine.layers.weights import Experts, Projection, Slice, StackedExperts, Weights

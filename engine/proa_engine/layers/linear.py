@@ -12,8 +12,7 @@ import torch
 from proa_engine.kernels.fp8 import Fp8Form
 from proa_engine.kernels.gpu_linear import GpuLinear, make_linear
 from proa_engine.kernels.linear import Linear
-from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.kernels.silu_and_mul import ActivationName, activate_and_mul, activate_and_mul_fp8
 from proa_engine.kernels.skinny_gemm import Activation, InputForm
 from proa_engine.layers.experts import load_unquantized

@@ -1,14 +1,20 @@
-"""The gated feed-forward layer (Shazeer 2020): down(activation(gate(x)) * up(x))."""
+"""Feed-forward layers: gated (Shazeer 2020), down(activation(gate(x)) * up(x)), and mixtures of experts in its place.
+
+A mixture has routed experts, and shared ones that every token uses.
+"""
 
 from dataclasses import dataclass
 
 import torch
 
+from proa_engine.kernels.gpu_linear import make_linear
+from proa_engine.kernels.moe_route import Routing, route
 from proa_engine.kernels.silu_and_mul import ActivationName
-from proa_engine.kernels.skinny_gemm import Activation
+from proa_engine.kernels.skinny_gemm import Activation, InputForm
+from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage
 from proa_engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear, column_projections
-from proa_engine.layers.parallel import LayerContext
-from proa_engine.layers.weights import Weights
+from proa_engine.layers.parallel import LayerContext, ParallelContext
+from proa_engine.layers.weights import Experts, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +59,105 @@ class GatedMLP:
     def partial(self, x: Activation) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size], whose sum over the ranks is the output."""
         return self.down.partial(self.gated(x))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    routing: Routing
+    name: str = "gate"
+    bias: bool = False
+    correction: str | None = None  # name of the tensor that is added to the scores for the choice alone
+
+    def make(self, weights: Weights, hidden_size: int, num_experts: int) -> "Router":
+        return Router(weights / self.name, hidden_size, num_experts, self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertOptions:
+    """A feed-forward layer whose output is added to that of the routed experts."""
+
+    mlp: GatedMLPOptions
+    name: str = "shared_experts"
+    gate: str | None = None  # name of the matrix [1, hidden_size]: sigmoid(gate(x)) scales the output
+
+    def make(self, weights: Weights, context: LayerContext) -> "SharedExpert":
+        gate = None if self.gate is None else (weights / self.gate).take("weight", (1, context.hidden_size))
+        return SharedExpert(GatedMLP(weights / self.name, context, self.mlp), gate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEOptions:
+    num_experts: int
+    expert_size: int  # inner width of each expert
+    router: RouterOptions
+    experts: ExpertStorage = PLAIN_EXPERTS
+    shared: SharedExpertOptions | None = None
+    name: str = "mlp"
+
+    @property
+    def inner_size(self) -> int:
+        shared = 0 if self.shared is None else self.shared.mlp.inner_size
+        return self.router.routing.num_chosen * self.expert_size + shared
+
+    def num_parameters(self, hidden_size: int) -> int:
+        shared = 0 if self.shared is None else self.shared.mlp.num_parameters(hidden_size)
+        return 3 * hidden_size * self.expert_size * self.num_experts + shared
+
+    def make(self, weights: Weights, context: LayerContext) -> "SparseMoE":
+        moe = weights / self.name
+        return SparseMoE(
+            self.router.make(moe, context.hidden_size, self.num_experts),
+            self.experts.load(moe / "experts", context, self.num_experts, self.expert_size),
+            None if self.shared is None else self.shared.make(moe, context),
+            context.parallel,
+        )
+
+
+class Router:
+    """Chooses the experts of each token, on every rank alike."""
+
+    def __init__(self, weights: Weights, hidden_size: int, num_experts: int, options: RouterOptions) -> None:
+        self.routing = options.routing
+        self.routing.check(num_experts)
+        bias = weights.take("bias", (num_experts,)) if options.bias else None
+        self.linear = make_linear(weights.take("weight", (num_experts, hidden_size)), bias)
+        self.correction = None
+        if options.correction is not None:
+            self.correction = weights.take(options.correction, (num_experts,), dtype=torch.float32)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size] -> weights [T, k] float32 and experts [T, k] int32"""
+        return route(self.linear(x), self.routing, self.correction)
+
+
+class SharedExpert:
+    def __init__(self, mlp: GatedMLP, gate: torch.Tensor | None) -> None:
+        self.mlp = mlp
+        self.gate = None if gate is None else make_linear(gate)
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size], whose sum over the ranks is the output."""
+        y = self.mlp.partial(x)
+        # Computed with exp, for the reason given in `activate_and_mul_reference`.
+        return y if self.gate is None else y.div_(self.gate(x).neg_().exp_().add_(1))
+
+
+class SparseMoE:
+    """The weighted sum of the outputs of the experts that the router chooses for each token, and the shared output."""
+
+    def __init__(
+        self, router: Router, experts: Experts, shared: SharedExpert | None, parallel: ParallelContext
+    ) -> None:
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+        self.parallel = parallel
+        self.input_form: InputForm | None = None  # the router needs the plain tensor
+
+    def __call__(self, x: Activation) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]"""
+        assert isinstance(x, torch.Tensor)
+        y = self.experts(x, *self.router(x))
+        if self.shared is not None:
+            y += self.shared.partial(x)
+        return self.parallel.all_reduce(y)

@@ -11,8 +11,7 @@ import torch
 
 from proa_engine.kernels.fp8 import FP8, Fp8Form, quantize_reference
 from proa_engine.kernels.fp8_linear import BLOCK, Fp8BlockLinear, Fp8Linear, dequantize_blocks
-from proa_engine.kernels.moe import ExpertActivation, FusedExperts, LoopedExperts
-from proa_engine.kernels.moe_matmul import ExpertMatrices
+from proa_engine.kernels.moe import ExpertActivation, ExpertMatrices, FusedExperts, LoopedExperts
 from proa_engine.layers.linear import take_weight
 from proa_engine.layers.weights import Experts, LoadedLinear, Projection, Slice, StackedExperts
 

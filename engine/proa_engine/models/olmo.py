@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.attention import QkNorm
-from proa_engine.layers.moe import MoEOptions, RouterOptions
+from proa_engine.layers.mlp import MoEOptions, RouterOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM

@@ -6,7 +6,7 @@ from typing import Any
 from proa_engine.kernels.moe_route import Routing
 from proa_engine.layers.attention import QkNorm
 from proa_engine.layers.experts import PLAIN_EXPERTS, ExpertStorage, SeparateOrTogether
-from proa_engine.layers.moe import MoEOptions, RouterOptions, SharedExpertOptions
+from proa_engine.layers.mlp import MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.models import fields as read
 from proa_engine.models.config import DecoderOptions
 from proa_engine.models.decoder import DecoderForCausalLM

@@ -44,7 +44,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 
             MessageFormats(config.tool_call_parser, config.reasoning_parser)  # checks the names
         if config.chat_template is not None:
-            from proa.chat_template import ChatTemplate  # imports Jinja
+            from proa.chat_template import ChatTemplate
 
             ChatTemplate(config.chat_template)  # checks that it compiles
     except ValueError as error:

@@ -6,8 +6,7 @@ import pytest
 import transformers
 from pydantic import ValidationError
 
-from proa.chat_template import ChatTemplate
-from proa.template_content import PARTS, TEXT, ContentForms
+from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms
 from proa_gateway.apis.chat.job import conversation_of
 from proa_gateway.apis.chat.protocol import ChatCompletionRequest
 from proa_gateway.errors import InvalidRequest

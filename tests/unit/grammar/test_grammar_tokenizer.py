@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from proa.detokenizer import Vocabulary
-from proa_engine.grammar.tokenizer import allow, forbid, make_tokenizer, num_words
+from proa_engine.grammar.masks import allow, forbid, make_tokenizer, num_words
 from support.tokenizers import byte_level_tokenizer, metaspace_tokenizer
 
 FAMILIES = {

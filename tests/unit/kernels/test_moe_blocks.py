@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proa_engine.kernels.moe_matmul import rows_per_block
+from proa_engine.kernels.moe import rows_per_block
 from proa_engine.kernels.moe_pairs import align_pairs_reference
 from support.quantized_cases import routing
 

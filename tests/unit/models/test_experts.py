@@ -9,8 +9,7 @@ from proa_engine.kernels.moe_route import Routing
 from proa_engine.kernels.silu_and_mul import ClampedSwiGLU
 from proa_engine.layers.experts import ExpertTensors
 from proa_engine.layers.linear import Unquantized
-from proa_engine.layers.mlp import GatedMLPOptions
-from proa_engine.layers.moe import MoEOptions, RouterOptions, SharedExpertOptions
+from proa_engine.layers.mlp import GatedMLPOptions, MoEOptions, RouterOptions, SharedExpertOptions
 from proa_engine.layers.parallel import LayerContext, ParallelContext
 from proa_engine.layers.quant_mxfp4 import Mxfp4
 from proa_engine.layers.rotary import RotaryTables

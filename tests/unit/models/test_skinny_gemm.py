@@ -7,7 +7,8 @@ import torch
 
 from proa_engine.kernels import gpu_linear
 from proa_engine.kernels.skinny_gemm import MAX_ROWS, SkinnyGemm, skinny_gemm_linear_reference
-from proa_engine.layers import embedding, linear, moe
+from proa_engine.layers import embedding, linear
+from proa_engine.layers import mlp as moe
 from proa_engine.layers.parallel import ParallelContext
 from proa_engine.models.base import CausalLM
 from proa_engine.models.config import ModelConfig

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proa.chat_template import ChatTemplate, ChatTemplateError
-from proa.template_content import ContentForms
+from proa.chat_template import ChatTemplate, ChatTemplateError, ContentForms
 from proa_gateway.errors import InvalidRequest, UnsupportedField
 from proa_gateway.serving.content import ContentFormat, append_text, as_read, forms_of, text_of
 from proa_gateway.serving.conversation import ChatMessage, Conversation, ReasoningFields, ToolCall

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from proa.chat_template import ChatTemplate
-from proa.template_content import PARTS, TEXT, ContentForms, text_part
+from proa.chat_template import PARTS, TEXT, ChatTemplate, ContentForms, text_part
 from proa_gateway.serving.fields import check_text, check_texts
 
 MAX_PARTS: Final = 4096  # of a message

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proa.template_content import TEXT
+from proa.chat_template import TEXT
 from proa_gateway.apis.messages.job import conversation_of, generation_request
 from proa_gateway.apis.messages.protocol import MessagesRequest
 from proa_gateway.parsing.format import NamedTool
