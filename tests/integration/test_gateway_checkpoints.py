@@ -20,7 +20,7 @@ async def test_a_shared_prefix_is_reused_from_its_third_request_on() -> None:
 
 async def test_an_answer_is_reused_by_the_next_turn() -> None:
     async with FakeEngine(checkpoint_rule=RULE) as engine, running_gateway(engine) as gateway:
-        index = gateway.gateway.router.index
+        index = gateway.gateway.router.index.device
         prompt = list(range(1, 48))
         assert await cached_tokens(gateway, prompt) == (0, 0)
         cache = engine.prefix_cache
@@ -32,7 +32,7 @@ async def test_an_answer_is_reused_by_the_next_turn() -> None:
 
 async def test_a_removed_checkpoint_is_not_expected() -> None:
     async with FakeEngine(checkpoint_rule=RULE) as engine, running_gateway(engine) as gateway:
-        index = gateway.gateway.router.index
+        index = gateway.gateway.router.index.device
         long = list(range(1, 500)) + list(range(1, 500))
         assert await cached_tokens(gateway, long) == (0, 0)
         await until(lambda: not index.has_pending)

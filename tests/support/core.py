@@ -211,6 +211,12 @@ class CoreRun:
         """The checkpoints in the prefix cache."""
         return set(self.manager._cache.checkpoints)
 
+    @property
+    def hashes_in_host(self) -> tuple[set[bytes], set[bytes]]:
+        """The hashes and the checkpoints of the host tier."""
+        host = self.manager._host
+        return (set(), set()) if host is None else (set(host.cache.cached_blocks), set(host.cache.checkpoints))
+
     def submit(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
             self.core.submit(request)

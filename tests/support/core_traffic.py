@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from proa.contract import EngineCoreRequest, EventType, FinishReason, Grammar, Image, PoolingTask
-from proa_engine.core.kv_events import KvChanges
+from proa_engine.core.kv_events import KvChanges, KvEventBatch
 from support.core import EOS, CoreRun, make_pooled, make_request
 from support.fake_executor import VOCAB_SIZE, generate
 from support.fake_grammar import NEVER, fake_grammar, generate_constrained
@@ -137,6 +137,8 @@ class Follower:
         self.start = rng.randint(0, 60)
         self.each: set[bytes] | None = None  # by every step's changes
         self.checkpoints: set[bytes] = set()  # likewise
+        self.host: set[bytes] = set()  # of the host tier, likewise
+        self.host_checkpoints: set[bytes] = set()
         self.merged: set[bytes] = set()  # by fewer, larger ones
         self.pending = KvChanges()
         self.num_changes = 0
@@ -147,12 +149,13 @@ class Follower:
             self.run.core.follow_kv_events()
         self.run.step()
         for batch in self.run.kv_events:
-            changes, checkpoints = batch.changes, batch.checkpoints
-            if self.each is None or (batch.snapshot is not None and self.rng.random() < 0.5):
-                assert batch.snapshot is not None, "the first batch has a snapshot"
-                changes = KvChanges.snapshot(batch.snapshot)
-                checkpoints = KvChanges.snapshot(batch.checkpoint_snapshot)
+            uses_snapshot = self.each is None or (batch.snapshot is not None and self.rng.random() < 0.5)
+            changes, checkpoints = changes_of(batch, uses_snapshot=uses_snapshot)
             self.checkpoints = replay(self.checkpoints, checkpoints)
+            if batch.host is not None:
+                of_host, host_checkpoints = changes_of(batch.host, uses_snapshot=uses_snapshot)
+                self.host = replay(self.host, of_host)
+                self.host_checkpoints = replay(self.host_checkpoints, host_checkpoints)
             self.each = replay(self.each or set(), changes)
             self.pending.merge(changes)
             self.num_changes += len(batch.changes)
@@ -160,10 +163,19 @@ class Follower:
         if self.each is not None:
             assert self.each == self.run.cached_hashes
             assert self.checkpoints == self.run.checkpoints
+            assert (self.host, self.host_checkpoints) == self.run.hashes_in_host
         if self.rng.random() < 0.2:
             self.merged = replay(self.merged, self.pending)
             self.pending = KvChanges()
             assert self.merged == (self.each or set())
+
+
+def changes_of(batch: KvEventBatch, *, uses_snapshot: bool) -> tuple[KvChanges, KvChanges]:
+    """Of blocks and of checkpoints."""
+    if not uses_snapshot:
+        return batch.changes, batch.checkpoints
+    assert batch.snapshot is not None, "the first batch has a snapshot"
+    return KvChanges.snapshot(batch.snapshot), KvChanges.snapshot(batch.checkpoint_snapshot)
 
 
 def replay(held: set[bytes], changes: KvChanges) -> set[bytes]:

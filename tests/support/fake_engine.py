@@ -186,6 +186,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
         labels: Sequence[str] = LABELS,
         max_loras: int = 0,
         max_embed_len: int = 0,
+        num_host_blocks: int = 0,
         lora_folders: dict[str, str] | None = None,
         loras: dict[str, str] | None = None,
     ) -> None:
@@ -240,6 +241,7 @@ class FakeEngine(service_pb2_grpc.EngineServiceServicer):
             labels=labels if core_pb2.POOLING_TASK_CLASSIFY in pooling_tasks else (),
             max_loras=max_loras,
             max_embed_len=max_embed_len,
+            num_host_blocks=num_host_blocks,
         )
         self.pixels: dict[bytes, bytes] = {}  # of the images that it keeps, by hash
         self.lora_folders = lora_folders or {}

@@ -23,7 +23,7 @@ async def cached_tokens(gateway: RunningGateway, token_ids: Sequence[int], **fie
 
 async def in_sync(gateways: Sequence[RunningGateway]) -> None:
     """Wait until the gateways have received all KV events: nothing is pending, and all indexes have equal size."""
-    indexes = [gateway.gateway.router.index for gateway in gateways]
+    indexes = [gateway.gateway.router.index.device for gateway in gateways]
     await until(lambda: all(not one.has_pending and one.num_blocks == indexes[0].num_blocks for one in indexes))
 
 

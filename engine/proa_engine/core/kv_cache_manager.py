@@ -58,6 +58,7 @@ class KVCacheManager:
         if host is not None and self._hashes is not None:
             states = None if self._states is None else self._states.pool
             self._host = HostTier(host, groups, self._hashes, self._cache, self._pool, states)
+            self.kv_events.host = self._host.cache.kv_events
         self._checkpoints: Checkpoints | None = None
         if groups.has_checkpoints and hash_block is not None:
             assert checkpoint_positions is not None

@@ -68,43 +68,51 @@ class KvEventBatch:
     snapshot: tuple[bytes, ...] | None = None
     checkpoints: KvChanges = field(default_factory=KvChanges)
     checkpoint_snapshot: tuple[bytes, ...] = ()  # complete if `snapshot` is not None
+    host: "KvEventBatch | None" = None  # of the host tier; None: nothing changed
 
 
 class KvEvents:
-    """Collects changes between steps. Used on the core's thread only."""
+    """Collects changes between steps. Used on the core's thread only. `host`: those of the host tier, if there is one,
+    which are followed with these."""
 
     def __init__(self, hashes: Collection[bytes], checkpoints: Collection[bytes] = ()) -> None:
         """`hashes` and `checkpoints` are live views of the prefix cache's blocks and checkpoints, oldest first."""
         self._hashes = hashes
         self._checkpoint_hashes = checkpoints
+        self.host: KvEvents | None = None
         self._changes: KvChanges | None = None  # None: no subscriber
         self._checkpoints = KvChanges()
         self._snapshot_due = False
 
     @property
     def has_pending(self) -> bool:
-        return self._snapshot_due or bool(self._changes) or bool(self._checkpoints)
+        return self._snapshot_due or bool(self._changes or self._checkpoints or (self.host and self.host.has_pending))
 
     def follow(self) -> None:
         """Start recording, and include a snapshot in the next batch."""
         self._snapshot_due = True
         if self._changes is None:
             self._changes = KvChanges()
+        if self.host is not None:
+            self.host.follow()
 
     def unfollow(self) -> None:
         """Stop recording."""
         self._snapshot_due = False
         self._changes, self._checkpoints = None, KvChanges()
+        if self.host is not None:
+            self.host.unfollow()
 
     def take(self) -> KvEventBatch | None:
         """Return the changes recorded since the last call; None if there are none."""
         if self._changes is None or not self.has_pending:
             return None
         changes, checkpoints = self._changes, self._checkpoints
+        host = None if self.host is None else self.host.take()
         if self._snapshot_due:
-            batch = KvEventBatch(changes, tuple(self._hashes), checkpoints, tuple(self._checkpoint_hashes))
+            batch = KvEventBatch(changes, tuple(self._hashes), checkpoints, tuple(self._checkpoint_hashes), host)
         else:
-            batch = KvEventBatch(changes, None, checkpoints)
+            batch = KvEventBatch(changes, None, checkpoints, host=host)
         self._changes, self._checkpoints, self._snapshot_due = KvChanges(), KvChanges(), False
         return batch
 

@@ -28,10 +28,10 @@ from proa.contract.pb import from_pb, to_pb, write_pb
 from proa.engine.v1 import core_pb2, service_pb2
 from proa.options import masked
 from proa_engine.config import EngineConfig
-from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.operations import LoadLora, Sleep, UnloadLora
 from proa_engine.observability.telemetry import TRACE_HEADERS
 from proa_engine.server.errors import EngineError, InvalidRequest, status_number
+from proa_engine.server.kv_events import TierChanges
 
 SessionRequest = service_pb2.SessionRequest
 SessionResponse = service_pb2.SessionResponse
@@ -187,14 +187,19 @@ def load_to_pb(stats: SchedulerStats) -> service_pb2.GetLoadResponse:
     return service_pb2.GetLoadResponse(stats=to_pb(core_pb2.SchedulerStats, stats))
 
 
-def kv_events_to_pb(sequence: int, blocks: KvChanges, checkpoints: KvChanges) -> service_pb2.SubscribeKvEventsResponse:
+def kv_events_to_pb(sequence: int, device: TierChanges, host: TierChanges) -> service_pb2.SubscribeKvEventsResponse:
     events = KvEvents(
         sequence=sequence,
-        snapshot=blocks.is_snapshot,
-        stored=list(blocks.stored),
-        removed=list(blocks.removed),
-        checkpoints_stored=list(checkpoints.stored),
-        checkpoints_removed=list(checkpoints.removed),
+        snapshot=device.blocks.is_snapshot,
+        stored=list(device.blocks.stored),
+        removed=list(device.blocks.removed),
+        checkpoints_stored=list(device.checkpoints.stored),
+        checkpoints_removed=list(device.checkpoints.removed),
+        host_snapshot=host.blocks.is_snapshot,
+        host_stored=list(host.blocks.stored),
+        host_removed=list(host.blocks.removed),
+        host_checkpoints_stored=list(host.checkpoints.stored),
+        host_checkpoints_removed=list(host.checkpoints.removed),
     )
     return to_pb(service_pb2.SubscribeKvEventsResponse, events)
 

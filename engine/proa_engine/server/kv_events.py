@@ -6,6 +6,7 @@ snapshot.
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -27,6 +28,34 @@ class _Snapshot(Enum):
     TAKEN = auto()  # later changes are merged into what is pending
 
 
+@dataclass(slots=True)
+class TierChanges:
+    """Pending changes of the device's cache or of the host's. Both sets are snapshots, or neither."""
+
+    blocks: KvChanges = field(default_factory=KvChanges)
+    checkpoints: KvChanges = field(default_factory=KvChanges)
+
+    @classmethod
+    def snapshot(cls, batch: KvEventBatch | None) -> "TierChanges":
+        """The whole content in a batch that has a snapshot; None: the tier does not exist."""
+        if batch is None:
+            return cls(KvChanges.snapshot(), KvChanges.snapshot())
+        assert batch.snapshot is not None, "tiers are followed together"
+        return cls(KvChanges.snapshot(batch.snapshot), KvChanges.snapshot(batch.checkpoint_snapshot))
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.checkpoints)
+
+    @property
+    def num_changes(self) -> int:
+        """0 of a snapshot: it has no more entries than the tier, whose checkpoints may add to the number of blocks."""
+        return 0 if self.blocks.is_snapshot else len(self.blocks) + len(self.checkpoints)
+
+    def merge(self, batch: KvEventBatch) -> None:
+        self.blocks.merge(batch.changes)
+        self.checkpoints.merge(batch.checkpoints)
+
+
 class KvSubscription:
     """One subscriber, as a context manager that unsubscribes at its end."""
 
@@ -35,7 +64,7 @@ class KvSubscription:
         self._core = core
         self._max_pending = max_pending
         self._snapshot = _Snapshot.NEEDED
-        self._blocks, self._checkpoints = KvChanges(), KvChanges()  # pending changes
+        self._device, self._host = TierChanges(), TierChanges()  # pending
         self._sequence = 0
         self._error: EngineError | None = None
         self._wake = asyncio.Event()
@@ -46,12 +75,12 @@ class KvSubscription:
     def __exit__(self, *exc_info: object) -> None:
         self._publisher.unsubscribe(self, self._core)
 
-    async def next_message(self) -> tuple[int, KvChanges, KvChanges]:
-        """Wait for changes; return a sequence number, counted from 1, and the changes of blocks and of checkpoints.
+    async def next_message(self) -> tuple[int, TierChanges, TierChanges]:
+        """Wait for changes; return a sequence number, counted from 1, and the changes of the device and of the host.
 
-        Both or neither are a snapshot. Raises EngineError when the engine drains or fails.
+        The first message has snapshots of both. Raises EngineError when the engine drains or fails.
         """
-        while not (self._blocks or self._checkpoints):
+        while not (self._device or self._host):
             if self._error is not None:
                 raise self._error
             if self._snapshot is _Snapshot.NEEDED:
@@ -59,23 +88,22 @@ class KvSubscription:
                 self._core.follow_kv_events()
             self._wake.clear()
             await self._wake.wait()
-        blocks, checkpoints = self._blocks, self._checkpoints
-        self._blocks, self._checkpoints = KvChanges(), KvChanges()
+        device, host = self._device, self._host
+        self._device, self._host = TierChanges(), TierChanges()
         self._sequence += 1
-        return self._sequence, blocks, checkpoints
+        return self._sequence, device, host
 
     def deliver(self, batch: KvEventBatch) -> None:
         if self._snapshot is _Snapshot.TAKEN:
-            self._blocks.merge(batch.changes)
-            self._checkpoints.merge(batch.checkpoints)
+            self._device.merge(batch)
+            if batch.host is not None:
+                self._host.merge(batch.host)
         elif self._snapshot is _Snapshot.REQUESTED and batch.snapshot is not None:
             self._snapshot = _Snapshot.TAKEN
-            self._blocks = KvChanges.snapshot(batch.snapshot)
-            self._checkpoints = KvChanges.snapshot(batch.checkpoint_snapshot)
-        # A pending snapshot has no more entries than the cache, whose checkpoints may add to the number of blocks.
-        if not self._blocks.is_snapshot and len(self._blocks) + len(self._checkpoints) > self._max_pending:
+            self._device, self._host = TierChanges.snapshot(batch), TierChanges.snapshot(batch.host)
+        if self._device.num_changes + self._host.num_changes > self._max_pending:
             self._snapshot = _Snapshot.NEEDED
-            self._blocks, self._checkpoints = KvChanges(), KvChanges()
+            self._device, self._host = TierChanges(), TierChanges()
         self._wake.set()
 
     def fail(self, error: EngineError) -> None:
@@ -90,7 +118,7 @@ class KvEventPublisher:
         self._subscriptions: set[KvSubscription] = set()
 
     def subscribe(self, core: KvEventSource, num_blocks: int) -> KvSubscription:
-        """Subscribe to a cache of `num_blocks`, which is also the maximum of pending changes."""
+        """Subscribe to tiers of `num_blocks` together, which is also the maximum of pending changes."""
         subscription = KvSubscription(self, core, max_pending=num_blocks)
         self._subscriptions.add(subscription)
         return subscription

@@ -219,7 +219,8 @@ class RequestRouter:
             raise self._refusal
         if not self.engine.info.prefix_caching:
             raise NoPrefixCache("the engine runs without prefix caching")
-        return self._kv_events.subscribe(self.engine.core, self.engine.info.num_gpu_blocks)
+        info = self.engine.info
+        return self._kv_events.subscribe(self.engine.core, info.num_gpu_blocks + info.num_host_blocks)
 
     def load(self) -> SchedulerStats:
         """Current statistics; all zero before the model is loaded."""

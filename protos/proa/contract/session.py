@@ -51,6 +51,7 @@ class ModelInfo:
     images: ImageInput | None = None  # None: it reads none
     # tokens of an input to embed that callers may divide into requests, and average; 0: longer ones are errors
     max_embed_len: int = 0
+    num_host_blocks: int = 0  # that host memory holds, beside the cache; 0: there is no host tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +107,8 @@ class KvEvents:
     removed: Sequence[bytes]
     checkpoints_stored: Sequence[bytes] = ()  # hashes of the last blocks before them
     checkpoints_removed: Sequence[bytes] = ()
+    host_snapshot: bool = False
+    host_stored: Sequence[bytes] = ()  # the same of host memory
+    host_removed: Sequence[bytes] = ()
+    host_checkpoints_stored: Sequence[bytes] = ()
+    host_checkpoints_removed: Sequence[bytes] = ()

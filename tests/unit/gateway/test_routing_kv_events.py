@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from proa.blocks import hash_blocks, root_hash
 from proa.engine.v1 import service_pb2
 from proa_gateway.routing.index import PrefixIndex
@@ -13,8 +15,8 @@ PROMPT = list(range(1, 100))
 HASHES = hash_blocks(root_hash("/models/fake", ""), PROMPT, 16)
 
 
-def engine_with_events() -> FakeEngine:
-    engine = FakeEngine()
+def engine_with_events(num_host_blocks: int = 0) -> FakeEngine:
+    engine = FakeEngine(num_host_blocks=num_host_blocks)
     engine.kv_events = asyncio.Queue()
     return engine
 
@@ -26,16 +28,25 @@ def send_event(
     stored: Sequence[bytes] = (),
     removed: Sequence[bytes] = (),
     snapshot: bool = False,
+    host_stored: Sequence[bytes] = (),
+    host_removed: Sequence[bytes] = (),
+    host_snapshot: bool = False,
 ) -> None:
     message = service_pb2.SubscribeKvEventsResponse(
-        sequence=sequence, snapshot=snapshot, stored=b"".join(stored), removed=b"".join(removed)
+        sequence=sequence,
+        snapshot=snapshot,
+        stored=b"".join(stored),
+        removed=b"".join(removed),
+        host_snapshot=host_snapshot,
+        host_stored=b"".join(host_stored),
+        host_removed=b"".join(host_removed),
     )
     assert engine.kv_events is not None
     engine.kv_events.put_nowait(message)
 
 
 def index_of(gateway: RunningGateway) -> PrefixIndex:
-    return gateway.gateway.router.index
+    return gateway.gateway.router.index.device
 
 
 async def test_the_index_applies_a_snapshot_and_changes() -> None:
@@ -51,6 +62,31 @@ async def test_the_index_applies_a_snapshot_and_changes() -> None:
         await until(lambda: index.match(HASHES) == [(3, [engine.address])])
         index.check_integrity()
         assert engine.num_kv_subscriptions == 1
+
+
+async def test_the_index_of_host_memory_applies_snapshots_and_changes_of_its_own() -> None:
+    async with engine_with_events(num_host_blocks=100) as engine, running_gateway(engine) as gateway:
+        index = gateway.gateway.router.index
+        send_event(engine, 1, stored=HASHES[:2], snapshot=True, host_stored=HASHES[:3], host_snapshot=True)
+        await until(lambda: index.host.count_cached(engine.address, HASHES) == 3)
+        send_event(engine, 2, host_stored=HASHES[3:])
+        await until(lambda: index.host.count_cached(engine.address, HASHES) == len(HASHES))
+        send_event(engine, 3, host_removed=HASHES[4:])
+        await until(lambda: index.host.count_cached(engine.address, HASHES) == 4)
+        ((length, _),) = index.match(HASHES)
+        assert length == pytest.approx(2 + 0.8 * 2)
+        send_event(engine, 4, snapshot=True)  # the device's cache was lost
+        await until(lambda: index.num_blocks == 4)
+        ((length, _),) = index.match(HASHES)
+        assert length == pytest.approx(0.8 * 4)
+
+
+async def test_an_engine_without_host_memory_has_no_part_in_its_index() -> None:
+    async with engine_with_events() as engine, running_gateway(engine) as gateway:
+        index = gateway.gateway.router.index
+        send_event(engine, 1, stored=HASHES[:2], snapshot=True, host_snapshot=True)
+        await until(lambda: index.match(HASHES) == [(2, [engine.address])])
+        assert not index.host.has_replica(engine.address)
 
 
 async def test_a_gap_or_a_lost_stream_leads_to_a_new_subscription() -> None:

@@ -11,6 +11,7 @@ from proa_gateway.engines.engine_loras import EngineLoras
 from proa_gateway.routing.hints import HashChain, RoutingHints
 from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import POLICIES, Policy, Weights, best, is_overloaded, make_policy
+from proa_gateway.routing.tiers import TieredIndex
 
 CHAIN = HashChain(b"root", 16)
 BLOCKS = [b"%d" % number for number in range(8)]
@@ -117,6 +118,15 @@ def test_prefix_chooses_the_engine_that_the_prompt_was_sent_to_before() -> None:
     for _ in range(10):
         assert policy.choose(by_address(engines), prompt_hints()) is first
     assert policy.record_sent(first.address, prompt_hints()) == 128
+
+
+def test_prefix_chooses_an_engine_that_would_load_before_those_that_would_compute() -> None:
+    index, engines = TieredIndex(), make_engines(0, 1, 0)
+    for engine in engines:
+        index.add_engine(engine.address, CHAIN, 100, 100)
+    index.host.add_confirmed(engines[1].address, BLOCKS)
+    policy = make_policy("prefix", index, random.Random(1), lambda: 0.0)
+    assert policy.choose(by_address(engines), prompt_hints()) is engines[1]
 
 
 def test_a_burst_of_one_prompt_is_kept_together_before_any_kv_event() -> None:

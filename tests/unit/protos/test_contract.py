@@ -142,6 +142,11 @@ KV_EVENTS = KvEvents(
     removed=[b"c" * 16],
     checkpoints_stored=[b"b" * 16],
     checkpoints_removed=[b"d" * 16, b"e" * 16],
+    host_snapshot=True,
+    host_stored=[b"f" * 16],
+    host_removed=[b"g" * 16, b"h" * 16],
+    host_checkpoints_stored=[b"i" * 16],
+    host_checkpoints_removed=[b"j" * 16],
 )
 
 # A value of each class, none of its fields being the default, and its message's class.

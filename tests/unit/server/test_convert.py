@@ -11,6 +11,7 @@ from proa_engine.core.kv_events import KvChanges
 from proa_engine.core.validation import LengthLimits, ModelLimits, check_request
 from proa_engine.server import convert
 from proa_engine.server.errors import Draining, InvalidRequest
+from proa_engine.server.kv_events import TierChanges
 
 NOW = 1000.0
 VOCAB = 10
@@ -164,17 +165,18 @@ def test_files_travel_in_parts_of_bounded_size() -> None:
 def test_kv_changes_travel_as_joined_hashes() -> None:
     blocks = KvChanges.snapshot([b"a" * 16, b"b" * 16])
 
-    message = convert.kv_events_to_pb(3, blocks, KvChanges.snapshot([b"b" * 16]))
+    message = convert.kv_events_to_pb(3, TierChanges(blocks, KvChanges.snapshot([b"b" * 16])), TierChanges(blocks))
 
     assert (message.sequence, message.snapshot) == (3, True)
     assert (message.stored, message.removed) == (b"a" * 16 + b"b" * 16, b"")
     assert (message.checkpoints_stored, message.checkpoints_removed) == (b"b" * 16, b"")
+    assert (message.host_snapshot, message.host_stored) == (True, b"a" * 16 + b"b" * 16)
 
 
 def test_removed_checkpoints_travel_as_joined_hashes() -> None:
     removed = KvChanges(removed=dict.fromkeys([b"a" * 16, b"c" * 16]))
 
-    message = convert.kv_events_to_pb(4, KvChanges(), removed)
+    message = convert.kv_events_to_pb(4, TierChanges(checkpoints=removed), TierChanges())
 
     assert message == service_pb2.SubscribeKvEventsResponse(sequence=4, checkpoints_removed=b"a" * 16 + b"c" * 16)
 

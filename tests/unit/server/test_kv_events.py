@@ -19,6 +19,7 @@ class Cache:
     def __init__(self, seed: int = 0) -> None:
         self.held: dict[bytes, None] = {}
         self.checkpoints: dict[bytes, None] = {}
+        self.host: dict[bytes, None] = {}
         self.follows = False
         self._rng = random.Random(seed)
         self._snapshot_due = False
@@ -36,13 +37,16 @@ class Cache:
         removed: Iterable[bytes] = (),
         checkpoints_stored: Iterable[bytes] = (),
         checkpoints_removed: Iterable[bytes] = (),
+        host_stored: Iterable[bytes] = (),
+        host_removed: Iterable[bytes] = (),
     ) -> KvEventBatch:
         blocks = self._change(self.held, stored, removed)
         checkpoints = self._change(self.checkpoints, checkpoints_stored, checkpoints_removed)
         due, self._snapshot_due = self._snapshot_due, False
+        host = KvEventBatch(self._change(self.host, host_stored, host_removed), tuple(self.host) if due else None)
         if due:
-            return KvEventBatch(blocks, tuple(self.held), checkpoints, tuple(self.checkpoints))
-        return KvEventBatch(blocks, None, checkpoints)
+            return KvEventBatch(blocks, tuple(self.held), checkpoints, tuple(self.checkpoints), host)
+        return KvEventBatch(blocks, None, checkpoints, host=host if host.changes else None)
 
     def random_batch(self) -> KvEventBatch:
         hashes = [bytes([number]) for number in range(40)]
@@ -59,6 +63,8 @@ class Cache:
             removed=removed,
             checkpoints_stored=self._rng.sample(new, min(len(new), self._rng.randint(0, 1))),
             checkpoints_removed=checkpoints_removed,
+            host_removed=self._rng.sample(list(self.host), max(len(self.host) - NUM_BLOCKS + 2, 0)),
+            host_stored=[block_hash for block_hash in stored if block_hash not in self.host],
         )
 
     def _change(self, held: dict[bytes, None], stored: Iterable[bytes], removed: Iterable[bytes]) -> KvChanges:
@@ -79,12 +85,14 @@ class Reader:
         self.subscription = subscription
         self.held: set[bytes] = set()
         self.checkpoints: set[bytes] = set()
+        self.host: set[bytes] = set()
         self.sequence = 0
         self.num_snapshots = 0
 
     async def read(self) -> KvChanges:
         async with asyncio.timeout(5):
-            sequence, changes, checkpoints = await self.subscription.next_message()
+            sequence, device, host = await self.subscription.next_message()
+        changes, checkpoints = device.blocks, device.checkpoints
         assert sequence == self.sequence + 1
         self.sequence = sequence
         self.num_snapshots += changes.is_snapshot
@@ -96,15 +104,20 @@ class Reader:
         self.held |= changes.stored.keys()
         self.checkpoints -= checkpoints.removed.keys()
         self.checkpoints |= checkpoints.stored.keys()
+        if host.blocks.is_snapshot:
+            self.host.clear()
+        self.host -= host.blocks.removed.keys()
+        self.host |= host.blocks.stored.keys()
         return changes
 
     def agrees_with(self, cache: Cache) -> bool:
-        return self.held == cache.held.keys() and self.checkpoints == cache.checkpoints.keys()
+        of_device = self.held == cache.held.keys() and self.checkpoints == cache.checkpoints.keys()
+        return of_device and self.host == cache.host.keys()
 
 
-async def begin(publisher: KvEventPublisher, cache: Cache) -> Reader:
+async def begin(publisher: KvEventPublisher, cache: Cache, max_pending: int = NUM_BLOCKS) -> Reader:
     """A subscriber that has received its snapshot."""
-    reader = Reader(publisher.subscribe(cache, NUM_BLOCKS))
+    reader = Reader(publisher.subscribe(cache, max_pending))
     reading = asyncio.create_task(reader.read())
     await asyncio.sleep(0)
     publisher.deliver(cache.batch())
@@ -153,7 +166,7 @@ async def test_slow_subscriber_gets_merged_changes_and_a_very_slow_one_a_new_sna
 @pytest.mark.parametrize("seed", range(20))
 async def test_subscribers_of_any_speed_end_with_the_content_of_the_cache(seed: int) -> None:
     rng, publisher, cache = random.Random(seed), KvEventPublisher(), Cache(seed)
-    readers = [await begin(publisher, cache) for _ in range(3)]
+    readers = [await begin(publisher, cache, 2 * NUM_BLOCKS) for _ in range(3)]
 
     async def follow(reader: Reader, read_share: float) -> None:
         while True:
@@ -185,6 +198,17 @@ async def test_changes_of_checkpoints_alone_are_a_message() -> None:
     await reader.read()
     assert reader.agrees_with(cache)
     assert reader.num_snapshots == 1
+
+
+async def test_changes_of_the_host_alone_are_a_message() -> None:
+    publisher, cache = KvEventPublisher(), Cache()
+    reader = await begin(publisher, cache)
+    publisher.deliver(cache.batch(host_stored=[b"a", b"b"]))
+    await reader.read()
+    assert reader.host == {b"a", b"b"}
+    assert reader.num_snapshots == 1
+    late = await begin(publisher, cache)
+    assert late.host == {b"a", b"b"}
 
 
 async def test_blocks_and_checkpoints_together_are_bounded_except_in_a_snapshot() -> None:

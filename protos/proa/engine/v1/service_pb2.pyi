@@ -124,7 +124,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len")
+    __slots__ = ("model_name", "model", "revision", "max_model_len", "vocab_size", "block_size", "num_gpu_blocks", "block_hash_version", "tokenizer_digest", "eos_token_ids", "max_num_seqs", "max_logprobs", "max_waiting_requests", "engine_version", "max_num_batched_tokens", "prefix_caching", "grammars", "model_type", "checkpoint_rule", "pooling_tasks", "pooling_only", "embedding_size", "labels", "max_loras", "images", "max_embed_len", "num_host_blocks")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class GetModelInfoResponse(_message.Message):
     MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     MAX_EMBED_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model: str
     revision: str
@@ -177,7 +178,8 @@ class GetModelInfoResponse(_message.Message):
     max_loras: int
     images: ImageInput
     max_embed_len: int
-    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    def __init__(self, model_name: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., block_hash_version: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_seqs: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., grammars: _Optional[bool] = ..., model_type: _Optional[str] = ..., checkpoint_rule: _Optional[_Union[CheckpointRule, _Mapping]] = ..., pooling_tasks: _Optional[_Iterable[_Union[_core_pb2.PoolingTask, str]]] = ..., pooling_only: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., max_loras: _Optional[int] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., max_embed_len: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class ImageInput(_message.Message):
     __slots__ = ("token_id", "token", "placeholder", "prefix", "suffix", "unit", "side", "min_pixels", "max_pixels", "resample")
@@ -238,20 +240,30 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SubscribeKvEventsResponse(_message.Message):
-    __slots__ = ("sequence", "snapshot", "stored", "removed", "checkpoints_stored", "checkpoints_removed")
+    __slots__ = ("sequence", "snapshot", "stored", "removed", "checkpoints_stored", "checkpoints_removed", "host_stored", "host_removed", "host_checkpoints_stored", "host_checkpoints_removed", "host_snapshot")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_STORED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    HOST_STORED_FIELD_NUMBER: _ClassVar[int]
+    HOST_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    HOST_CHECKPOINTS_STORED_FIELD_NUMBER: _ClassVar[int]
+    HOST_CHECKPOINTS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    HOST_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     snapshot: bool
     stored: bytes
     removed: bytes
     checkpoints_stored: bytes
     checkpoints_removed: bytes
-    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., checkpoints_stored: _Optional[bytes] = ..., checkpoints_removed: _Optional[bytes] = ...) -> None: ...
+    host_stored: bytes
+    host_removed: bytes
+    host_checkpoints_stored: bytes
+    host_checkpoints_removed: bytes
+    host_snapshot: bool
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., checkpoints_stored: _Optional[bytes] = ..., checkpoints_removed: _Optional[bytes] = ..., host_stored: _Optional[bytes] = ..., host_removed: _Optional[bytes] = ..., host_checkpoints_stored: _Optional[bytes] = ..., host_checkpoints_removed: _Optional[bytes] = ..., host_snapshot: _Optional[bool] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

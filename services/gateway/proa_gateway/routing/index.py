@@ -88,6 +88,9 @@ class PrefixIndex:
             self._checkpoints.remove_replica(replica.bit)
             self._by_bit[self._by_bit.index(replica)] = None
 
+    def has_replica(self, address: str) -> bool:
+        return address in self._replicas
+
     def disable_events(self, address: str) -> None:
         """The engine sends no KV events: its pending blocks have no timeout, only its capacity bounds them."""
         self._replicas[address].has_events = False

@@ -8,7 +8,6 @@ from typing import ClassVar, Protocol, TypeVar
 
 from proa.contract import Lora
 from proa_gateway.routing.hints import RoutingHints
-from proa_gateway.routing.index import PrefixIndex
 
 
 class LoraState(Protocol):
@@ -42,6 +41,18 @@ class Candidate(Protocol):
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
+class Index(Protocol):
+    """Which engine has which KV cache blocks: a `TieredIndex`."""
+
+    def match(self, block_hashes: Sequence[bytes]) -> Sequence[tuple[float, Sequence[str]]]:
+        """Return (length, addresses) pairs, the longest first: leading blocks of the prompt that an engine saves."""
+        ...
+
+    def add_pending(self, address: str, hints: RoutingHints, now: float) -> int:
+        """Record that a request is sent. Return how many leading blocks of the prompt the engine need not compute."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """Weights of the score, chosen by the simulation in docs/routing.md; no setting was best for every workload."""
@@ -61,7 +72,7 @@ class Weights:
 
 def best(
     candidates: Mapping[str, AnyCandidate],
-    matched: Iterable[tuple[int, Collection[str]]],
+    matched: Iterable[tuple[float, Collection[str]]],
     num_blocks: int,
     weights: Weights,
     rng: random.Random,
@@ -69,7 +80,7 @@ def best(
 ) -> AnyCandidate:
     """Return the candidate with the largest score.
 
-    `matched`: (length, addresses) pairs as `PrefixIndex.match` returns them, for a prompt of `num_blocks` blocks.
+    `matched`: (length, addresses) pairs as `Index.match` returns them, for a prompt of `num_blocks` blocks.
     `lora`: the request's adapter.
     """
     mean = sum([one.load for one in candidates.values()]) / len(candidates)
@@ -258,7 +269,7 @@ class Prefix:
     name: ClassVar[str] = "prefix"
     needs_hashes: ClassVar[bool] = True
 
-    def __init__(self, index: PrefixIndex, rng: random.Random, clock: Callable[[], float], weights: Weights) -> None:
+    def __init__(self, index: Index, rng: random.Random, clock: Callable[[], float], weights: Weights) -> None:
         self._index = index
         self._rng = rng
         self._clock = clock
@@ -290,7 +301,7 @@ class Prefix:
 POLICIES: tuple[str, ...] = (Prefix.name, LeastLoad.name, RoundRobin.name, SessionAffinity.name)
 
 
-def make_policy(name: str, index: PrefixIndex, rng: random.Random, clock: Callable[[], float]) -> Policy:
+def make_policy(name: str, index: Index, rng: random.Random, clock: Callable[[], float]) -> Policy:
     """`clock` returns seconds. Raises `ValueError` if `name` is not one of `POLICIES`."""
     match name:
         case Prefix.name:

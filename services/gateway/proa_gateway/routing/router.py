@@ -10,8 +10,8 @@ from contextlib import aclosing
 from proa.blocks import hash_blocks
 from proa.contract import Hello, Image, KvEvents, Lora, extra_keys
 from proa_gateway.routing.hints import HashChain, RoutingHints, hash_chain
-from proa_gateway.routing.index import PrefixIndex
 from proa_gateway.routing.policies import make_policy
+from proa_gateway.routing.tiers import TieredIndex
 
 RETRY_DELAY = 1.0  # seconds
 BATCH_BLOCKS = 1024
@@ -25,7 +25,7 @@ class KvEventsRefused(Exception):
     """The engine has no KV cache events, for the reason given."""
 
 
-async def follow_kv_events(index: PrefixIndex, address: str, hello: Hello, subscribe: Subscribe) -> None:
+async def follow_kv_events(index: TieredIndex, address: str, hello: Hello, subscribe: Subscribe) -> None:
     """Keep the engine in the index until cancelled, then remove it.
 
     Subscribes again when the stream ends or skips a sequence number. Returns at once if the engine has no prefix cache.
@@ -33,21 +33,21 @@ async def follow_kv_events(index: PrefixIndex, address: str, hello: Hello, subsc
     if not hello.model.prefix_caching:
         return
     model = hello.model
-    index.add_replica(address, hash_chain(model), model.num_gpu_blocks, model.checkpoint_rule)
+    index.add_engine(address, hash_chain(model), model.num_gpu_blocks, model.num_host_blocks, model.checkpoint_rule)
     try:
         while True:
             try:
                 await _apply(index, address, subscribe())
             except KvEventsRefused as refused:
                 _log.warning("KV events of engine %s are not available: %s", address, refused)
-                index.disable_events(address)
+                index.device.disable_events(address)
                 await asyncio.get_running_loop().create_future()  # until cancelled
             await asyncio.sleep(RETRY_DELAY)
     finally:
-        index.remove_replica(address)
+        index.remove_engine(address)
 
 
-async def _apply(index: PrefixIndex, address: str, events: AsyncGenerator[KvEvents, None]) -> None:
+async def _apply(index: TieredIndex, address: str, events: AsyncGenerator[KvEvents, None]) -> None:
     """Apply events until the stream ends or a sequence number is missing."""
     expected = None
     async with aclosing(events):
@@ -57,23 +57,25 @@ async def _apply(index: PrefixIndex, address: str, events: AsyncGenerator[KvEven
                 return
             expected = event.sequence + 1
             if event.snapshot:
-                index.clear_confirmed(address)
-            for batch in _batches(event.removed):
-                index.remove_confirmed(address, batch)
-                await asyncio.sleep(0)
-            for batch in _batches(event.stored):
-                index.add_confirmed(address, batch)
-                await asyncio.sleep(0)
-            for batch in _batches(event.checkpoints_removed):
-                index.remove_checkpoints(address, batch)
-                await asyncio.sleep(0)
-            for batch in _batches(event.checkpoints_stored):
-                index.add_checkpoints(address, batch)
-                await asyncio.sleep(0)
+                index.device.clear_confirmed(address)
+            await _in_batches(event.removed, index.device.remove_confirmed, address)
+            await _in_batches(event.stored, index.device.add_confirmed, address)
+            await _in_batches(event.checkpoints_removed, index.device.remove_checkpoints, address)
+            await _in_batches(event.checkpoints_stored, index.device.add_checkpoints, address)
+            if not index.host.has_replica(address):
+                continue
+            if event.host_snapshot:
+                index.host.clear_confirmed(address)
+            await _in_batches(event.host_removed, index.host.remove_confirmed, address)
+            await _in_batches(event.host_stored, index.host.add_confirmed, address)
+            await _in_batches(event.host_checkpoints_removed, index.host.remove_checkpoints, address)
+            await _in_batches(event.host_checkpoints_stored, index.host.add_checkpoints, address)
 
 
-def _batches(block_hashes: Sequence[bytes]) -> list[Sequence[bytes]]:
-    return [block_hashes[start : start + BATCH_BLOCKS] for start in range(0, len(block_hashes), BATCH_BLOCKS)]
+async def _in_batches(hashes: Sequence[bytes], apply: Callable[[str, Sequence[bytes]], None], address: str) -> None:
+    for start in range(0, len(hashes), BATCH_BLOCKS):
+        apply(address, hashes[start : start + BATCH_BLOCKS])
+        await asyncio.sleep(0)
 
 
 MAX_INLINE_TOKENS = 2048
@@ -84,7 +86,7 @@ class Router:
     """Raises `ValueError` if `policy` is not one of `POLICIES`."""
 
     def __init__(self, policy: str) -> None:
-        self.index = PrefixIndex()
+        self.index = TieredIndex()
         self.policy = make_policy(policy, self.index, random.Random(), time.monotonic)
 
     async def make_hints(
